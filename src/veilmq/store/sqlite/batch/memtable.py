@@ -1,4 +1,4 @@
-"""All unflushed messages of a store, and the lines in which they wait."""
+"""The memtable: all unflushed messages of a store, and the lines in which they wait."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
 from veilmq.store.sqlite.disk.redo import Contents, Entry
 
 MESSAGES_MAX: Final = 2_048
-"""Unflushed messages of a store; with one more, all are flushed, which takes some 10 ms then."""
+"""Limit of unflushed messages in a store. One more, and all are flushed, which takes about 10 ms."""
 BATCHES_MAX: Final = 64
-"""Batches since the journal began, with unflushed messages or without: a reader goes through the history of all of
-them."""
+"""Limit of batches since the journal began, with unflushed messages or without: a reader has to read the history of all
+of them."""
 BYTES_MAX: Final = 4 << 20
-"""Bodies and attributes in the journal, those of deleted messages among them."""
+"""Limit of bodies and attributes in the journal, including those of deleted messages."""
 EVENTS_MAX: Final = 16_384
-"""Events since the journal began: a reader takes some 20 ms for them."""
+"""Limit of events since the journal began: a reader takes about 20 ms for this many."""
 DEPTH_MAX: Final = 512
-"""A message that so many others are before will not die unflushed."""
+"""A message with this many before it goes to the tables at once: it will not be deleted before the next flush."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024
-"""A longer message, body and attributes, is written once, where it stays."""
+"""A longer message (body and attributes) goes to the tables at once, so that it is written only once."""
 _SINCE: Final = "SELECT count(*), ifnull(sum(count), 0) FROM history WHERE offset >= (SELECT min(offset) FROM memtable)"
 
 
@@ -33,24 +33,27 @@ class Memtable:
         self.messages: dict[int, Unflushed] = {}
         """By sequence."""
         self.queues: dict[int, LiveQueue] = {}
-        """By generation, those of the messages, and those whose unflushed messages have all gone since."""
+        """By generation: the queues of the messages, and queues whose unflushed messages are all gone since the last
+        flush."""
         self.batches = 0
-        """Since the journal began; 0: there is none."""
+        """Batches since the journal began; 0: there is no journal."""
         self.changed = False
-        """Whether the open batch may have changed anything here: said before it is done, for it may fail midway."""
+        """Whether the open batch may have changed anything here. Set before the change, because the change may fail
+        midway."""
         self.held: dict[str, Unflushed] = {}
-        """Those that are in flight, by handle; after a restart without those of before."""
+        """Messages in flight, by handle; after a restart, without those leased before it."""
         self.unjudged = False
-        """They were read back from the disk: nobody receives one before all were flushed, and are judged as any."""
+        """The messages were read back from disk and not checked. They must be flushed, and so checked, before any is
+        received."""
         self.died: list[int] = []
-        """Sequences of those that the open batch deleted."""
+        """Sequences of the messages that the open batch deleted."""
         self._born: list[Contents] = []
         self._bytes = 0
         self._events = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to flush all."""
+        """Whether it is time to flush."""
         return (
             len(self.messages) > MESSAGES_MAX
             or self.batches >= BATCHES_MAX
@@ -59,12 +62,12 @@ class Memtable:
         )
 
     def begin_batch(self) -> None:
-        """A batch is opened."""
+        """Call when a batch is opened."""
         self.changed = False
         self.died = []
 
     def add(self, queue: LiveQueue, unflushed: Unflushed, size_bytes: int) -> None:
-        """One more, at the end of its line; it takes so much in the journal."""
+        """Add a message to the end of its line; it takes `size_bytes` in the journal."""
         self.changed = True
         contents = unflushed.contents
         self.messages[contents.sequence] = unflushed
@@ -80,7 +83,8 @@ class Memtable:
         return queue.unflushed.setdefault(priority, deque())
 
     def end_batch(self, events: int) -> list[Contents]:
-        """Those that the open batch sent and that are unflushed still, a row of the journal; it has so many events."""
+        """The messages that the open batch sent and that are still unflushed: its row of the journal. events: their
+        number in the batch."""
         born, self._born = self._born, []
         if born or self.batches:
             self.changed = True
@@ -89,7 +93,7 @@ class Memtable:
         return born
 
     def clear(self) -> None:
-        """None is unflushed any more, and there is no journal."""
+        """Forget all messages and the journal: everything was flushed."""
         self.changed = True
         for queue in self.queues.values():
             queue.unflushed = {}
@@ -102,7 +106,7 @@ class Memtable:
         self._bytes = self._events = 0
 
     def restore(self, connection: apsw.Connection, queues: Queues, unapplied: Sequence[Entry] = ()) -> None:
-        """As the database and the entries that it lacks say, after a start or a rollback."""
+        """Rebuild from the database and the redo entries that it lacks, after a start or a rollback."""
         self.clear()
         self.messages = replay(connection, unapplied=unapplied)
         ((batches, events),) = connection.execute(_SINCE)
@@ -119,7 +123,7 @@ class Memtable:
         self.changed = False
 
     def count(self, queues: Queues) -> None:
-        """After a start: put the messages on the counts of their queues, and make sure that a sweep looks at them."""
+        """After a start: add the messages to the counts of their queues, and make sure that a sweep checks them."""
         for unflushed in self.messages.values():
             queue = self.queues[unflushed.contents.generation]
             queues.lower_expiry(queue, 0)

@@ -1,7 +1,7 @@
-"""Names in order: what a page of a list starts from.
+"""Sorted names, for lists that are read in pages.
 
-Strategy: a sorted list for each account and region, so that a page costs what it shows and not what there is. What is
-appended out of order is sorted when somebody next looks.
+Strategy: one sorted list per account and region, so that the cost of a page depends on its length, not on the number of
+names. Names appended out of order are sorted at the next read.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,7 +14,7 @@ Place = tuple[str, str]
 
 
 class OrderedNames:
-    """Names of queues, each once an account and region."""
+    """Names of queues; a name occurs once in an account and region."""
 
     def __init__(self) -> None:
         self._names: dict[Place, list[str]] = {}
@@ -24,7 +24,7 @@ class OrderedNames:
         return bool(self._names)
 
     def add(self, key: QueueKey) -> None:
-        """There is that name now."""
+        """Add a name."""
         place = (key.account, key.region)
         names = self._names.setdefault(place, [])
         if names and names[-1] > key.name:
@@ -32,7 +32,7 @@ class OrderedNames:
         names.append(key.name)
 
     def remove(self, key: QueueKey) -> None:
-        """It is no more."""
+        """Remove a name."""
         place = (key.account, key.region)
         names = self._sorted(place)
         del names[bisect_left(names, key.name)]
@@ -40,14 +40,14 @@ class OrderedNames:
             del self._names[place]
 
     def places(self, account: str | None, region: str | None) -> list[Place]:
-        """Where there are names, by `account/region/`; None: in any."""
+        """Accounts and regions with names, ordered by `account/region/`; None: any."""
         if account is not None and region is not None:
             return [(account, region)] if (account, region) in self._names else []
         found = [each for each in self._names if account in (None, each[0]) and region in (None, each[1])]
         return sorted(found, key="{0[0]}/{0[1]}/".format)
 
     def following(self, place: Place, prefix: str, after: str) -> Iterator[str]:
-        """The names there that begin with `prefix` and are greater than `after`, in order."""
+        """The names in that place that begin with `prefix` and are greater than `after`, in order."""
         if place not in self._names:
             return
         names = self._sorted(place)

@@ -1,8 +1,9 @@
 """The queues in memory: settings, cursors and counts, changed and rolled back with the batch.
 
-Strategy: a batch that touches a queue first saves a copy of its few numbers; a rollback puts the copies back. The
-instants at which a queue next needs the sweeper are lower bounds in two heaps: too early costs a look, too late must
-never be, so a bound only ever falls until a sweep has looked.
+Strategy: before a batch changes a queue, it saves a copy of the queue's few numbers; a rollback restores the copies.
+Two heaps hold a lower bound per queue for the next instant at which it needs the sweeper. A bound that is too early
+costs a needless check; one that is too late would be a bug. So a bound is only ever lowered until a sweep has checked
+the queue.
 """
 
 from collections import deque
@@ -22,9 +23,9 @@ from veilmq.store.sqlite.batch.unflushed import Unflushed
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
 STALE_MAX: Final = 4_096
-"""Entries in a heap of bounds, beyond two a queue, before it is built anew."""
+"""Entries that a heap of bounds may have beyond two per queue before it is rebuilt."""
 LINES_MAX: Final = PRIORITY_MAX
-"""Lines up to here are priorities; the others are groups (groups.py)."""
+"""Lines up to this number are priorities; higher ones are groups (groups.py)."""
 _NEXT_WITH_GROUPS: Final = (
     "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
 )
@@ -32,7 +33,7 @@ _FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE ge
 
 
 class LiveQueue:
-    """One queue that exists."""
+    """An existing queue."""
 
     __slots__ = (
         "cap",
@@ -72,33 +73,33 @@ class LiveQueue:
         self.settings = settings
         self.plan = NO_PLAN
         self.cursors: dict[int, int] = {}
-        """By priority: the last sequence that was claimed from that line."""
+        """By priority: the last sequence claimed from that line."""
         self.ready: dict[int, int] = {}
-        """By priority: messages in that line beyond its cursor."""
+        """By priority: messages in that line after its cursor."""
         self.unflushed: dict[int, deque[Unflushed]] = {}
-        """By priority: what waits in memory beside the line that the tables hold, in one order with it
+        """By priority: the unflushed messages in that line. Together with the line in the tables they are in one order
         (unflushed.py)."""
         self.visible = 0
-        """All that a claim could take: in the lines, unflushed, and returned."""
+        """All that can be claimed: in the lines, unflushed, and returned."""
         self.returned = 0
         self.delayed = 0
         self.in_flight = 0
         self.cap: int = FOREVER
-        """How many in flight held up a receive, or part of it: who parks is woken when one of them ends."""
+        """The limit of messages in flight that cut a receive short. A parked receive is woken when one of them ends."""
         self.grouped = 0
-        """Those in flight that are of a group."""
+        """Messages in flight that belong to a group."""
         self.passed_over = 0
-        """Messages that went in a row before the one that has waited longest: see fair_claims.py."""
+        """Messages delivered in a row before the one that has waited longest: see fair_claims.py."""
         self.groups: Groups | None = None
-        """None: a standard queue that never had a message of a group."""
+        """None: a standard queue that never had a message with a group."""
         self.woken = 0
         """Messages that became visible in the open batch: a hint for parked receives."""
         self.handed = (0, 0)
-        """The queue's rate, and what it handed out within it: see rates.py."""
+        """The queue's rate, and what it delivered under that rate: see rates.py."""
         self.next_due = FOREVER
-        """No later than the earliest end of a lease or delay."""
+        """Not after the earliest end of a lease or delay."""
         self.next_expiry = FOREVER
-        """No later than the earliest expiry that a sweep could apply."""
+        """Not after the earliest expiry that a sweep could apply."""
 
     def save(self) -> tuple[object, ...]:
         """Everything that a batch can change."""
@@ -122,7 +123,7 @@ class LiveQueue:
         )
 
     def restore(self, saved: tuple[object, ...]) -> None:
-        """Back to what `save` gave."""
+        """Restore what `save` returned."""
         (
             self.generation,
             self.modified,
@@ -145,7 +146,7 @@ class LiveQueue:
             self.groups.take()
 
     def empty(self, generation: int) -> int:
-        """Leave all messages behind in the old generation; returns how many there were."""
+        """Leave all messages in the old generation; returns how many there were."""
         count = self.visible + self.delayed + self.in_flight
         self.generation = generation
         self.cursors = {}
@@ -157,14 +158,14 @@ class LiveQueue:
         return count
 
     def info(self) -> QueueInfo:
-        """The queue as others see it."""
+        """The queue as protocols show it."""
         counts = QueueCounts(self.visible, self.delayed, self.in_flight)
         return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts, self.plan)
 
 
 class Groups:
-    """What changed of a queue's groups since their rows were written: by number, by how much the messages in flight
-    changed, and the last sequence claimed from the line. `pool` knows every queue that has something here."""
+    """Changes to a queue's groups since their rows were written. By group number: by how much the count of messages in
+    flight changed, and the last sequence claimed from the line. `pool` holds every queue with such changes."""
 
     __slots__ = ("_pool", "_queue", "changes")
 
@@ -174,7 +175,7 @@ class Groups:
         self.changes: dict[int, tuple[int, int]] = {}
 
     def note(self, number: int, held: int = 0, cursor: int = 0) -> None:
-        """Something of the group changed: so many more are in flight, that one was claimed from the line."""
+        """Record a change of a group: `held` more messages in flight, and `cursor` as the last sequence claimed."""
         known = self.changes.get(number)
         if known is None:
             self._pool[self._queue.incarnation] = self._queue
@@ -184,28 +185,28 @@ class Groups:
         self.changes[number] = (held, cursor)
 
     def leaves(self, line: int | None, *, in_flight: bool) -> None:
-        """A message of that line is no longer where it was."""
+        """A message of that line has left its place."""
         if line is None or -LINES_MAX <= line <= LINES_MAX:
             return
         self.note(abs(line), -in_flight)
         self._queue.grouped -= in_flight
 
     def holds(self, line: int | None, cursor: int = 0) -> None:
-        """A message of that line is in flight now; if it was claimed from the line, `cursor` is its sequence."""
+        """A message of that line is now in flight. cursor: its sequence, if it was claimed from the line."""
         if line is None or -LINES_MAX <= line <= LINES_MAX:
             return
         self.note(abs(line), 1, cursor)
         self._queue.grouped += 1
 
     def take(self) -> dict[int, tuple[int, int]]:
-        """All changes; they are forgotten here."""
+        """Return all changes and forget them."""
         changes, self.changes = self.changes, {}
         self._pool.pop(self._queue.incarnation, None)
         return changes
 
 
 class Bounds:
-    """A heap of (instant, incarnation): when each queue next needs a look. Stale entries are skipped by the reader."""
+    """A heap of (instant, incarnation): when each queue next needs a check. The reader skips stale entries."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
@@ -214,45 +215,45 @@ class Bounds:
         return len(self._heap)
 
     def renew(self, entries: Iterable[tuple[int, int]]) -> None:
-        """These are all that count."""
+        """Replace all entries."""
         self._heap = list(entries)
         heapify(self._heap)
 
     def push(self, instant: int, incarnation: int) -> None:
-        """The queue needs a look at that instant, or before."""
+        """The queue needs a check at that instant or before."""
         heappush(self._heap, (instant, incarnation))
 
     def first(self) -> Instant | None:
-        """The earliest bound, if any."""
+        """The earliest bound; None if there is none."""
         return Instant(self._heap[0][0]) if self._heap else None
 
     def is_due(self, now: int) -> bool:
-        """Whether `due` would give anything."""
+        """Whether `due` would yield anything."""
         return bool(self._heap) and self._heap[0][0] <= now
 
     def due(self, now: int) -> Iterator[int]:
-        """Take the queues whose bound is not after `now`, earliest first."""
+        """Remove and yield the queues whose bound is not after `now`, earliest first."""
         while self._heap and self._heap[0][0] <= now:
             yield heappop(self._heap)[1]
 
 
 def alias_key(key: QueueKey, alias: str) -> QueueKey:
-    """The alias of a queue in its account and region."""
+    """The key of a queue's alias, in the queue's account and region."""
     return QueueKey(key.account, key.region, alias)
 
 
 class Queues:
-    """All queues that exist, by name and by incarnation."""
+    """All existing queues, by name and by incarnation."""
 
     def __init__(self) -> None:
         self.by_key: dict[QueueKey, LiveQueue] = {}
         self.by_incarnation: dict[int, LiveQueue] = {}
         self.aliases: dict[QueueKey, QueueKey] = {}
-        """Alias, as a key of its account and region -> the queue's own."""
+        """Alias -> the queue's own key. The alias is a key in the queue's account and region."""
         self.names = OrderedNames()
         self.alias_names = OrderedNames()
         self.sources: dict[QueueKey, OrderedNames] = {}
-        """Dead-letter queue, whether it exists or not -> the queues whose redrive policies name it."""
+        """Dead-letter queue -> the queues whose redrive policies name it. The dead-letter queue need not exist."""
         self._alias_of: dict[QueueKey, QueueKey] = {}
         self._target_of: dict[QueueKey, QueueKey] = {}
         self.due = Bounds()
@@ -261,7 +262,7 @@ class Queues:
         """Queues whose groups changed in the open batch."""
 
     def add(self, queue: LiveQueue) -> None:
-        """A queue was created or loaded."""
+        """Add a queue that was created or loaded."""
         if queue.settings.fifo and queue.groups is None:
             queue.groups = Groups(queue, self.stale_groups)
         self.by_key[queue.key] = queue
@@ -273,7 +274,7 @@ class Queues:
             self.redrive(queue.key, queue.settings.redrive)
 
     def remove(self, queue: LiveQueue) -> None:
-        """A queue was deleted."""
+        """Remove a queue that was deleted."""
         del self.by_key[queue.key]
         del self.by_incarnation[queue.incarnation]
         self.names.remove(queue.key)
@@ -281,7 +282,7 @@ class Queues:
         self.redrive(queue.key, None)
 
     def call(self, key: QueueKey, alias: str | None) -> None:
-        """The queue has that alias from now on, and no other."""
+        """Set the queue's only alias; None removes it."""
         known = self._alias_of.pop(key, None)
         if known is not None:
             del self.aliases[known]
@@ -292,7 +293,7 @@ class Queues:
             self.alias_names.add(known)
 
     def redrive(self, key: QueueKey, policy: RedrivePolicy | None) -> None:
-        """The queue has that redrive policy from now on, and no other."""
+        """Set the queue's redrive policy; None removes it."""
         known = self._target_of.pop(key, None)
         if known is not None:
             self.sources[known].remove(key)
@@ -321,11 +322,11 @@ class Queues:
                 self.expiry.renew((each.next_expiry, each.incarnation) for each in every if each.next_expiry < FOREVER)
 
     def _entries_max(self) -> int:
-        """More entries than that in a heap, and most of them are stale."""
+        """With more entries than this, most of a heap is stale."""
         return 2 * len(self.by_incarnation) + STALE_MAX
 
     def rebound(self, queue: LiveQueue) -> None:
-        """After a rollback: make sure that both heaps know the queue's bounds again."""
+        """After a rollback: put the queue's bounds back into both heaps."""
         if queue.next_due < FOREVER:
             self.due.push(queue.next_due, queue.incarnation)
         if queue.next_expiry < FOREVER:
@@ -333,7 +334,7 @@ class Queues:
 
 
 def load(connection: apsw.Connection) -> Queues:
-    """Rebuild everything from the tables: one scan of the narrow indexes, never of a body."""
+    """Rebuild everything from the tables: one scan of the narrow indexes, without reading a body."""
     queues = Queues()
     by_generation: dict[int, LiveQueue] = {}
     rows = connection.execute(
@@ -369,7 +370,7 @@ def load(connection: apsw.Connection) -> Queues:
 
 
 def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dict[int, LiveQueue]) -> None:
-    """Count the messages of groups, wherever they are: `_load_leases` takes off what is not visible."""
+    """Count all messages of groups as visible; `_load_leases` subtracts those that are not."""
     generation = 0
     while (generation := connection.execute(_NEXT_WITH_GROUPS, (generation,)).get) is not None:
         queue = by_generation.get(generation)
@@ -385,7 +386,7 @@ def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dic
 
 
 def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:
-    """A message with a lease row is in no line: its line's cursor is at or beyond it. Line 0: it is of a group."""
+    """A message with a lease row is in no line: its line's cursor is at or beyond it. Line 0 here means: of a group."""
     for generation, line, hidden, received, count, last in connection.execute(
         "SELECT generation, iif(line BETWEEN 1 AND ?, line, line * 0), hidden, attempt > 0, count(*), max(sequence)"
         " FROM lease GROUP BY 1, 2, 3, 4", (LINES_MAX,)

@@ -1,7 +1,7 @@
 """The topics in memory, with their subscriptions.
 
-Strategy: topics are few and change rarely, so that every change writes its row, changes the value here, and leaves an
-undo behind for a batch that is rolled back.
+Strategy: topics are few and change rarely. Each change writes its row, changes the value here, and registers an undo in
+case the batch is rolled back.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ TOPICS_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def load(connection: apsw.Connection) -> Topics:
-    """Read all of them."""
+    """Load all topics."""
     topics: Topics = {}
     by_incarnation: dict[int, LiveTopic] = {}
     for incarnation, account, region, name, created, modified, settings in connection.execute(

@@ -1,11 +1,11 @@
-"""Unflushed messages: those that no table holds yet, because most are received and deleted before any would have to.
+"""Unflushed messages: messages that are in no table yet, because most messages are received and deleted soon.
 
-Strategy: what an unflushed message holds is written in the `memtable` row of the batch that sent it, and what becomes
-of it stands in the history anyway: both together say where it is (`replay`), after a crash and after a rollback alike.
-Of a batch that is still in the redo log alone, the entry there says both. In memory a queue has them in lines of their
-own: what the tables hold, and what would be too long or too deep to be unflushed, stands before, between and behind
-them, by sequence. Whatever needs a message in the tables asks for its flush first (flush.py), and all are flushed at
-each sweep, and when there are many: so there are never more than a few moments' worth. See
+Strategy: the content of an unflushed message is in the `memtable` row of the batch that sent it, and the history
+records what happens to it. Together they give its state (`replay`), after a crash and after a rollback. If a batch is
+only in the redo log so far, its entry there holds both. In memory a queue keeps unflushed messages in lines of their
+own. Messages in the tables (also those too long or too deep in the queue to stay unflushed) come before, between and
+after them, ordered by sequence. Code that needs a message in the tables first asks for a flush (flush.py). All are
+flushed at each sweep, and when there are many, so there are never more than those of a few moments. See
 docs/decisions/0013-unflushed-messages.md.
 """
 
@@ -29,14 +29,14 @@ class Unflushed(msgspec.Struct, gc=False, eq=False):
     contents: Contents
     extras: Extras
     leased: bool = False
-    """For the first time: one that comes back has been flushed."""
+    """Under its first lease. A message that is given back has been flushed."""
     due: Instant = Instant(0)
     granted: Instant = Instant(0)
     origin: int = 0
-    """Who holds the lease."""
+    """The client that holds the lease."""
 
     def expires(self, retention_us: int) -> int:
-        """The instant from which the message is dead."""
+        """The instant at which the message expires."""
         own_expiry = self.contents.own_expiry
         return self.contents.sent + retention_us if own_expiry is None else own_expiry
 
@@ -50,10 +50,10 @@ _DELETED: Final = int(Kind.DELETED)
 def replay(
     connection: apsw.Connection, generation: int | None = None, *, unapplied: Sequence[Entry] = ()
 ) -> dict[int, Unflushed]:
-    """All unflushed messages by sequence, as a connection's read transaction sees them, oldest first; or those of one
-    queue.
+    """All unflushed messages, or those of one generation, by sequence, oldest first, as seen in the connection's read
+    transaction.
 
-    unapplied: entries of the redo log that the database lacks, if it may lack any.
+    unapplied: entries of the redo log that the database lacks.
     """
     found: dict[int, Unflushed] = {}
     start = 0

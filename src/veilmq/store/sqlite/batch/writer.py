@@ -1,10 +1,10 @@
-"""The open batch: the one connection that writes, and everything that rolls back with it.
+"""The open batch: the only connection that writes, and all state that rolls back with the batch.
 
-Strategy: command rooms (sends, claims, leases, queue_commands, sweeps) are functions of a `Writer` and a command. The
-writer gives out sequences, collects events, remembers what to undo, and ends the batch with one row of history and the
-mark. It never commits by itself: the store does, in whatever thread the shell chose. A batch becomes a transaction with
-its first statement; one that changed no table goes into the redo log instead (redo.py), and the next transaction begins
-when the database has that too.
+Strategy: the rooms with commands (sends, claims, leases, queue_commands, sweeps) are functions of a `Writer` and a
+command. The writer assigns sequences, collects events, registers undo steps, and ends the batch with one row of history
+and the mark. It never commits by itself: the store does, in whatever thread the shell chose. A batch becomes a
+transaction at its first statement. A batch that changed no table goes into the redo log instead (redo.py), and the next
+transaction first copies that into the database.
 """
 
 import logging
@@ -35,28 +35,28 @@ from veilmq.store.sqlite.disk.redo_presence import note_size
 from veilmq.store.topics import Topics
 
 ORIGINS_MAX: Final = 100_000
-"""Beyond this many distinct clients, new ones are recorded without their user agent."""
+"""Beyond this many distinct clients, new clients are recorded without their user agent."""
 PROCESSES_MAX: Final = 50_000
-"""Beyond this many, new ones are recorded without their process: each restart of a worker makes one."""
+"""Beyond this many, new clients are recorded without their process id, which changes at each restart of a worker."""
 _PROCESS: Final = re.compile(r"; pid \d+")
-"""Of a client name (veilmq.client.client_name)."""
+"""The process id in a client name (veilmq.client.client_name)."""
 _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
-"""What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
+"""What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 LEASE_COLUMNS: Final = (
     "sequence, generation, priority, line, hidden, due, attempt, rotation, granted, first, origin, turn"
 )
-"""Of a row of `lease` as it begins; the rest have their defaults."""
+"""The columns given for a new row of `lease`; the others have defaults."""
 INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _NEXT_NUMBER: Final = (
     "INSERT INTO last_number VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET last = last + 1 RETURNING last"
 )
 _SYNCHRONOUS_NORMAL: Final = 1
-"""Commits to a WAL are not synced, checkpoints are."""
+"""Commits to the WAL are not synced, checkpoints are."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class Mark(msgspec.Struct):
-    """What grows for ever, as it will be after the open batch."""
+    """The numbers that only grow, as they will be after the open batch."""
 
     clock: int
     sequence: int
@@ -72,12 +72,12 @@ class Mark(msgspec.Struct):
     offset: int
 
     def copy(self) -> "Mark":
-        """A value to go back to."""
+        """A copy to restore later."""
         return Mark(self.clock, self.sequence, self.generation, self.offset)
 
 
 class Writer:
-    """State of the open batch, and the statements that all command rooms share."""
+    """The state of the open batch, and the statements that all command rooms share."""
 
     def __init__(
         self,
@@ -98,32 +98,32 @@ class Writer:
         self.memtable.restore(connection, queues)
         self.now = Instant(mark.clock)
         self.disorder = 0
-        """How many places a message may be out of its order, on purpose."""
+        """By how many places a message may be out of order, on purpose."""
         self.types = MessageTypes()
         self.error_lines = True
         """Whether the first line of a worker's error is kept."""
         self.disk_low: int | None = None
-        """Free bytes when they are below the floor."""
+        """Free bytes if below the floor, else None."""
         self.events: list[Event] = []
         self.wrote = False
         self.returned = 0
-        """Messages whose lease or delay ended because a command of the open batch looked."""
+        """Messages whose ended lease or delay a command of the open batch noticed."""
         self.detours = 0
-        """Candidates that receives of the open batch met and did not give out."""
+        """Candidates that receives of the open batch examined but did not deliver."""
         self.open = False
         self._transacting = False
         self._entry: tuple[Entry, bytes] | None = None
-        """The open batch, if it goes into the redo log."""
+        """The open batch's entry, if it goes into the redo log."""
         self._gate = threading.Lock()
-        """Who holds it may begin a transaction; nobody waits for it while one is open."""
+        """Hold it to begin a transaction. Nobody waits for it while a transaction is open."""
         self.wal_pages = 0
         self._grew = False
-        """Whether the WAL got anything from the latest commit."""
+        """Whether the latest commit wrote to the WAL."""
         connection.set_wal_hook(self._wal_grew)
         self._relaxed = False
-        """Whether commits may not be synced, because applying the log was interrupted."""
+        """Whether commits may be unsynced, because applying the log was interrupted."""
         self._failed: apsw.Error | None = None
-        """Why it is unknown whether the log was applied."""
+        """The error after which it is unknown whether the log was applied."""
         self._closed = False
         synchronous = connection.pragma("synchronous")
         self._synced = f"PRAGMA synchronous = {synchronous}"
@@ -148,7 +148,7 @@ class Writer:
         self._last_origin_row = 0
 
     def begin(self, now: Instant) -> None:
-        """Open a batch that is judged by `now`, or by the mark if that is later."""
+        """Open a batch. It is judged by `now`, or by the mark if that is later."""
         self.now = Instant(max(now, self.mark.clock))
         self.wrote = False
         self.returned = self.detours = 0
@@ -162,7 +162,7 @@ class Writer:
         self.open = True
 
     def finish(self) -> None:
-        """End the batch's statements with the history row and the mark; a batch that wrote nothing is closed here."""
+        """End the batch's statements with the history row and the mark. A batch that wrote nothing is closed here."""
         if self.events:
             packed = self._encoder.encode(self.events)
             count = len(self.events)
@@ -184,7 +184,7 @@ class Writer:
 
     def _goes_into_redo(self, row: Row, born: list[Contents]) -> bool:
         if self.disk_low is not None:
-            return False  # what may have no room in the database is refused at once
+            return False  # if the database may have no room for it, refuse it at once
         self._entry = self.redo.prepare(row, self.mark.sequence, self.mark.generation, born)
         if self._entry is None:
             return False
@@ -209,7 +209,7 @@ class Writer:
         self.open = False
 
     def _transact(self) -> None:
-        """Call before a statement of the open batch: the first one begins its transaction."""
+        """Call before each statement of the open batch: the first one begins the transaction."""
         if not self._transacting:
             with self._gate:
                 if self._failed is not None:
@@ -224,17 +224,18 @@ class Writer:
             self._transacting = False
 
     def apply_log(self) -> None:
-        """Bring into the database what only the redo log has of committed batches: for who reads there. Any thread."""
+        """Copy committed batches that only the redo log has into the database, for readers of the database. Any
+        thread."""
         if self.redo.unapplied:
             with self._gate:
                 if not self._transacting and not self._closed:
                     self._apply_log()
 
     def _apply_log(self) -> None:
-        """The same, with the gate in hand and no transaction open.
+        """The same. Call with the gate held and no transaction open.
 
-        Not synced: the redo log keeps the entries until a synced transaction has followed. A caller's thread may be
-        interrupted anywhere in it, so that the database may have them though they stand here.
+        Not synced: the redo log keeps the entries until a later transaction was synced. The calling thread may be
+        interrupted anywhere, so the database may already have entries that are still listed here.
         """
         redo = self.redo
         if self._relaxed:
@@ -260,28 +261,27 @@ class Writer:
         redo.dead = set()
 
     def _tighten(self) -> None:
-        """After the log was applied, or failed to be: no transaction is open, and commits are synced."""
+        """After applying the log, or failing to: make sure that no transaction is open and that commits are synced."""
         if self.connection.in_transaction:
             self._execute("ROLLBACK")
         self._execute(self._synced)
         self._relaxed = False
 
     def release_redo(self) -> None:
-        """If the database has all, let it be known that the log is not needed; synced. Raises apsw.Error."""
+        """If the database has everything, record that the log is not needed; synced. Raises apsw.Error."""
         with self._gate:
             if not self.redo.unapplied:
                 with suppress(apsw.FullError, apsw.BusyError):
                     note_size(self.connection, 0)
 
     def renew_redo(self, room_bytes: int) -> None:
-        """Somebody deleted or replaced the log's file: the database gets all for good, then there is another file.
+        """Replace a log file that somebody deleted or replaced, once the database has everything, synced.
 
-        Call when no batch is open. On a full disk, or while another program writes, it stays as it is for now. Raises
-        apsw.Error.
+        Call when no batch is open. Does nothing on a full disk, or while another program writes. Raises apsw.Error.
         """
         try:
             self.apply_log()
-            note_size(self.connection, 0)  # a page is written, and synced with what was applied
+            note_size(self.connection, 0)  # writes a page, and so syncs what was applied
         except (apsw.FullError, apsw.BusyError):
             return
         self.redo.close()
@@ -292,9 +292,9 @@ class Writer:
         )
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
-        """Close the connection and the log; who still waits to read finds nothing to apply.
+        """Close the connection and the log. A reader that still waits then finds nothing to apply.
 
-        waits: for the thread that applies the log just now. In a forked process that would never end.
+        waits: wait for a thread that is applying the log. A forked process would wait for ever.
         """
         with self._gate if waits else nullcontext():
             self._closed = True
@@ -306,7 +306,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def rollback(self) -> None:
-        """Forget the open batch, on disk and in memory."""
+        """Undo the open batch, on disk and in memory."""
         self.open = False
         self._entry = None
         if self._transacting and not self.connection.in_transaction:
@@ -326,13 +326,13 @@ class Writer:
                 self.memtable.restore(self.connection, self.queues, self.redo.unapplied)
 
     def touch(self, queue: LiveQueue) -> None:
-        """Call before changing anything of the queue in memory."""
+        """Call before changing the queue in memory."""
         if queue.incarnation not in self._touched:
             queue.woken = 0
             self._touched[queue.incarnation] = (queue, queue.save())
 
     def undo(self, action: Callable[[], None]) -> None:
-        """Do this too when the batch is rolled back."""
+        """Register a step to run if the batch is rolled back."""
         self._undo.append(action)
 
     def write(self, statement: str, values: Row) -> None:
@@ -342,57 +342,57 @@ class Writer:
         self._execute(statement, values)
 
     def write_many(self, statement: str, rows: Sequence[Row]) -> None:
-        """Run a statement that changes something, once a row."""
+        """Run a statement that changes something, once for each row."""
         self._transact()
         self.wrote = True
         self._executemany(statement, rows)
 
     def insert_many(self, statement: str, rows: Sequence[Row]) -> None:
-        """Run an insert of one row for all of these, in few statements (inserts.py)."""
+        """Run a one-row insert for all rows, in few statements (inserts.py)."""
         self._transact()
         self.wrote = True
         insert_rows(self._execute, statement, rows)
 
     def read(self, statement: str, values: Row) -> list[Row]:
-        """All rows that a query gives, as the open batch sees them."""
+        """All rows of a query, as the open batch sees them."""
         self._transact()
         return self._execute(statement, values).fetchall()
 
     def read_packed(self, statement: str, values: Row, decoder: "msgspec.json.Decoder[T]") -> T:
-        """What a statement gives that packs its rows into one array of JSON: many rows at the price of one, when each
-        has to wait for the interpreter as in inserts.py."""
+        """The result of a statement that packs its rows into one JSON array. Many rows then cost one wait for the
+        interpreter, as in inserts.py."""
         self._transact()
         packed: Any = self._execute(statement, values).get
         return decoder.decode(packed)
 
     def read_one(self, statement: str, values: Row) -> Row | None:
-        """The first row that a query gives."""
+        """The first row of a query, if any."""
         self._transact()
         return self._execute(statement, values).fetchone()
 
     def next_sequence(self) -> int:
-        """A sequence greater than any before."""
+        """Assign a sequence greater than all before."""
         self.mark.sequence += 1
         return self.mark.sequence
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next event of the open batch gets: what is given back later has a greater one."""
+        """Offset of the open batch's next event. It grows, so it orders messages by when they were given back."""
         return self.mark.offset + len(self.events)
 
     def next_number(self, kind: str) -> int:
-        """A number that no `kind` (queue, topic, subscription, move_task) had before."""
+        """A number that this `kind` (queue, topic, subscription, move_task) never had before."""
         self.wrote = True
         ((number,),) = self.read(_NEXT_NUMBER, (kind,))
         return int(number)
 
     def next_generation(self) -> int:
-        """A generation that no row has."""
+        """A generation that no row uses."""
         self.mark.generation += 1
         return self.mark.generation
 
     def next_id(self) -> bytes:
-        """A UUID of version 4, taken from a pool."""
+        """A UUID of version 4, from a pool."""
         if not self._ids:
             pool = bytearray(os.urandom(_IDS.size))
             pool[6::16] = pool[6::16].translate(_VERSION_4)
@@ -401,7 +401,7 @@ class Writer:
         return self._ids.pop()
 
     def queue(self, key: QueueKey) -> LiveQueue | None:
-        """The queue of that name. A wire batch names one queue many times: the last one found is at hand."""
+        """The queue of that name. The last one is cached, because a wire batch names one queue many times."""
         if key is self._last_key:
             return self._last_queue
         queue = self.queues.by_key.get(key)
@@ -409,11 +409,11 @@ class Writer:
         return queue
 
     def forget_queue(self) -> None:
-        """A queue was created or deleted: look names up again."""
+        """Drop the cached queue: a queue was created or deleted."""
         self._last_key = None
 
     def origin(self, origin: Origin) -> int:
-        """The number of an origin, given at its first use."""
+        """The number of an origin, assigned at its first use."""
         if origin is self._last_origin:
             return self._last_origin_row
         row = self._origins.get(origin)
@@ -429,7 +429,7 @@ class Writer:
         return row
 
     def _plainer(self, origin: Origin) -> Origin:
-        """What is recorded of a new client when there are many already."""
+        """A less specific origin, recorded for a new client when there are many already."""
         client = "" if len(self._origins) >= ORIGINS_MAX else _PROCESS.sub("", origin.client)
         return Origin(origin.protocol, origin.principal, client)
 
@@ -437,11 +437,11 @@ class Writer:
         del self._origins[origin]
 
     def take_visible(self) -> dict[QueueKey, int]:
-        """How many messages became visible in the batch, by queue. Every queue that has some was touched."""
+        """How many messages became visible in the batch, by queue. Every such queue was touched."""
         return {queue.key: queue.woken for queue, _ in self._touched.values() if queue.woken}
 
 
 def history_end(connection: apsw.Connection) -> int:
-    """Bytes of all events ever appended."""
+    """Total bytes of all events ever appended."""
     row = connection.execute("SELECT bytes_before, length(events) FROM history ORDER BY offset DESC LIMIT 1").fetchone()
     return 0 if row is None else int(row[0]) + int(row[1])

@@ -1,1 +1,1 @@
-"""Files and connections: the redo log, the schema. Knows no queue."""
+"""Files and connections: the redo log, the schema. This room knows nothing of queues."""

@@ -1,8 +1,8 @@
-"""Connections to the database, and what its errors mean.
+"""Connections to the database, and what SQLite's errors mean.
 
-Strategy: one connection writes, one checkpoints, a few read. Every error of SQLite is either *failed* (rolled back, the
-state is known) or *unknown* (after a failed write or fsync nobody can say what the disk holds; SQLite itself would go
-on): the second kind ends the process.
+Strategy: one connection writes, one checkpoints, a few read. Every SQLite error is either *failed* (rolled back, the
+state is known) or *unknown* (after a failed write or fsync nobody knows what the disk holds, though SQLite itself would
+go on). An unknown state ends the process.
 """
 
 import logging
@@ -22,31 +22,32 @@ from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo, redo_presence, schema
 
 SQLITE_OLDEST: Final = 3_051_003
-"""3.51.3 mends the corruption after a WAL reset."""
+"""3.51.3 fixes a corruption after a WAL reset."""
 _READERS_MAX: Final = 4
 _WAIT_S: Final = 0.02
-"""How long a commit waits for a checkpoint in whose time the WAL grew by as much as lets one begin; after twice that
-growth it waits for its end."""
+"""How long a commit waits for a running checkpoint during which the WAL grew by `checkpoint_bytes`. At twice that
+growth the commit waits until the checkpoint ends."""
 _REMAINDER_PAGES: Final = 256
-"""What may be copied between two batches; more is left to another bulk."""
+"""At most this many pages are copied between two batches; a longer remainder is left to another bulk."""
 _BULKS_MAX: Final = 4
-"""So many bulks that left a large remainder, and it is copied all the same: the writer is faster than the copying."""
+"""After this many bulks that left a large remainder, it is copied between batches anyway: the writer is faster than the
+copying."""
 _STATEMENTS: Final = 512
-"""The most that apsw keeps compiled. Each row of an executemany takes a turn through that cache: with its default of
-100, a batch of some hundred rows would throw out every other statement."""
+"""Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
+of some hundred rows would evict all other statements."""
 _KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
 
 logger = logging.getLogger("veilmq.store")
 
 
 def check_version() -> None:
-    """Raises SqliteTooOld before 3.51.3."""
+    """Raises SqliteTooOld for SQLite before 3.51.3."""
     if apsw.SQLITE_VERSION_NUMBER < SQLITE_OLDEST:
         raise SqliteTooOld(f"SQLite {apsw.sqlite_lib_version()} may corrupt its WAL: 3.51.3 or later is needed")
 
 
 def verdict(error: apsw.Error) -> StoreError:
-    """What an error of SQLite says about the open batch."""
+    """What an SQLite error means for the open batch."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, _KNOWN):
         return StoreFailed(reason=reason)
@@ -54,13 +55,13 @@ def verdict(error: apsw.Error) -> StoreError:
 
 
 SqliteError: TypeAlias = apsw.Error
-"""What any statement may raise, by a name for the rooms that do not know SQLite."""
+"""What any statement may raise, for rooms that do not import apsw."""
 
 
 def open_writer(path: Path, options: Options) -> apsw.Connection:
-    """The connection that writes: WAL, every commit synced, checkpoints by hand; its tables up to date.
+    """Open the writing connection: WAL, every commit synced, manual checkpoints; migrate the tables.
 
-    Raises SchemaRefused (SchemaOlder: `Options.migrates`) or NotOurs, having changed nothing; DatabaseUnusable.
+    Raises SchemaRefused (SchemaOlder: `Options.migrates`) or NotOurs, with nothing changed; DatabaseUnusable.
     """
     wal = Path(f"{path}-wal")
     if _is_empty(path) and not _is_empty(wal):
@@ -101,7 +102,7 @@ def _orphaned(path: Path, left: Path) -> NotOurs:
 
 
 def unusable(path: Path, error: Exception) -> DatabaseUnusable:
-    """Why the database cannot be opened; SQLite says little of files that belong to somebody else."""
+    """Why the database cannot be opened. SQLite's errors say little when the files belong to another user."""
     for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_name(REDO)):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
             return DatabaseUnusable(
@@ -114,7 +115,8 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
 
 
 def close_unchecked(connection: apsw.Connection) -> None:
-    """Close it as a kill would: the last connection to go would checkpoint a WAL that nobody can vouch for."""
+    """Close without a checkpoint, as a kill would: the WAL may hold something wrong, and closing the last connection
+    would checkpoint it."""
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.close()
 
@@ -128,12 +130,13 @@ def _configure(connection: apsw.Connection, options: Options) -> None:
     connection.pragma("temp_store", "MEMORY")
     connection.pragma("journal_size_limit", 4 * options.checkpoint_bytes)
     connection.wal_autocheckpoint(0)
-    # Without this each execution of a select compiles it anew: its plan might depend on what is bound (decision 0003).
+    # Without this SQLite compiles a select anew at each execution, as its plan might depend on bound values (decision
+    # 0003).
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
 def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
-    """The connection that copies the WAL into the database."""
+    """Open the connection that copies the WAL into the database."""
     connection = apsw.Connection(str(path), vfs=options.vfs)
     connection.pragma("synchronous", options.synchronous)
     connection.wal_autocheckpoint(0)
@@ -141,7 +144,7 @@ def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
 
 
 def open_reader(path: Path, options: Options) -> apsw.Connection:
-    """A connection that can only read."""
+    """Open a read-only connection."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.vfs)
     connection.set_busy_timeout(5_000)
     connection.pragma("query_only", True)
@@ -150,10 +153,10 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
 
 
 class Readers:
-    """A few read-only connections, lent to threads."""
+    """A few read-only connections that threads borrow."""
 
     def __init__(self, path: Path, options: Options, before: Callable[[], None]) -> None:
-        """before: called in the thread that reads, so that the database has all that is committed."""
+        """before: called in the reading thread, so that the database has everything that was committed."""
         self._path = path
         self._options = options
         self._before = before
@@ -163,7 +166,7 @@ class Readers:
 
     @contextmanager
     def lend(self) -> Iterator[apsw.Connection]:
-        """A connection in a read transaction: one consistent, committed state. Waits while all are lent."""
+        """Borrow a connection in a read transaction: one consistent, committed state. Waits while all are lent."""
         with self._free:
             self._before()
             connection = self._idle.pop() if self._idle else open_reader(self._path, self._options)
@@ -179,18 +182,19 @@ class Readers:
                     self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the idle ones; a lent one closes when it comes back."""
+        """Close idle connections; a lent one is closed when it is returned."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
 
 class Checkpointer:
-    """Copies the WAL into the database beside the writer, and lets the WAL start anew between two batches.
+    """Copies the WAL into the database while the writer works, and lets the WAL restart between two batches.
 
-    A passive checkpoint never waits for the writer, and so never finishes while it writes: the bulk is copied in a
-    thread of its own, then the short remainder after a commit, when no batch is open. A long read keeps the WAL from
-    being copied beyond where the read began; what has gathered when it ends is a bulk again, however much it is.
+    A passive checkpoint never waits for the writer, so it never finishes while the writer is busy. Therefore the bulk
+    is copied in a thread of its own, and the short remainder after a commit, when no batch is open. A long read keeps
+    the WAL from being copied beyond the point where the read began; what has gathered when it ends is copied as a bulk
+    again, whatever its size.
     """
 
     def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
@@ -198,17 +202,17 @@ class Checkpointer:
         self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
         self.page_bytes = page_bytes
         self.wal_pages = 0
-        # Opened now: later the process may have no file left to open, and the store would fail of that.
+        # Open it now: the process may have no file descriptor left later, and the store would fail.
         self._connection = open_checkpointer(path, options)
         self._bulk: threading.Thread | None = None
         self._began = 0
-        """Pages of the WAL when the latest bulk began."""
+        """WAL pages when the latest bulk began."""
         self._copied = 0
-        """Of the WAL's pages, as the latest step left them."""
+        """WAL pages copied as of the latest step."""
         self._ended = False
-        """A bulk ended, and nothing followed yet."""
+        """A bulk ended and its remainder is not handled yet."""
         self._ahead = False
-        """It copied something."""
+        """Whether the latest bulk copied anything."""
         self._bulks = 0
         self._full = False
         self.failed: apsw.Error | None = None
@@ -220,14 +224,14 @@ class Checkpointer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next `committed` may wait for the bulk, or copy what it left."""
+        """Whether the next `committed` may wait for the bulk, or copy its remainder."""
         if self._ended or self.failed is not None:
             return True
         bulk = self._bulk
         return bulk is not None and bulk.is_alive() and self.wal_pages - self._began >= self._pages_max // 2
 
     def committed(self, wal_pages: int) -> None:
-        """Call after each commit, in its thread if `is_behind` was true, before the next batch opens."""
+        """Call after each commit and before the next batch opens; in the commit's thread if `is_behind` was true."""
         self.wal_pages = wal_pages
         if self.failed is not None:
             error, self.failed = self.failed, None
@@ -236,7 +240,7 @@ class Checkpointer:
             growth = wal_pages - self._began
             if growth < self._pages_max:
                 return
-            # The WAL stays within what the reserve can take.
+            # Keep the WAL within what the reserve can take.
             self._bulk.join(_WAIT_S if growth < 2 * self._pages_max else None)
             if self._bulk.is_alive():
                 return
@@ -246,9 +250,11 @@ class Checkpointer:
             self._begin(wal_pages)
 
     def give_back(self) -> None:
-        """Cut from the file what the database gave up, however short the WAL is. Call when no batch is open.
+        """Truncate the file by the pages that the database has freed, however short the WAL is. Call when no batch is
+        open.
 
-        Only a checkpoint cuts it. One that has nothing to cut would let the file grow, so it waits for its turn.
+        Only a checkpoint truncates it. A checkpoint with nothing to truncate would only let the file grow, so none is
+        run then.
         """
         if self._bulk is not None and self._bulk.is_alive():
             return
@@ -257,10 +263,10 @@ class Checkpointer:
             self._begin(self.wal_pages)
 
     def _follow(self, wal_pages: int) -> None:
-        """A bulk ended: copy the remainder, or let another bulk do it."""
+        """After a bulk: copy the remainder, or start another bulk for it."""
         is_much = wal_pages - self._copied > _REMAINDER_PAGES
         if is_much and not self._ahead and wal_pages - self._began < _REMAINDER_PAGES:
-            return  # a long read: to ask after each commit whether it has ended would be a thread a commit
+            return  # a long read; checking whether it has ended would cost a thread per commit
         self._ended = False
         if is_much and not (self._ahead and self._bulks >= _BULKS_MAX):
             self._begin(wal_pages)
@@ -280,7 +286,7 @@ class Checkpointer:
             self._ended, self._full, self._ahead = True, False, self._copied != before
             self._bulks += self._ahead
         except apsw.FullError:
-            if not self._full:  # every commit tries again
+            if not self._full:  # every commit tries again, so warn once
                 logger.warning("checkpoint: the disk is full; the WAL keeps growing until space returns")
             self._full = True
         except apsw.Error as error:
@@ -290,14 +296,14 @@ class Checkpointer:
         _, self._copied = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def finish(self) -> None:
-        """Copy all of the WAL, so that it starts anew. Call when no batch is open, and the disk is full."""
+        """Copy the whole WAL, so that it restarts. Call when no batch is open and the disk is full."""
         if self._bulk is not None:
             self._bulk.join()
         self._ended = False
         self._run()
 
     def close(self) -> None:
-        """Wait for a running bulk and close."""
+        """Wait for a running bulk, then close."""
         if self._bulk is not None:
             self._bulk.join()
         self._connection.close()

@@ -1,7 +1,7 @@
-"""Inserts of many rows in few statements.
+"""Inserts many rows with few statements.
 
-Strategy: apsw lets the interpreter go at every statement, and gets it back from a thread that burns the CPU only when
-that one's turn is over (`sys.setswitchinterval`). So many rows are one statement.
+Strategy: apsw releases the interpreter lock at every statement. While another thread is busy, getting it back takes up
+to `sys.setswitchinterval`. So many rows go into one statement.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from itertools import chain
 from typing import Any, Final
 
 _ROWS_MAX: Final = 256
-"""Of one insert: more at once are no faster, and apsw keeps no text of more than 16 KiB compiled."""
+"""Rows in one insert. More are no faster, and apsw does not cache statements longer than 16 KiB."""
 
 Row = tuple[Any, ...]
 Execute = Callable[[str, Row], Any]
 
 
 def insert_rows(execute: Execute, statement: str, rows: Sequence[Row]) -> None:
-    """Run an insert of one row for all of these: 256 a statement, and powers of two for the rest."""
+    """Run a one-row insert for all rows: 256 rows a statement, and powers of two for the rest."""
     start = 0
     while start < len(rows):
         count = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_MAX)
@@ -28,6 +28,6 @@ def insert_rows(execute: Execute, statement: str, rows: Sequence[Row]) -> None:
 
 @cache
 def _of_rows(statement: str, count: int) -> str:
-    """An insert of one row as one of so many."""
+    """The one-row insert, rewritten for `count` rows."""
     head, row = statement.split(" VALUES ")
     return f"{head} VALUES {','.join([row.replace(' ', '')] * count)}"

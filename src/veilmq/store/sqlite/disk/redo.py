@@ -1,17 +1,17 @@
 """The redo log: committed batches that the database does not have yet.
 
 Strategy: a batch that changed no table, because all its messages are unflushed, is one record of this file: its events,
-the messages that it sent, and the mark. One synced write makes it durable, at half the price of a transaction. The
-database gets it soon, in a transaction of its own: before the next batch that needs a table, before anybody reads, at
-each sweep, at the end, and after a kill at the next start (`apply_log`, `Writer.apply_log`). Until then records follow
-one another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
-that has no room there is a transaction. See docs/decisions/0014-redo-log.md.
+the messages that it sent, and the mark. One synced write makes it durable, at half the cost of a transaction. The
+records are copied into the database soon, in a transaction of their own: before the next batch that needs a table,
+before any read, at each sweep, at close, and after a kill at the next start (`apply_log`, `Writer.apply_log`). Until
+then records are appended. Once a synced transaction has them all, writing starts again at the beginning of the file.
+The file never grows: a batch that does not fit is a transaction. See docs/decisions/0014-redo-log.md.
 
-    record   length of the rest (4 bytes), its CRC-32 begun with that of the receipt key (4), Entry in MessagePack
+    record   length of the rest (4 bytes), its CRC-32 seeded with that of the receipt key (4), Entry in MessagePack
 
-A record counts if it is whole and follows the one before it: it bears the random number of its run, and its offset is
-the next; eight zeros are written behind it. So neither a torn record, nor one of an earlier run or of another database,
-nor what a client wrote into a message, is ever taken for one.
+A record counts if it is complete and continues the record before it: same random run number, next offset. Eight zeros
+are written behind the last record. So a torn record, a record of an earlier run or of another database, or bytes that a
+client put into a message are never taken for a record.
 """
 
 import logging
@@ -40,7 +40,7 @@ _HEAD: Final = struct.Struct("<II")
 _END: Final = bytes(_HEAD.size)
 DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
 _SKIPPED_MAX: Final = 64
-"""Records that are not whole, before others are sought no more."""
+"""Incomplete records to skip before the search for complete ones ends."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -64,17 +64,17 @@ class Contents(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the journal, about."""
+        """About how many bytes it takes in the journal."""
         return len(self.body) + len(self.packed or b"")
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a committed batch leaves to be written into tables."""
+    """A committed batch, as it is to be written into the tables."""
 
     run: int
-    """A random number, of all since the log began anew."""
+    """A random number, the same for all entries since the log restarted."""
     offset: int
-    """Of the first event."""
+    """Offset of the first event."""
     count: int
     at: Instant
     bytes_before: int
@@ -82,7 +82,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sequence: int
     generation: int
     events: bytes
-    """As the history has them."""
+    """Encoded as in the history."""
     born: list[Contents]
     """The unflushed messages that the batch sent."""
 
@@ -98,26 +98,27 @@ _ENTRY: Final = msgspec.msgpack.Decoder(Entry)
 
 
 class Run(NamedTuple):
-    """What a file holds: the records that follow one another from its start."""
+    """The content of a file: the consecutive records from its start."""
 
     entries: list[Entry]
     later: Entry | None = None
-    """Of the next record that is whole, behind one that is not."""
+    """The next complete record after an incomplete one, if any."""
 
     def beyond(self, following: int) -> list[Entry]:
-        """Those that a database lacks whose next offset is `following`."""
+        """The entries that a database with next offset `following` lacks."""
         missing = [entry for entry in self.entries if entry.offset >= following]
         return missing if missing and missing[0].offset == following else []
 
     def is_damaged(self, following: int) -> bool:
-        """Whether a record is missing amid those that the database lacks, or before them.
+        """Whether a record is missing among those that the database lacks, or before them.
 
-        Each was synced before the next was begun, and the first one when the database had all before it.
+        Each record was synced before the next one was begun, and the first was written when the database had all before
+        it.
         """
         return self.is_ahead(following) or (self.later is not None and self.later.offset >= following)
 
     def is_ahead(self, following: int) -> bool:
-        """Whether what is missing comes before them all: the database is older than the file."""
+        """Whether what is missing comes before all entries: the database is older than the file."""
         return bool(self.entries) and self.entries[0].offset > following
 
 
@@ -125,14 +126,14 @@ _NO_RUN: Final = Run([])
 
 
 class Redo:
-    """The log of an open store."""
+    """The redo log of an open store."""
 
     def __init__(self, path: Path, options: Options, key: bytes) -> None:
-        """key: of the receipts, which nobody else knows."""
+        """key: the receipt key, which is secret."""
         self.unapplied: list[Entry] = []
-        """Those that the database does not have, oldest first."""
+        """Entries that the database does not have, oldest first."""
         self.dead: set[int] = set()
-        """Sequences of unflushed messages whose deletion is in an entry or before."""
+        """Sequences of unflushed messages that were deleted in one of the entries or before."""
         self._seed = crc32(key)
         self._path, self._options = path, options
         self._size = options.redo_bytes
@@ -141,9 +142,10 @@ class Redo:
         self._inode: int | None = None
 
     def open(self, room_bytes: int, connection: apsw.Connection) -> None:
-        """Open the file, if it is not open; make it, if that leaves something of the room. Else do without.
+        """Open the file if it is not open, creating it if `room_bytes` allows. On failure go on without a log.
 
-        The database knows it before the first record is written. Call when no transaction is open; raises apsw.Error.
+        The file's size is recorded in the database before the first record is written. Call when no transaction is
+        open; raises apsw.Error.
         """
         if self._file is not None:
             return
@@ -160,7 +162,7 @@ class Redo:
             _without(error)
 
     def is_gone(self) -> bool:
-        """Whether another file is in the place of the one that is written to, or none. Raises OSError."""
+        """Whether the file being written was deleted or replaced. Raises OSError."""
         if self._file is None:
             return False
         try:
@@ -169,7 +171,7 @@ class Redo:
             return True
 
     def prepare(self, row: Row, sequence: int, generation: int, born: list[Contents]) -> tuple[Entry, bytes] | None:
-        """The batch that has this row of history, ready to be appended; None: there is no log, or no room."""
+        """The entry and record of the batch with this history row; None: there is no log, or no room in it."""
         if self._file is None:
             return None
         offset, count, at, bytes_before, version, events = row
@@ -179,25 +181,26 @@ class Redo:
         return None if record is None else (entry, record)
 
     def record(self, entry: Entry) -> bytes | None:
-        """As it stands in the file; None: there is no room."""
+        """The entry as a record of the file; None: there is no room."""
         packed = _ENCODE(entry)
         if self._at + _HEAD.size + len(packed) + len(_END) > self._size:
             return None
         return _HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
 
     def append(self, entry: Entry, record: bytes) -> None:
-        """Make it durable. Raises apsw.FullError if it is not, apsw.IOError if nobody knows."""
+        """Write a record durably. Raises apsw.FullError if it was not written, apsw.IOError if that is unknown."""
         assert self._file is not None
         self._file.write(record + _END, self._at)
         self._run = entry.run
         self._at += len(record)
 
     def restart(self) -> None:
-        """A synced transaction was committed since the last entry: the database has them all for good."""
+        """Start again at the beginning: a synced transaction has followed the last entry, so the database has them all
+        durably."""
         self._at = 0
 
     def close(self) -> None:
-        """Let the file go, as it is."""
+        """Close the file and leave it as it is."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -208,7 +211,7 @@ def _without(error: Exception) -> None:
 
 
 def apply_log(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
-    """Write entries into the tables, in the open transaction; messages that are dead by now are left out."""
+    """Write entries into the tables, in the open transaction, without the messages in `dead`."""
     insert_rows(execute, INSERT_HISTORY, [(*msgspec.structs.astuple(each)[1:6], each.events) for each in entries])
     for each in entries:
         alive = [contents for contents in each.born if contents.sequence not in dead]
@@ -219,16 +222,16 @@ def apply_log(execute: Execute, entries: Sequence[Entry], dead: Container[int] =
 
 
 def events(entries: Iterable[Entry]) -> Iterator[tuple[int, Event]]:
-    """Their events with their offsets."""
+    """The events of the entries, with their offsets."""
     for entry in entries:
         yield from enumerate(_EVENTS.decode(entry.events), entry.offset)
 
 
 def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]:
-    """The entries of the file that the database lacks, and whether there were others.
+    """The entries that the database lacks, and whether the log is damaged there.
 
-    Begins a transaction that they go with, if none is open. The file is read first: a server that applies its entries
-    meanwhile leaves a database that has them. Raises OSError if it may not be read.
+    Begins a transaction if none is open; the entries match its state. The file is read first: if a server applies
+    entries in between, the database has them. Raises OSError if the file may not be read.
     """
     key: Any = connection.execute("SELECT receipts FROM secret").get
     run = read(path, key)
@@ -239,7 +242,7 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
 
 
 def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
-    """At a start, bring into the database what only the log has, and see to it that it has all for good.
+    """At start: copy what only the log has into the database, and make sure that the database has everything durably.
 
     A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
     """
@@ -255,20 +258,21 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
             apply_log(connection.execute, missing)
         logger.info("%d batches were brought from the redo log into the database", len(missing))
     elif run.entries:
-        # A kill may have left applied records in the WAL that no sync followed. This writes a page, whatever it held.
+        # After a kill, applied records may be in the WAL unsynced. This writes a page, even if unchanged, and so syncs
+        # them.
         connection.pragma("user_version", connection.pragma("user_version"))
     if run.is_damaged(following):
-        note_size(connection, 0)  # until there is another
+        note_size(connection, 0)  # until there is a new file
         kept = path.with_suffix(".damaged")
         os.replace(path, kept)
         logger.error("%s: %s; see %s", path, DAMAGED, kept)
 
 
 def read(path: Path, key: bytes) -> Run:
-    """What the file of a database of that receipt key holds. Raises OSError if it may not be read."""
+    """Read the records of the database with that receipt key. Raises OSError if the file may not be read."""
     try:
         with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # it is written past the page cache
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the file is written past the page cache
             content = file.read()
     except FileNotFoundError:
         return _NO_RUN
@@ -285,7 +289,7 @@ def read(path: Path, key: bytes) -> Run:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether no record was ever written to the file, or there is none."""
+    """Whether the file is missing, or no record was ever written to it."""
     try:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -295,7 +299,7 @@ def is_blank(path: Path) -> bool:
 
 
 def _record(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
-    """The entry that begins at that byte, if it is whole, and where it ends."""
+    """The entry at byte `at`, if it is complete, and the byte where it ends."""
     if at + _HEAD.size > len(content):
         return None
     length, checksum = _HEAD.unpack_from(content, at)
@@ -307,7 +311,7 @@ def _record(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
 
 
 def _behind(content: bytes, at: int, seed: int, found: Sequence[Entry]) -> Entry | None:
-    """The next whole record of the run behind the one at that byte, as far as lengths lead there."""
+    """The next complete record of the run after byte `at`, as far as it can be found by the lengths of records."""
     for _ in range(_SKIPPED_MAX):
         if at + _HEAD.size > len(content):
             break

@@ -1,10 +1,10 @@
-"""The file of the redo log, on the way to the disk.
+"""Writes the file of the redo log to disk.
 
-Strategy: the file is made anew at each start and written whole with zeros, so that later writes change nothing but
-bytes of it: one that was copied may have holes, or share its blocks with the copy. On ext4 and XFS they go past the
-page cache (`_PastCache`): one system call writes and syncs, in less time than a write and fdatasync
-(docs/decisions/0014-redo-log.md). Elsewhere they go through it (`_InCache`): a file system of a server of its own
-(FUSE, 9p, CIFS) takes such a call and need not sync.
+Strategy: the file is created anew at each start and filled with zeros, so that later writes only overwrite bytes: a
+copied file may have holes, or share blocks with its copy. On ext4 and XFS writes bypass the page cache (`_PastCache`):
+one system call writes and syncs, faster than a write and fdatasync (docs/decisions/0014-redo-log.md). Elsewhere they go
+through the page cache (`_InCache`): a file system with its own server (FUSE, 9p, CIFS) accepts that system call but may
+not sync.
 """
 
 import errno
@@ -20,11 +20,11 @@ from veilmq.store.files import sync_directory
 from veilmq.store.options import Options
 
 BLOCK_BYTES: Final = 4096
-"""Writes past the page cache are of whole blocks; disks want 512 bytes or this."""
+"""Writes that bypass the page cache are in whole blocks; disks need 512 bytes or this."""
 _SYNC_AS_THEY_WRITE: Final = frozenset({"ext4", "xfs"})
-"""File systems that are known to honour RWF_DSYNC past the page cache."""
+"""File systems known to honour RWF_DSYNC with O_DIRECT."""
 _NOT_HERE: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
-"""What a system says that cannot write past its cache; any other error is one of the disk."""
+"""Errors of a system that cannot bypass the page cache; any other is an error of the disk."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ZEROS: Final = bytes(1 << 20)
 
@@ -32,22 +32,22 @@ logger = logging.getLogger("veilmq.store")
 
 
 class RedoFile(Protocol):
-    """What the log is written to."""
+    """The file that the log writes to."""
 
     def write(self, data: bytes, offset: int) -> None:
         """Write, and sync if the store's commits are synced.
 
-        Raises apsw.FullError if it is certain that there was no space, apsw.IOError if nobody knows what the disk has.
+        Raises apsw.FullError if nothing was written for lack of space, apsw.IOError if it is unknown what the disk has.
         """
         ...
 
     def close(self) -> None:
-        """Let it go, as it is."""
+        """Close it and leave it as it is."""
         ...
 
 
 def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
-    """The file, empty, if making it leaves something of the room. Raises OSError or apsw.Error."""
+    """Create the file anew if `room_bytes` allows, and open it. Raises OSError or apsw.Error."""
     _make(path, options.redo_bytes, room_bytes)
     synced = options.synchronous == "FULL"
     if options.vfs:
@@ -55,7 +55,7 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
     if synced and options.redo_bytes % BLOCK_BYTES == 0 and _file_system(path) in _SYNC_AS_THEY_WRITE:
         try:
             return _PastCache(path, options.redo_bytes)
-        except (AttributeError, NotImplementedError) as error:  # a C library without
+        except (AttributeError, NotImplementedError) as error:  # the C library lacks it
             reason: Exception = error
         except OSError as error:
             if error.errno not in _NOT_HERE:
@@ -66,7 +66,7 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
 
 
 def _file_system(path: Path) -> str:
-    """Of what kind it is that holds the file; "" if nobody knows."""
+    """Type of the file system that holds the file; "" if unknown."""
     device = os.stat(path).st_dev
     try:
         mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
@@ -76,8 +76,8 @@ def _file_system(path: Path) -> str:
 
 
 def _kind(mounts: str, number: str) -> str:
-    """Of the file system of that device, by proc_pid_mountinfo(5)."""
-    for mount in mounts.split("\n"):  # a name may hold what splitlines would split at
+    """Type of the file system on that device, from the text of proc_pid_mountinfo(5)."""
+    for mount in mounts.split("\n"):  # a path may contain characters at which splitlines splits
         place, _, kind = mount.partition(" - ")
         if number in place.split()[2:3]:
             return kind.split()[0]
@@ -85,16 +85,16 @@ def _kind(mounts: str, number: str) -> str:
 
 
 class _PastCache:
-    """Written past the page cache, out of memory that mirrors the file."""
+    """Bypasses the page cache; writes from memory that mirrors the file."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Raises OSError, AttributeError or NotImplementedError if that is not possible here."""
+        """Raises OSError, AttributeError or NotImplementedError if this system cannot do that."""
         self._flags = os.RWF_DSYNC
         self._mirror = mmap.mmap(-1, size)
         self._view = memoryview(self._mirror)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
         try:
-            self._write(0, BLOCK_BYTES)  # zeros, as it has already: a try
+            self._write(0, BLOCK_BYTES)  # a trial: the zeros are there already
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -106,7 +106,7 @@ class _PastCache:
         end += -end % BLOCK_BYTES
         try:
             self._write(at, end)
-        except OSError as error:  # want of space too: what was written and not synced may be there after a kill
+        except OSError as error:  # also for lack of space: what was written but not synced may be there after a kill
             raise apsw.IOError(f"redo log: {error}") from error
 
     def _write(self, at: int, end: int) -> None:
@@ -121,7 +121,7 @@ class _PastCache:
 
 
 class _InCache:
-    """Written to the page cache and synced from there."""
+    """Writes to the page cache, then syncs."""
 
     def __init__(self, path: Path, synced: bool) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -145,7 +145,7 @@ class _InCache:
 
 
 class _InVfs:
-    """Written through the VFS of a test, which can make it fail."""
+    """Writes through a test's VFS, which can make it fail."""
 
     _SYNC: Final = apsw.SQLITE_SYNC_NORMAL | apsw.SQLITE_SYNC_DATAONLY
 
@@ -163,8 +163,8 @@ class _InVfs:
 
 
 def _make(path: Path, size: int, room_bytes: int) -> None:
-    """Make the file of that size anew, all of it written and synced. Raises OSError; then the old one is still there,
-    whose records the database has."""
+    """Create the file anew at that size, all written and synced. Raises OSError; the old file then remains, and the
+    database has its records."""
     if room_bytes < size:
         raise OSError(errno.ENOSPC, f"no room for {size} bytes")
     part = path.with_suffix(".part")

@@ -1,8 +1,8 @@
-"""Whether the file of the redo log must be there, and what to say if it is not, or not whole.
+"""Decides whether the file of the redo log must exist, and says what to do if it is missing or cut.
 
-Strategy: the database says how large the file is, from before its first record until nothing needs it any more. So one
-that was deleted, or cut by a copy onto a full disk, is told from one that never was. Whoever goes on without what it
-held writes a word into it, which no failing copy does.
+Strategy: from before the first record until the log is no longer needed, the database records the file's size. So a
+file that was deleted, or cut by a copy onto a full disk, differs from a file that never existed. An operator who goes
+on without the lost content writes a word into the file, which no failed copy does.
 """
 
 from pathlib import Path
@@ -18,15 +18,15 @@ _GIVEN_UP: Final = b"lost"
 
 
 def note_size(connection: apsw.Connection, file_bytes: int) -> None:
-    """Let the database know how large the file is that it may need; 0: it has all for good."""
+    """Record the size of the file that the database may need; 0: it needs none, because it has everything durably."""
     connection.execute(_NOTE, (file_bytes,))
 
 
 def loss(path: Path, connection: apsw.Connection) -> str | None:
-    """Why what the file held cannot be had, and what to do; None if it can, is not needed, or was given up."""
+    """Why the file's content is lost, and what to do; None if it is there, is not needed, or was given up."""
     if not connection.pragma("user_version"):
-        return None  # a file that is new
-    # Asked before the file: a server makes that first, and notes it then.
+        return None  # a new database
+    # Query this before looking at the file: a server creates the file first and records its size then.
     expected: Any = connection.execute("SELECT file_bytes FROM redo_log").get
     size = path.stat().st_size if path.exists() else None
     if not expected or (size is not None and (size >= expected or is_given_up(path))):
@@ -36,7 +36,7 @@ def loss(path: Path, connection: apsw.Connection) -> str | None:
 
 
 def ahead(path: Path) -> str:
-    """The database is older than the log, and what to do."""
+    """Says that the database is older than the log, and what to do."""
     return f"what was committed before the first record of {path} is missing: where is veilmq.db-wal? {_advice(path)}"
 
 
@@ -46,7 +46,7 @@ def _advice(path: Path) -> str:
 
 
 def is_given_up(path: Path) -> bool:
-    """Whether somebody wrote into the file that he goes on without it."""
+    """Whether the operator wrote into the file that they go on without its content."""
     try:
         with path.open("rb") as file:
             return file.read(len(_GIVEN_UP) + 2).strip() == _GIVEN_UP

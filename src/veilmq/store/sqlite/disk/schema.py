@@ -1,9 +1,11 @@
-"""Tables, and the migrations that lead to them.
+"""The tables, and the migrations that create them.
 
-Strategy: `user_version` counts the migrations applied. Each is a script; all that are missing run in one transaction at
-open. A file of a newer version is refused. Migrations are append-only: a released one never changes
-(tests/store/fixtures holds a file of every released version). Every table has a primary key, and none AUTOINCREMENT: a
-copy that is made statement by statement must give the same numbers (`last_number`).
+Strategy: `user_version` counts the migrations applied. Each is a script; at open, all missing ones run in one
+transaction. A file of a newer version is refused.
+
+Before changing it: migrations are append-only; a released one never changes (tests/store/fixtures holds a file of every
+released version). Every table has a primary key, and none uses AUTOINCREMENT: a copy made statement by statement must
+assign the same numbers (`last_number`).
 """
 
 from typing import Final
@@ -13,7 +15,7 @@ import apsw
 from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
 
 APPLICATION_ID: Final = 0x564D5131  # "VMQ1"
-_UNRELEASED_ID: Final = 0x5645494C  # "VEIL": of files that no release ever wrote
+_UNRELEASED_ID: Final = 0x5645494C  # "VEIL": files from before the first release
 
 _FIRST: Final = """
 CREATE TABLE mark (
@@ -229,7 +231,7 @@ _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
 def check(connection: apsw.Connection) -> int:
-    """The version of the file, changing nothing. Raises SchemaNewer, SchemaUnreleased or NotOurs."""
+    """The version of the file; changes nothing. Raises SchemaNewer, SchemaUnreleased or NotOurs."""
     found = int(connection.pragma("user_version"))
     owner = int(connection.pragma("application_id"))
     if owner == _UNRELEASED_ID:
@@ -242,14 +244,14 @@ def check(connection: apsw.Connection) -> int:
 
 
 def check_ours(connection: apsw.Connection) -> int:
-    """The same for who only reads: an empty file is none of ours either."""
+    """The same for readers, for whom an empty file is not ours either."""
     if connection.pragma("application_id") not in {APPLICATION_ID, _UNRELEASED_ID}:
         raise NotOurs(_FOREIGN)
     return check(connection)
 
 
 def migrate(connection: apsw.Connection) -> int:
-    """Bring the file to `VERSION` in one transaction; returns the version it had. Raises as `check` does."""
+    """Migrate the file to `VERSION` in one transaction; returns the version it had. Raises as `check` does."""
     found = check(connection)
     if found == VERSION:
         return found
