@@ -1,1 +1,1 @@
-"""Leases: granted to receives, used by their handles."""
+"""Leases: granted to receives, and used through their handles."""

@@ -1,11 +1,11 @@
-"""Receive attempts: a receive that is asked for again under its ReceiveRequestAttemptId gets its messages again.
+"""Receive attempts: a receive repeated with the same ReceiveRequestAttemptId gets the same messages again.
 
-Strategy: a row for five minutes from the receive, with the handles it gave and the ends of their leases. The same
-messages are given again, under the same handles, as long as every one of those leases is in force and has the end that
-the row knows. Their visibility timeout starts again; the receive count does not rise, since nothing new was granted.
-If one of the messages was deleted, or its lease changed, the client has had the answer: the id is refused. If the
-leases have simply ended, or the five minutes have, it is a receive like any other. Source: ReceiveRequestAttemptId in
-ReceiveMessage, SQS API Reference.
+Strategy: each receive with an id has a row for five minutes, with the handles that it returned and the ends of their
+leases. A repeat returns the same messages under the same handles, as long as every one of those leases is in force and
+ends when the row says. Their visibility timeout starts again. The receive count does not rise, since nothing new was
+granted. If one of the messages was deleted, or its lease changed, the client has already used the answer: the id is
+refused. If the leases or the five minutes have simply ended, it is a receive like any other. Source:
+ReceiveRequestAttemptId in ReceiveMessage, SQS API Reference.
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ _MESSAGE: Final = (
 
 
 def remember(writer: Writer, queue: LiveQueue, attempt_id: str, granted: list[Delivery]) -> None:
-    """Keep what the receive got, in the place of what an earlier one of that id got."""
+    """Record what the receive got, replacing the record of an earlier receive with that id."""
     leases = _PACK.encode([(message.handle, message.due) for message in granted])
     writer.write(
         "INSERT OR REPLACE INTO receive_attempt (ends, generation, id, leases) VALUES (?, ?, ?, ?)",
@@ -44,7 +44,7 @@ def remember(writer: Writer, queue: LiveQueue, attempt_id: str, granted: list[De
 def replay(
     writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str
 ) -> list[Delivery] | AttemptNotRetryable | None:
-    """What the receive of that id got, leased anew; None if there was none, or its leases have ended by themselves."""
+    """What the receive with that id got, leased anew; None if there was none, or its leases have expired."""
     row = writer.read_one(_FIND, (queue.generation, attempt_id))
     if row is None or row[1] <= writer.now:
         return None
@@ -52,7 +52,7 @@ def replay(
     held = _held(writer, queue, leases)
     if held is None:
         return AttemptNotRetryable(attempt_id=attempt_id)
-    if not held:  # a new receive, also if it finds nothing and looks again later
+    if not held:  # now it is a new receive, even if it finds nothing and tries again later
         writer.write("DELETE FROM receive_attempt WHERE number = ?", (row[0],))
         return None
     again = []
@@ -77,8 +77,8 @@ def replay(
 
 
 def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> list[Place] | None:
-    """Where the messages are, if each is still under the lease that the row knows; empty if leases have ended by
-    themselves; None if a message was deleted or its lease changed."""
+    """The places of the messages, if each is still under the recorded lease; empty if leases have expired; None if a
+    message was deleted or its lease changed."""
     receipts = [writer.receipts.unseal(handle) for handle, _ in leases]
     known = [receipt.sequence for receipt in receipts if receipt is not None]
     if len(known) < len(receipts):  # a backup was restored since: its handles are void

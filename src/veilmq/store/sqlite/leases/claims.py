@@ -1,10 +1,10 @@
 """Receives: lease the first visible messages.
 
-Strategy: the candidates are the head of each line beyond its cursor, the unflushed ones, and the returned ones. Of
-those with the lowest priority the one goes first that has been visible longest (`Candidate.turn`): what was given back
-waits behind what waited already, so that no message keeps others waiting for ever. A candidate that turns out dead,
-damaged or due for the dead-letter queue is dealt with on the way and the next one takes its place, within a bound; what
-the bound leaves is met by the next claim.
+Strategy: the candidates are the head of each line after its cursor, the unflushed messages, and the returned ones.
+Among those of the lowest priority, the one that has been visible longest goes first (`Candidate.turn`). A message that
+was given back therefore waits behind those that were waiting already, and no message can keep others waiting for ever.
+A candidate that has expired, is damaged or is due for the dead-letter queue is removed during the claim, and the next
+candidate takes its place. The number of such removals per claim is bounded; the next claim handles the rest.
 """
 
 from collections import deque
@@ -37,14 +37,14 @@ from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.places import MANY, Place, numbers
 
 DETOURS_MAX: Final = 64
-"""Candidates that one receive may drop, quarantine or dead-letter on its way."""
+"""How many candidates one receive may expire, quarantine or dead-letter."""
 DETOURS_OF_BATCH: Final = 256
-"""The same for all receives of a batch together; beyond, `DETOURS_MIN` each."""
+"""The same limit for all receives of a batch together; beyond it, `DETOURS_MIN` each."""
 DETOURS_MIN: Final = 4
 DETOUR_BYTES: Final = 32 * 1024
-"""A body of so many bytes counts as one candidate more: to move or to drop it takes as long."""
+"""Each body of this size counts as one more candidate: moving or dropping it takes as long."""
 RETURNS_MAX: Final = 256
-"""Leases that end within one receive's look; the sweeper takes the rest."""
+"""How many ended leases one receive processes; the sweeper does the rest."""
 _RECEIVED: Final = int(Kind.RECEIVED)
 
 _READY: Final = (
@@ -73,7 +73,7 @@ _GRANT_AGAIN: Final = (
 
 
 class Candidate(msgspec.Struct, gc=False):
-    """A visible message, as `_READY` and `_RETURNED` select it."""
+    """A visible message, as selected by `_READY` and `_RETURNED`."""
 
     sequence: int
     id: bytes
@@ -97,12 +97,12 @@ class Candidate(msgspec.Struct, gc=False):
     failure: bytes | None = None
 
     def turn(self) -> "Turn":
-        """Its place among all visible messages."""
+        """Its position in the order of all visible messages."""
         since = self.due if self.returned else self.sent
         return self.priority, since, self.given_back, self.sequence
 
     def place(self, generation: int) -> Place:
-        """The same message, as expiry and dead letters see it."""
+        """The same message, in the form that expiry and dead letters use."""
         return Place(
             generation,
             self.sequence,
@@ -122,7 +122,7 @@ class Candidate(msgspec.Struct, gc=False):
 
 
 Turn = tuple[int, Instant, int, int]
-"""Priority, since when it is visible, `lease.turn`, sequence."""
+"""Priority, instant since which it is visible, `lease.turn`, sequence."""
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:
@@ -143,7 +143,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     line = _sole_line(queue)
     if line is not None:
         unflushed = lease_unflushed(writer, queue, command, line, wanted)
-        if queue.next_due <= writer.now:  # what is leased for no time comes back as any other message
+        if queue.next_due <= writer.now:  # messages leased for no time come back like any others
             flush(writer, writer.next_offset - 1)
         return Received(unflushed, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
@@ -159,9 +159,9 @@ def receive(writer: Writer, command: Receive) -> Outcome:
 
 
 def room(queue: LiveQueue, command: Receive) -> int:
-    """How many messages the receive may lease under its cap on messages in flight; none if that is not positive.
+    """How many messages the receive may lease under its cap on messages in flight; zero or less: none.
 
-    Whom the cap holds up is woken when one in flight ends: see `LiveQueue.cap`.
+    A receive that the cap holds up is woken when a message in flight ends: see `LiveQueue.cap`.
     """
     cap = command.in_flight_max
     if cap is None or cap - queue.in_flight >= command.count_max:
@@ -171,13 +171,13 @@ def room(queue: LiveQueue, command: Receive) -> int:
 
 
 def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
-    """The answer at the cap on messages in flight: an error for who does not wait alone ("If you use long polling,
-    Amazon SQS returns no error messages": Developer Guide, "Amazon SQS standard queue quotas")."""
+    """The answer at the cap on messages in flight: an error, but not for a long poll ("If you use long polling, Amazon
+    SQS returns no error messages": Developer Guide, "Amazon SQS standard queue quotas")."""
     return Received([], wait_us, capped=True) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
 
 
 def _sole_line(queue: LiveQueue) -> "deque[Unflushed] | None":
-    """The line of unflushed messages that holds all that is visible, if one does."""
+    """The line of unflushed messages, if everything visible is in that one line."""
     if queue.returned or len(queue.unflushed) != 1 or any(queue.ready.values()):
         return None
     (line,) = queue.unflushed.values()
@@ -185,7 +185,7 @@ def _sole_line(queue: LiveQueue) -> "deque[Unflushed] | None":
 
 
 def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
-    """Lease the first `count` messages, wherever they are; False if there was none."""
+    """Lease the first `count` messages, wherever they are stored; False if there was none."""
     found: Sequence[Candidate | Unflushed]
     if writer.disorder:
         held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
@@ -199,7 +199,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
     for candidate in found:
         if isinstance(candidate, Unflushed):
             waiting = queue.unflushed.get(candidate.contents.priority)
-            if not waiting or waiting[0] is not candidate:  # one on the way had all flushed
+            if not waiting or waiting[0] is not candidate:  # an earlier candidate caused a flush
                 break
             granting.granted += lease_unflushed(writer, queue, command, waiting, 1)
         elif not granting.take(candidate) and granting.detours_left <= 0:
@@ -209,7 +209,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
 
 
 def _order(candidate: Candidate | Unflushed) -> tuple[int, int]:
-    """Of what stands in lines."""
+    """The order of messages in lines."""
     found = candidate.contents if isinstance(candidate, Unflushed) else candidate
     return found.priority, found.sequence
 
@@ -225,14 +225,14 @@ Waiting = TypeVar("Waiting", Candidate, Candidate | Unflushed)
 
 
 def _by_turns(lined: Iterable[Waiting], writer: Writer, queue: LiveQueue, count: int) -> list[Waiting]:
-    """What stands in lines and what came back, merged. A line keeps its order, whatever its messages' instants are: a
-    cursor says how far it was claimed."""
+    """Merge messages in lines with returned ones. A line keeps its own order, whatever the instants of its messages:
+    its cursor says how far it was claimed."""
     returned = [Candidate(*row) for row in writer.read(_RETURNED, (queue.generation, count))]
     return list(islice(merge(lined, returned, key=_turn), count))
 
 
 def _lined(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
-    """The first of those that stand in the tables' lines."""
+    """The first messages in the lines of the tables."""
     found: list[Candidate] = []
     for priority in queue.ready if len(queue.ready) == 1 else sorted(queue.ready):
         if queue.ready[priority]:
@@ -244,14 +244,15 @@ def _lined(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
 
 
 def candidates(writer: Writer, sequences: Sequence[int]) -> list[Candidate]:
-    """Those messages of a queue with groups, in that order."""
+    """Those messages of a queue with groups, in the given order."""
     rows = writer.read(_NAMED, (numbers(sequences),)) if sequences else []
     found = {row[0]: Candidate(*row) for row in rows}
     return [found[sequence] for sequence in sequences]
 
 
 def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
-    """The candidate's extras if it goes to the receiver; None if it goes elsewhere: then it has gone."""
+    """The candidate's extras if it can be delivered; None if it was removed instead (expired, damaged or
+    dead-lettered)."""
     settings = queue.settings
     own_expiry = candidate.own_expiry
     if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.now:
@@ -271,13 +272,13 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | N
 
 
 def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) -> bool:
-    """Whether a message with that many receives may be given up. Of a push only those count that failed, which rotate
-    its handle: one that the server's own end cut off is none of the endpoint's tries."""
+    """Whether a message with that many receives may be dead-lettered. Of pushes only failed ones count, which rotate
+    the handle: a push cut off by the server's own stop does not count against the endpoint."""
     return not is_hidden(queue.key.name) or candidate.rotation >= redrive.receive_count_max
 
 
 class Granting:
-    """The leases of one receive: what they have in common is asked once."""
+    """The leases of one receive; what they share is computed once."""
 
     __slots__ = ("_again", "_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "given_back", "granted")
 
@@ -285,20 +286,20 @@ class Granting:
         writer.touch(queue)
         self.granted: list[Delivery] = []
         self.detours_left = min(DETOURS_MAX, max(DETOURS_OF_BATCH - writer.detours, DETOURS_MIN))
-        """Candidates that may yet go elsewhere."""
+        """How many more candidates may be removed instead of delivered."""
         self._writer = writer
         self._queue = queue
         self._origin = writer.origin(command.origin)
         self.given_back = writer.next_offset
-        """The turn of those that are leased for no time."""
+        """The turn of messages that are leased for no time."""
         self._terms = Terms(writer.now, queue, command)
         self._leases: dict[tuple[int, int, Instant], list[int]] = {}
-        """First leases that differ in nothing but the message: sequences by order, line and due."""
+        """First leases that differ only in the message: sequences by order, line and due."""
         self._again: dict[Instant, list[int]] = {}
-        """Later ones, by due."""
+        """Later leases: sequences by due."""
 
     def take(self, candidate: Candidate) -> bool:
-        """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
+        """Lease the candidate to the receiver, unless it must be removed instead; it is then removed."""
         extras = _stays(self._writer, self._queue, candidate)
         if extras is None:
             cost = 1 + len(candidate.body) // DETOUR_BYTES
@@ -346,8 +347,8 @@ class Granting:
         ))  # fmt: skip
 
     def write(self) -> None:
-        """The rows of the leases; those that differ in nothing but the message in one statement. Who reads the tables
-        again for more needs them."""
+        """Write the lease rows; leases that differ only in the message go into one statement. Call it before reading
+        the tables for more candidates."""
         leases, self._leases = self._leases, {}
         now = self._writer.now
         few: list[Row] = []

@@ -1,9 +1,9 @@
-"""Neighbours that change places, on purpose: what clients meet at queues that many servers share.
+"""Reorders neighbouring messages on purpose, as clients see it at queues spread over many servers.
 
-Strategy: sometimes a message further back in the line is claimed first, and those before it become returned messages
-that nobody received, just as a delay that ends makes them. They go out next, so that nothing is more than the window
-out of its place, and counts, histories and restarts know nothing special. What is drawn follows from the sequences.
-Standard queues alone; groups keep their order. Source: document 002, the run 1 3 2 5 4 7 6 of a plain queue.
+Strategy: sometimes a message further back in the line is claimed first. Those before it become returned messages that
+nobody received, like messages whose delay has ended, and go out next. So no message is more than the window out of its
+place, and counts, histories and restarts need no special case. The random choice follows from the sequences. Standard
+queues only; groups keep their order. Source: document 002, the run 1 3 2 5 4 7 6 of a plain queue.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def disordered(
     writer: Writer, queue: LiveQueue, candidates: "Sequence[Candidate]", count: int, window: int
 ) -> "list[Candidate]":
-    """The first `count` in the order in which they go out; the queue has been touched."""
+    """The first `count` candidates in the order of delivery. The queue must be touched before."""
     rest = list(candidates)
     chosen: list[Candidate] = []
     while rest and len(chosen) < count:
@@ -43,7 +43,7 @@ def _in_line(candidate: "Candidate", head: "Candidate") -> bool:
 
 
 def _step_aside(writer: Writer, queue: LiveQueue, candidate: "Candidate") -> None:
-    """Out of its line, visible, received by nobody."""
+    """Move the message out of its line; it stays visible and nobody has received it."""
     line, origin = candidate.line, writer.origin(SERVER)
     assert line is not None
     sent = candidate.sent

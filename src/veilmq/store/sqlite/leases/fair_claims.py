@@ -1,12 +1,12 @@
-"""Receives from standard queues with tenants: nobody's thousands of messages stand before somebody else's ten.
+"""Receives from standard queues with tenants: one tenant's thousands of messages do not delay another's ten.
 
-Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one
-tenant together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one
-whose message has waited longest. A tenant that gives everything back at once never has anything in flight, and would
-keep the others waiting for ever: so the message that has waited longest of all is passed over `PASSED_OVER_MAX` times
-in a row at most, and one behind k others is received after (PASSED_OVER_MAX + 1) * (k + 1) messages at the latest. Both
-choices are first entries of an index, however many tenants there are. More urgent messages go before all tenants, less
-urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
+Strategy: messages of the default priority with a group belong to that group, a tenant; those without a group are one
+tenant together. Each message is taken from the tenant that has visible messages and the fewest in flight; among equals,
+from the one whose message has waited longest. A tenant that releases everything at once never has anything in flight,
+and would keep the others waiting for ever. So the message that has waited longest of all is passed over at most
+`PASSED_OVER_MAX` times in a row, and a message behind k others is received after at most (PASSED_OVER_MAX + 1) * (k +
+1) messages. Both choices are first entries of an index, however many tenants there are. More urgent messages go before
+all tenants and less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
 """
 
 from operator import itemgetter
@@ -28,8 +28,8 @@ _FIRST: Final = (
     " UNION ALL SELECT * FROM (SELECT held, since, turn, free FROM message_group INDEXED BY message_group_busy"
     "  WHERE generation = ?1 AND held > 0 AND free IS NOT NULL ORDER BY since, turn, free LIMIT 1)"
 )
-"""The tenant with the fewest in flight, and of those with any the one that has waited longest: one of the two has
-waited longest of all."""
+"""The tenant with the fewest in flight, and, of the tenants with messages in flight, the one that has waited longest:
+one of the two has waited longest of all."""
 _READY: Final = (
     "SELECT sent, sequence FROM message INDEXED BY message_line"
     " WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT 1"
@@ -41,7 +41,7 @@ _RETURNED: Final = (
 
 
 def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
-    """Lease up to `count_max` messages. What is due has returned, and group rows are up to date."""
+    """Lease up to `count_max` messages. Call after ended leases were returned and group rows updated."""
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     wanted = room(queue, command)
     if wanted <= 0:
@@ -70,7 +70,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
 
 
 def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
-    """The first message that is of no group."""
+    """The first message without a group."""
     found = writer.read(_RETURNED, (queue.generation, LINES_MAX)) if queue.returned else []
     for priority in sorted(queue.ready):
         if queue.ready[priority]:
@@ -83,7 +83,7 @@ def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
 
 
 def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidate | None:
-    """Whose turn it is."""
+    """The message to deliver next."""
     if alone is not None and alone.priority < PRIORITY_DEFAULT:
         return alone
     waiting = writer.read(_FIRST, (queue.generation,))

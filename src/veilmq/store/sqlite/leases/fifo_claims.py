@@ -1,10 +1,10 @@
 """Receives from FIFO queues: consecutive messages of free groups.
 
-Strategy: free groups are walked in the order of their turns (groups.py), and of each as many messages are taken as
-there is room for, from its first one up to one that is in flight or delayed. One statement finds what a receive may
-take, without the bodies, since it may pass over messages behind one in flight; another one reads those. A message that
-is dead, damaged or due for the dead-letter queue goes on the way, and the next of its group takes its place. Source:
-"FIFO queue delivery logic" in the SQS Developer Guide.
+Strategy: walk the free groups in the order of their turns (groups.py). From each take as many messages as there is room
+for, from its first up to one that is in flight or delayed. One statement finds what a receive may take, without the
+bodies, since it may skip messages behind one in flight; a second one reads the bodies. A message that has expired, is
+damaged or is due for the dead-letter queue is removed, and the next of its group takes its place. Source: "FIFO queue
+delivery logic" in the SQS Developer Guide.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ _LOCK: Final = (
 
 
 def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received | AttemptNotRetryable:
-    """Lease up to `count_max` messages; empty if no group is free. What is due has returned, and group rows are up to
-    date.
+    """Lease up to `count_max` messages; empty if no group is free. Call after ended leases were returned and group rows
+    updated.
 
-    At the cap on messages in flight it is empty too ("Amazon SQS returns no error messages").
+    Also empty at the cap on messages in flight ("Amazon SQS returns no error messages").
     """
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     if command.attempt_id is not None:
@@ -49,7 +49,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received | At
         if isinstance(replayed, AttemptNotRetryable):
             return replayed
         if replayed is not None:
-            queue.woken += queue.visible > 0  # it was woken, and took nothing of what is visible
+            queue.woken += queue.visible > 0  # a woken receive that took nothing of what is visible: wake another
             return Received(replayed, wait_us, queue.settings.xml_body)
     wanted = room(queue, command)
     if not queue.visible or wanted <= 0:
@@ -63,7 +63,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received | At
 
 
 class _Claim:
-    """One receive on its way through the groups."""
+    """The progress of one receive through the groups."""
 
     def __init__(self, writer: Writer, queue: LiveQueue, command: Receive, wanted: int) -> None:
         self._granting = Granting(writer, queue, command)
@@ -72,13 +72,13 @@ class _Claim:
         self._queue = queue
         self._wanted = wanted
         self._last = writer.mark.sequence
-        """What comes into the queue meanwhile (it may be its own dead-letter queue) is not met."""
+        """Messages that arrive during the claim (the queue may be its own dead-letter queue) are ignored."""
         self._taken: set[int] = set()
         self._ended: int | None = None
-        """The group of which no more can be taken."""
+        """The group from which no more can be taken."""
 
     def walk(self) -> None:
-        """Take what there is, group by group."""
+        """Take messages, group by group."""
         after: Sequence[int] = (0, 0, 0)
         while room := self._room():
             rows = self._writer.read(_FREE, (self._queue.generation, *after, self._last, room))
@@ -94,7 +94,7 @@ class _Claim:
         return self._wanted - len(self.granted) if self._granting.detours_left > 0 else 0
 
     def _finish(self, number: int, sequence: int) -> None:
-        """The rows were cut amid a group, and there is room left: take what follows in it."""
+        """The rows ended within a group and there is room left: take what follows in it."""
         while number != self._ended and (room := self._room()):
             rows = self._writer.read(_REST, (self._queue.generation, number, sequence, self._last, room))
             self._take(rows)
@@ -103,8 +103,7 @@ class _Claim:
             sequence = rows[-1][1]
 
     def _take(self, rows: Sequence[Row]) -> None:
-        """Take the messages (line, sequence, whether it is hidden) unless they go elsewhere; a hidden one ends its
-        group."""
+        """Take the messages (line, sequence, whether hidden) that need not be removed; a hidden one ends its group."""
         found = []
         for number, sequence, hidden, *_ in rows:
             if hidden:
@@ -119,7 +118,7 @@ class _Claim:
                 return
 
     def lock(self) -> None:
-        """Write the leases; the groups that gave messages are not free any more."""
+        """Write the leases. Groups that delivered messages are no longer free."""
         if not self.granted:
             return
         writer, queue = self._writer, self._queue

@@ -1,6 +1,6 @@
-"""Uses of a handle where the message is of a group: what differs from a message that stands alone.
+"""Uses of a handle whose message belongs to a group: the differences from a message without one.
 
-Strategy: two questions that `handles.py` asks; everything else is noted by `uncount` and written later (groups.py).
+Strategy: handles.py calls these two functions; `uncount` records everything else, which is written later (groups.py).
 """
 
 from typing import Final
@@ -17,17 +17,18 @@ _EARLIER_OF_OTHERS: Final = (
 
 
 def line_aside(queue: LiveQueue, place: Place) -> tuple[int | None, int]:
-    """Line and order of a message that was in its line and becomes delayed (extended before anybody received it)."""
+    """Line and order of a message that leaves its line because it becomes delayed (extended before it was ever
+    received)."""
     if place.line is None or place.line <= LINES_MAX:
         return None, place.priority
     return place.line if queue.settings.fifo else -place.line, place.line
 
 
 def may_extend(writer: Writer, queue: LiveQueue, place: Place) -> bool:
-    """Whether a lease of a FIFO group may go on. If it has ended, only if no earlier message of the group is leased to
-    somebody else since.
+    """Whether a lease of a FIFO group may be extended. If it has ended: only if no earlier message of the group has
+    been leased to somebody else since.
 
-    Earlier messages that are still in the group were received together with this one: there are few.
+    Earlier messages still in the group were received together with this one, so there are few.
     """
     if not place.attempt or (place.hidden and place.due > writer.now):
         return True

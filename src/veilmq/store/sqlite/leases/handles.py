@@ -1,7 +1,8 @@
 """Uses of a handle: extend, release, delete, undeliver.
 
-Strategy: the commands of one kind in a batch are one group: where their messages are is read in one go (`Places`), each
-handle is judged against that, and what is not current changes nothing and is recorded as refused.
+Strategy: the commands of one kind in a batch form one group. The places of all their messages are read at once
+(`Places`), and each handle is judged by its message's place. A handle that is not current changes nothing and is
+recorded as refused.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ from veilmq.store.sqlite.messages.places import (
 )
 from veilmq.store.sqlite.messages.sends import as_stored
 
-# Members of an enum are looked up by a call each time; these are needed for every message.
+# Looking up a member of an enum is a call each time; these are needed for every message.
 _DELETED: Final = int(Kind.DELETED)
 _EXTENDED: Final = int(Kind.EXTENDED)
 _RELEASED: Final = int(Kind.RELEASED)
@@ -51,11 +52,11 @@ _FOR_RETRY: Final = int(Kind.RELEASED_FOR_RETRY)
 _FROM_EXTEND: Final = int(LeaseSource.EXTEND)
 _DONE: Final = Deleted()
 LEASE_TOTAL_REASON: Final = "total"
-"""ParameterInvalid.reason when an extension would pass the protocol's cap on the whole lease."""
+"""ParameterInvalid.reason when an extension would exceed the protocol's cap on the whole lease."""
 
 
 class Places:
-    """Where the messages of a group of commands are: read in one go, and kept true while the group changes them."""
+    """Places of the messages of a group of commands: read at once, and kept up to date while the group changes them."""
 
     def __init__(self, writer: Writer, receipts: Sequence[Receipt | None]) -> None:
         self._writer = writer
@@ -63,7 +64,7 @@ class Places:
         self._places = find_places(writer, sequences) if sequences else {}
 
     def find(self, command: Delete | Extend, receipt: Receipt | None) -> tuple[LiveQueue, Place] | VeilError:
-        """The message that a handle names, if the handle may still act on it."""
+        """The message that a handle names, if the handle may still act on it; else the error."""
         writer = self._writer
         queue = writer.queue(command.queue)
         if queue is None:
@@ -86,7 +87,7 @@ class Places:
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
         if place.attempt and command.arrived > place.due and (not place.hidden or place.due <= writer.now):
-            # On FIFO nobody acts on a lease that has ended, as at AWS: the message may be received again at any moment.
+            # On FIFO an ended lease allows nothing, as at AWS: the message may be received again at any moment.
             if command.after_expiry is AfterExpiry.REFUSE or queue.settings.fifo:
                 return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
             if place.hidden:
@@ -94,7 +95,7 @@ class Places:
         return queue, place
 
     def gone(self, place: Place) -> None:
-        """The message left; whoever names it next finds nothing."""
+        """The message is gone; the next handle for it finds nothing."""
         del self._places[place.sequence]
 
 
@@ -141,7 +142,7 @@ def extend_all(writer: Writer, commands: Sequence[Extend]) -> list[Outcome]:
 
 
 def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | None, moves: "Moves") -> Outcome:
-    """Set the lease's end from now, or release; replace the body if the command has one."""
+    """Set the lease's end, counted from now, or release the message; replace the body if the command has one."""
     found = places.find(command, receipt)
     if isinstance(found, VeilError):
         return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, found)
@@ -159,7 +160,7 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
     if command.size_bytes > queue.settings.message_bytes_max:
         return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=queue.settings.message_bytes_max)
     if queue.settings.fifo and command.lease_us and place.due <= now:
-        moves.write()  # what it is judged by
+        moves.write()  # `may_extend` reads these rows
     if queue.settings.fifo and command.lease_us and not may_extend(writer, queue, place):
         error = LeaseExpired(sequence=place.sequence, attempt=place.attempt)
         return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, error)
@@ -185,7 +186,7 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
 
 
 def _meaning(command: Extend, place: Place, due: Instant) -> tuple[int, LeaseEnding]:
-    """The event that an extend is, and what it will mean if the lease that it gives runs out."""
+    """The kind of event that an extend is, and what it will mean if the new lease runs out."""
     reported = None if command.report is None else command.report.reported
     if not place.attempt:
         return _EXTENDED if command.lease_us else _RELEASED, LeaseEnding.EXPIRED
@@ -201,7 +202,7 @@ def _meaning(command: Extend, place: Place, due: Instant) -> tuple[int, LeaseEnd
 
 
 def _keep_failure(writer: Writer, command: Extend, place: Place) -> dict[str, object] | None:
-    """Note the error with the lease, so that later receives and a dead letter show it; returns the event's detail."""
+    """Store the error with the lease, so that later receives and a dead letter show it; returns the event's detail."""
     assert command.report is not None
     failure = command.report.failure
     error = failure.error if writer.error_lines else ""
@@ -215,7 +216,7 @@ def _keep_failure(writer: Writer, command: Extend, place: Place) -> dict[str, ob
 
 
 def undeliver(writer: Writer, command: Undeliver) -> Outcome:
-    """Release what was granted to a client that is gone."""
+    """Release a message that was granted to a client that is gone."""
     queue = writer.queue(command.queue)
     moves = Moves(writer)
     released = 0
@@ -251,9 +252,9 @@ def _refused(
     error: VeilError,
     died: Event | None = None,
 ) -> VeilError:
-    """Record a refusal that tells of a race; a handle that is not genuine tells nothing.
+    """Record a refusal that shows a race. A handle that is not genuine is not recorded.
 
-    died: the message's deletion, if it has just died unflushed: no table held it.
+    died: the event of the message's deletion, if the message was deleted unflushed and so is in no table.
     """
     reason = _REASONS.get(type(error))
     if reason is not None and receipt is not None:
@@ -281,8 +282,8 @@ def _refused(
 
 
 class Moves:
-    """Where lease rows go, by sequence: the last move of a message counts. `write` writes them, those that get the same
-    end in one statement."""
+    """New values of lease rows, by sequence; a message's last values count. `write` writes them, rows with equal values
+    in one statement."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -291,15 +292,15 @@ class Moves:
         """By sequence: hidden, due, rotation, turn, ending."""
 
     def turn(self, *, hidden: bool) -> int:
-        """Of the lease row. What is given back together keeps the order of its sending."""
+        """`turn` of the lease row. Messages given back together keep the order in which they were sent."""
         return 0 if hidden else self._given_back
 
     def add(self, place: Place, due: Instant, rotation: int, ending: int, *, hidden: bool) -> None:
-        """The message's lease row gets these values."""
+        """Set these values in the message's lease row."""
         self._ends[place.sequence] = (hidden, due, rotation, self.turn(hidden=hidden), ending)
 
     def write(self) -> None:
-        """Write what was added since."""
+        """Write what was added since the last call."""
         groups: dict[tuple[bool, Instant, int, int, int], list[int]] = {}
         for sequence, end in self._ends.items():
             groups.setdefault(end, []).append(sequence)

@@ -1,7 +1,7 @@
-"""How many messages a queue hands out in a second, if its owner set a bound.
+"""Limits how many messages a queue delivers per second, if its owner set a rate.
 
-Strategy: a bucket that fills at that rate and holds a second's worth. It is in memory alone and full after a restart;
-a batch that is rolled back puts its messages back into it. An empty queue costs nothing of it.
+Strategy: a token bucket that fills at that rate and holds one second's worth. It is only in memory, and full after a
+restart; a batch that is rolled back returns its tokens. An empty queue uses none.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from veilmq.store.sqlite.messages.expiry import look_for_due
 def receive_within(
     writer: Writer, queue: LiveQueue, rate: int, command: Receive, receive: Callable[[Receive], Outcome]
 ) -> Outcome:
-    """What `receive` gives of what is left of this second; RateExceeded if that is nothing, and messages are there."""
+    """Receive within what is left of this second; RateExceeded if nothing is left and there are messages."""
     if writer.now >= queue.next_due:
         look_for_due(writer, queue, RETURNS_MAX)
-    # As if each message took its part of a second, and the queue might be a second behind. In parts of a microsecond,
-    # as many as the rate has, so that all stays whole.
+    # Each message uses its part of a second, and the queue may be at most a second behind. The unit is a microsecond
+    # divided by the rate, so that all values are integers.
     known, until = queue.handed
     began = max(until if known == rate else 0, (writer.now - SECOND_US) * rate)
     left = (writer.now * rate - began) // SECOND_US
@@ -36,5 +36,5 @@ def receive_within(
         writer.touch(queue)
         queue.handed = (rate, began + len(outcome.messages) * SECOND_US)
         if len(outcome.messages) == left < command.count_max and queue.visible:
-            queue.woken += 1  # it got less than it asked for, and there is more: who waits must hear of the rate
+            queue.woken += 1  # more is visible: wake a parked receive for RateExceeded
     return outcome

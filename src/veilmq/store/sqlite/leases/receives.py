@@ -1,6 +1,6 @@
 """Receives, by the kind of queue.
 
-Strategy: a standard queue that never had a message of a group is served by `claims` and knows nothing of the rest.
+Strategy: a standard queue that never had a message with a group is served by `claims` alone and pays for nothing else.
 """
 
 from veilmq.model.commands import Receive
@@ -14,7 +14,7 @@ from veilmq.store.sqlite.messages.groups import update_rows
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:
-    """Lease up to `count_max` messages; empty if there is none to be had."""
+    """Lease up to `count_max` messages; empty if none is available."""
     queue = writer.queue(command.queue)
     if queue is not None and (rate := queue.settings.receives_per_second_max) is not None:
         return receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))

@@ -1,4 +1,4 @@
-"""For how long a receive leases: the receiver's word, the sender's hint, the queue's plan, or the queue's setting."""
+"""How long a receive leases: set by the receiver, the sender's hint, the queue's plan, or the queue's setting."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ Lease = tuple[int, int, Instant]
 
 
 class Terms:
-    """What all leases of one receive have in common, asked once."""
+    """What all leases of one receive share, computed once."""
 
     __slots__ = ("_now", "_plan", "named", "usual")
 
@@ -25,7 +25,7 @@ class Terms:
         self._plan = queue.plan.applied
         lease_us = command.lease_us
         self.named = lease_us is not None
-        """Whether the receiver said how long: then nothing else counts."""
+        """Whether the receiver set the length: then nothing else counts."""
         if lease_us is None:
             lease_us = queue.settings.visibility_timeout_us
             self.usual: Lease = (lease_us, _FROM_QUEUE, Instant(now + lease_us))
@@ -33,7 +33,7 @@ class Terms:
             self.usual = (lease_us, _FROM_RECEIVE, Instant(now + lease_us))
 
     def of(self, kind: str | None, extras: Extras) -> Lease:
-        """The first lease of a message of that type: its sender or the queue's plan may want another than is usual."""
+        """The first lease of a message of that type: its sender or the queue's plan may set another length."""
         if self.named:
             return self.usual
         lease_us = extras.lease_hint_us

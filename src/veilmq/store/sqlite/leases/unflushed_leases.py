@@ -1,4 +1,4 @@
-"""What unflushed messages live through: a lease, and the deletion by its handle while it lasts.
+"""What can be done to unflushed messages: a first lease, and deletion by its handle while it lasts.
 
 For anything else they are flushed first.
 """
@@ -24,7 +24,7 @@ _RECEIVED: Final = int(Kind.RECEIVED)
 def lease_unflushed(
     writer: Writer, queue: LiveQueue, command: Receive, line: deque[Unflushed], count: int
 ) -> list[Delivery]:
-    """Lease up to `count` messages from the head of a line of the queue. None of them has expired."""
+    """Lease up to `count` messages from the head of a line of the queue. None of them may have expired."""
     writer.touch(queue)
     memtable, seal, events = writer.memtable, writer.receipts.seal, writer.events
     memtable.changed = True
@@ -60,10 +60,10 @@ def lease_unflushed(
 
 
 def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, Receipt | None]]:
-    """Delete those whose handles are such; returns the places of the other commands, each with its handle's receipt.
+    """Delete the unflushed messages that the handles name; returns the other commands' indexes, each with its receipt.
 
-    From the first on that names an unflushed message but cannot delete it here, all are left to who judges them by the
-    tables: they keep their order.
+    From the first command that names an unflushed message but cannot delete it here, all are left to the caller, which
+    judges them by the tables; so they keep their order.
     """
     memtable = writer.memtable
     held, messages, died = memtable.held, memtable.messages, memtable.died
@@ -91,7 +91,7 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
             if receipt is not None and receipt.sequence in messages:
                 held = {}
             continue
-        if command.origin is not sender:  # a wire batch has one
+        if command.origin is not sender:  # a wire batch has only one origin
             sender = command.origin
             origin = writer.origin(sender)
             writer.touch(queue)

@@ -1,1 +1,1 @@
-"""How a message comes, where it is, and how it leaves: sends, groups, expiry, dead letters."""
+"""How a message enters a queue, where it is, and how it leaves: sends, groups, expiry, dead letters."""

@@ -1,5 +1,5 @@
-"""Messages that leave their queue without being deleted: to the dead-letter queue, with a move task, or apart because
-they are damaged."""
+"""Messages that leave their queue without being deleted: to a dead-letter queue, by a move task, or into quarantine
+because they are damaged."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -25,12 +25,12 @@ _WHOLE: Final = (
 
 
 def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue, *, expired: bool = False) -> None:
-    """Move a message, with its id and group, behind all that waits in the dead-letter queue.
+    """Move a message, with its id and group, behind everything in the dead-letter queue.
 
-    On a standard queue its time goes on from its sending, on a FIFO queue anew (Developer Guide, "Dead-letter queues").
-    A line is in the order of its messages' sending: so on a standard queue it waits as one that was given back.
-    A deduplication id gives way to the message's id: two messages that shared one at different times must not be taken
-    for one there (Developer Guide, "Configure a dead-letter queue redrive").
+    On a standard queue its retention counts from the original send, on a FIFO queue anew (Developer Guide, "Dead-letter
+    queues"). A line is ordered by time of sending, so on a standard queue the message waits as one that was given back.
+    Its deduplication id is replaced by the message's id: two messages that shared one at different times must not count
+    as duplicates there (Developer Guide, "Configure a dead-letter queue redrive").
     """
     (row,) = writer.read(_WHOLE, (place.sequence,))
     sender, packed, md5, body, first, failure = row
@@ -77,10 +77,11 @@ def put_elsewhere(
     *,
     aside: bool = False,
 ) -> dict[str, object]:
-    """Take a message out of its queue, and append it to its line in another one, as `message`, sent then.
+    """Remove a message from its queue and append it to its line in another queue, as `message`, sent at the given
+    instant.
 
-    contents: sender, packed extras, MD5, body. aside: not into the line, but as a message that was given back now.
-    Returns what an event tells of where it is now.
+    contents: sender, packed extras, MD5, body. aside: not into the line, but like a message given back now. Returns the
+    event's detail about its new place.
     """
     writer.touch(target)
     given_back = writer.next_offset
@@ -113,7 +114,8 @@ def put_elsewhere(
 
 
 def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """A body that does not match its MD5: nobody receives it, the others flow, `veilmq check` names it."""
+    """Set apart a message whose body does not match its MD5: nobody receives it, others are not held up, `veilmq check`
+    lists it."""
     writer.touch(queue)
     if place.leased:
         writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
@@ -124,12 +126,12 @@ def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
 
 
 def error_detail(error_type: str, error: str) -> dict[str, object]:
-    """The members of an event's detail that tell of an error; what is not known is left out."""
+    """The members of an event's detail about an error; unknown ones are left out."""
     return {name: text for name, text in (("error_type", error_type), ("error", error)) if text}
 
 
 def remove(writer: Writer, queue: LiveQueue, *places: Place) -> None:
-    """Delete the rows of messages and take them off the counts."""
+    """Delete the rows of messages and subtract them from the counts."""
     writer.touch(queue)
     remove_rows(writer, [place.sequence for place in places])
     for place in places:

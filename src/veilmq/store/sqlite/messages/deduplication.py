@@ -1,11 +1,11 @@
-"""Deduplication of sends on FIFO queues: what was taken in the last five minutes is not taken again.
+"""Deduplication on FIFO queues: a message accepted in the last five minutes is not accepted again.
 
-Strategy: a row for each message that was taken, for exactly `WINDOW_US` from its send. Its key is a digest of the
-queue's generation and the deduplication id, and behind that one of the group: so one index answers whether the queue
-has had the id (keys that begin so) and whether the group has (that very key), and nothing is forgotten when the scope
-changes. A row is as small as its index entry, outlives its message, and means nothing after a purge or to a later queue
-of the same name. The rows' order is that of the sends, so the sweeper takes the ended ones from the front. The sends of
-a batch are looked up in one go; those that the batch itself took count too.
+Strategy: each accepted message has a row for exactly `WINDOW_US` from its send. Its key is a digest of the queue's
+generation and the deduplication id, followed by a digest of the group. So one index answers whether the queue has seen
+the id (by prefix) and whether the group has (by the whole key), and a change of scope forgets nothing. A row is as
+small as its index entry. It outlives its message, and means nothing after a purge or to a later queue of the same name.
+Rows are in the order of the sends, so the sweeper removes ended ones from the front. The sends of a batch are looked up
+at once, and also compared with each other.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _INSERT: Final = "INSERT OR REPLACE INTO deduplication VALUES (?, ?, ?, ?, ?)"
 
 
 class First(msgspec.Struct, gc=False):
-    """The message that was taken."""
+    """The message that was accepted."""
 
     sequence: int
     ends: int
@@ -46,17 +46,17 @@ class First(msgspec.Struct, gc=False):
 
 
 def identity_of(queue: LiveQueue, command: Send) -> str | None:
-    """The deduplication id, the sender's or the SHA-256 of the body; None: there is none, and there must be one."""
+    """The deduplication id: the sender's, or the SHA-256 of the body; None if it is required but missing."""
     if command.extras.deduplication_id is not None:
         return command.extras.deduplication_id
     return sha256(command.body.encode()).hexdigest() if queue.settings.content_deduplication else None
 
 
 class Key(NamedTuple):
-    """What the window knows a message by."""
+    """The keys under which a message is known in the window."""
 
     wanted: bytes
-    """Keys that begin so are of the same message."""
+    """Prefix of the keys of duplicates."""
     own: bytes
 
 
@@ -69,7 +69,7 @@ def key_of(queue: LiveQueue, group: str, identity: str) -> Key:
 
 
 class Window:
-    """What is in force for one set of sends; `flush` writes what they added."""
+    """The entries in force for one set of sends; `flush` writes the new ones."""
 
     def __init__(self, writer: Writer, keys: Sequence[Key]) -> None:
         self._writer = writer
@@ -79,7 +79,7 @@ class Window:
         self._firsts = {key: First(*rest) for key, *rest in rows}
 
     def absorbed(self, queue: LiveQueue, command: Send, key: Key) -> Sent | None:
-        """The answer to a duplicate, and its event; None for a message that is to be taken."""
+        """The answer to a duplicate, and record its event; None if the message is not a duplicate."""
         first = self._firsts.get(key.wanted)
         if first is None:
             return None
@@ -105,11 +105,11 @@ class Window:
         return Sent(first.message, first.sequence, sent, visible, expires, duplicate=True)
 
     def took(self, command: Send, key: Key, sent: Sent) -> None:
-        """The message was taken."""
+        """The message was accepted: add it."""
         first = self._firsts[key.wanted] = First(sent.sequence, sent.sent + WINDOW_US, sent.id, command.md5)
         self._new.append((first.sequence, first.ends, key.own, first.message, first.md5))
 
     def flush(self) -> None:
-        """Write what was taken; a row of the same key whose time is over goes."""
+        """Write what was accepted, replacing ended rows of the same key."""
         if self._new:
             self._writer.insert_many(_INSERT, self._new)

@@ -1,7 +1,7 @@
-"""Leases, delays and messages that end by themselves.
+"""Leases, delays and messages that end by time.
 
-Strategy: what is due is applied when a command meets it (a claim, a use of a handle) or when the sweeper comes,
-whichever is first, and is recorded once, with the instant at which it was due.
+Strategy: what is due is applied by the next command that looks at it (a claim, a use of a handle) or by the sweeper,
+whichever is first. It is recorded once, with the instant at which it was due.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.places import Place, event_of, numbers, uncount
 
 RETURNS_OF_BATCH: Final = 1_024
-"""Leases that may end because commands of one batch look at their queues; beyond, `RETURNS_MIN` a command."""
+"""How many leases may be ended by the commands of one batch; beyond, `RETURNS_MIN` a command."""
 RETURNS_MIN: Final = 16
 
 
@@ -34,7 +34,7 @@ class _Due(msgspec.Struct, array_like=True, gc=False):
     origin: int
     ending: int
     id: str
-    """In hexadecimal digits: JSON carries no blobs."""
+    """In hexadecimal: JSON cannot carry blobs."""
     sent: Instant
     group: str | None
     type: str | None
@@ -52,8 +52,8 @@ _DUE_DECODER: Final = msgspec.json.Decoder(list[_Due])
 
 
 def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
-    """`return_due` for one of many commands that look at the same time: of a batch, the first find most of what there
-    is, and the others no more than they need."""
+    """`return_due` within a batch's limit: the first commands of a batch end most of the due leases, the later ones no
+    more than they need."""
     flush(writer)
     room = max(RETURNS_OF_BATCH - writer.returned, RETURNS_MIN)
     writer.returned += return_due(writer, queue, min(count_max, room))
@@ -106,7 +106,7 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
 
 
 def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """A late use of a handle that still counts: the lease's end stands in the history before it."""
+    """A late use of a handle that still counts: record the lease's end in the history before it."""
     writer.touch(queue)
     writer.write("UPDATE lease SET hidden = 0 WHERE sequence = ?", (place.sequence,))
     uncount(queue, place)
@@ -117,13 +117,13 @@ def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
     place.hidden = False
     queue.returned += 1
     queue.visible += 1
-    queue.woken += not queue.settings.fifo  # the use may be refused after all
+    queue.woken += not queue.settings.fifo  # on FIFO the use may still be refused
 
 
 def expire(writer: Writer, queue: LiveQueue, *places: Place) -> None:
-    """Messages whose retention or own time to live is over.
+    """Remove messages whose retention or own time to live is over.
 
-    A push that expired goes to its subscription's dead-letter queue, if there is one (docs/mns.md, "Pushes").
+    An expired push goes to its subscription's dead-letter queue, if there is one (docs/mns.md, "Pushes").
     """
     redrive = queue.settings.redrive
     if redrive is not None and is_hidden(queue.key.name):

@@ -1,8 +1,8 @@
-"""Sends to FIFO queues: what they must carry, deduplication, and the group that they join.
+"""Sends to FIFO queues: required fields, deduplication, and the group that a message joins.
 
-Strategy: all sends of a batch to FIFO queues are looked at together, so that their groups and their deduplication ids
-are read in one statement each. What is refused or absorbed leaves nothing but its event; the rest is appended as any
-message is (sends.py), in the order of the commands. Source: SendMessage in the SQS API Reference.
+Strategy: all sends of a batch to FIFO queues are handled together, so that their groups and deduplication ids are read
+in one statement each. A refused or absorbed send leaves only its event; the others are appended like any message
+(sends.py), in the order of the commands. Source: SendMessage in the SQS API Reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ IDENTITY_REASON = "the queue does not deduplicate by content, so that a message 
 def send_fifo(
     writer: Writer, asked: Sequence[tuple[LiveQueue, Send]], joining: Joining, append: Append
 ) -> list[Outcome]:
-    """Take the messages that are right and new, in the order of the commands."""
+    """Accept the messages that are valid and not duplicates, in the order of the commands."""
     prepared = [_prepare(writer, queue, command) for queue, command in asked]
     names: dict[int, tuple[LiveQueue, set[str]]] = {}
     keys = []
@@ -55,7 +55,7 @@ def send_fifo(
 
 
 def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
-    """The command with its deduplication id, and the key of that; or what is wrong with it."""
+    """The command with its deduplication id, and its key; or what is wrong with the command."""
     extras = command.extras
     group = extras.group
     if group is None:
@@ -68,6 +68,6 @@ def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key
     if extras.deduplication_id is None:
         extras = msgspec.structs.replace(extras, deduplication_id=identity)
         command = msgspec.structs.replace(command, extras=extras, delay_us=None)
-    elif command.delay_us is not None:  # a delay of 0 is none of its own: the queue's holds
+    elif command.delay_us is not None:  # a delay of 0 means none of its own: the queue's delay applies
         command = msgspec.structs.replace(command, delay_us=None)
     return command, key_of(queue, group, identity)

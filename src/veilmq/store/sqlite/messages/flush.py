@@ -1,8 +1,8 @@
-"""Flush: unflushed messages get rows of their own, as if they had always had them.
+"""Flush: gives unflushed messages rows in the tables, as if they had always had them.
 
-Strategy: all at once or none, in the open batch, and their journal goes with them, so that a store knows a message
-either by its journal or by its rows. Claims take the tables' messages and the unflushed ones in one order, so all that
-wait in a line stand behind all that were leased from it: its cursor goes to the last of these.
+Strategy: flush all or none, in the open batch, and delete their journal with it, so that a message is either in the
+journal or in the tables. Claims take messages of the tables and unflushed ones in one order, so in each line every
+waiting message is behind every leased one: the cursor moves to the last leased one.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from veilmq.store.sqlite.disk.inserts import Row
 
 
 def flush(writer: Writer, given_back: int | None = None) -> None:
-    """Write all unflushed messages into the tables. given_back: the turn of those that were leased for no time."""
+    """Write all unflushed messages into the tables. given_back: the turn of those leased for no time."""
     memtable = writer.memtable
     memtable.changed = True
     if memtable.batches:
-        writer.write("DELETE FROM memtable", ())  # first: its pages are used again
+        writer.write("DELETE FROM memtable", ())  # first, so that its pages are reused
     if memtable.messages:
         for queue in memtable.queues.values():
             writer.touch(queue)
@@ -40,16 +40,16 @@ def flush(writer: Writer, given_back: int | None = None) -> None:
 
 
 def flush_named(writer: Writer, sequences: Sequence[int]) -> None:
-    """The same if one of these messages is unflushed."""
+    """Flush if one of these messages is unflushed."""
     unflushed = writer.memtable.messages
     if unflushed and any(sequence in unflushed for sequence in sequences):
         flush(writer)
 
 
 def _lease(queue: LiveQueue, unflushed: Unflushed, turn: int) -> Row | None:
-    """The lease row of a message that is in flight; one that waits counts in its line.
+    """The lease row of a message in flight; None for one that waits, which counts in its line.
 
-    The queue knows the line from either: who looks for its oldest message looks in the lines that `ready` names.
+    Either way the line gets an entry in `ready`: the search for the oldest message goes through those lines.
     """
     contents = unflushed.contents
     priority = contents.priority

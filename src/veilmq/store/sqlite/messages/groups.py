@@ -1,20 +1,19 @@
-"""Groups: what a claim may take of each, on FIFO queues and, as tenants, on standard ones.
+"""Groups: what a claim may take from each, on FIFO queues and, as tenants, on standard ones.
 
-Strategy: the messages of a group stand in a line of their own: `message.line` is the group's number, which is greater
-than any priority, and `lease.priority` too. A group that is not empty has one row: which of its messages a claim would
-take (`free`), and where it stands among the groups that wait (`since`, `turn`), so that one index shows whom to serve
-next, whether the queue has three groups or 200,000. Every step that moves a message of a group only notes the group
-(`Groups`, in memory); `update_rows` brings the rows up to date once for all steps, before anybody claims and at the end
-of the batch.
+Strategy: the messages of a group have a line of their own: `message.line` and `lease.priority` are the group's number,
+which is greater than any priority. A group with messages has one row: the message that a claim would take (`free`), and
+the group's position among those that wait (`since`, `turn`). So one index shows which group is next, for three groups
+and for 200,000. A step that moves a message of a group only marks the group as changed (`Groups`, in memory).
+`update_rows` updates the rows once for all steps, before each claim and at the end of the batch.
 
-FIFO: `free` is the first message of the group, if it is visible: what is in flight or delayed holds back all that is
-behind it, and nothing before it. A group waits since its first message is visible, or since it was served last,
-whichever is later; so a group that was served goes behind those that waited then, and none is passed over for ever.
+FIFO: `free` is the first message of the group, if it is visible. A message in flight or delayed holds back all that are
+behind it, and none before it. A group waits since its first message became visible, or since it was last served,
+whichever is later. So a group that was served goes behind those that waited then, and none is passed over for ever.
 
-Standard: `free` is the visible message of the tenant that has waited longest, whatever is in flight. `held` counts the
-tenant's messages in flight: who has fewest goes first. There the line has a cursor, as all lines of a standard queue
-have; a message that left the line without being claimed (it is delayed) has the negative number as its line, so that
-the group's row stays as long as it has messages.
+Standard: `free` is the tenant's visible message that has waited longest, whatever is in flight. `held` counts the
+tenant's messages in flight: the tenant with the fewest goes first. The line has a cursor here, like all lines of a
+standard queue. A message that left the line without being claimed (it is delayed) has the negative number as its line,
+so that the group's row remains as long as the group has messages.
 """
 
 from collections.abc import Iterable
@@ -45,7 +44,7 @@ FIRST_OF_FIFO: Final = (
     "  ORDER BY m.sequence LIMIT 1) f"
     " WHERE NOT f.hidden"
 )
-"""What `free`, `since` and `turn` of a group must be on a FIFO queue; no row: NULL."""
+"""What a FIFO group's `free`, `since` and `turn` must be; no row: NULL."""
 FIRST_OF_TENANT: Final = (
     "SELECT sequence, since, turn FROM"
     " (SELECT * FROM (SELECT sequence, sent AS since, 0 AS turn FROM message INDEXED BY message_line"
@@ -56,7 +55,7 @@ FIRST_OF_TENANT: Final = (
     "   ORDER BY due, turn, sequence LIMIT 1))"
     " ORDER BY since, turn, sequence LIMIT 1"
 )
-"""The same on a standard queue; `cursor` is the last sequence that was claimed from the line."""
+"""The same on a standard queue; `cursor` is the last sequence claimed from the line."""
 _SETTLE_FIFO: Final = (
     f"UPDATE message_group SET (free, since, turn) = ({FIRST_OF_FIFO}) WHERE number = ? RETURNING free, EXISTS"
     " (SELECT 1 FROM message WHERE generation = message_group.generation AND line = message_group.number)"
@@ -83,12 +82,12 @@ FIRST_OF_GROUPS: Final = (
     "  CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
     "  AND m.sequence > g.free LIMIT ?3)"
 )
-"""The first message of each of the groups whose first messages are the oldest, some that follow in the first of these
-groups, and when they expire."""
+"""The first messages of the groups whose first messages are oldest, some that follow in the first of these groups, and
+when they expire."""
 
 
 class Joining:
-    """Finds and makes the groups that the messages of one set of sends join; `flush` writes the new ones."""
+    """Finds and creates the groups that the messages of one set of sends join; `flush` writes new ones."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -96,7 +95,7 @@ class Joining:
         self._new: list[Row] = []
 
     def find(self, queue: LiveQueue, names: Iterable[str]) -> None:
-        """Look up groups in one go."""
+        """Look up groups in one statement."""
         wanted = tuple({name for name in names if (queue.generation, name) not in self._known})
         if not wanted:
             return
@@ -108,7 +107,7 @@ class Joining:
     def join(self, queue: LiveQueue, name: str, sequence: int, *, hidden: bool) -> int:
         """The number of the group that the message joins at its end."""
         number = self._known.get((queue.generation, name))
-        if number is None and not queue.settings.fifo:  # of FIFO queues all groups were looked up before
+        if number is None and not queue.settings.fifo:  # for FIFO queues all groups were looked up before
             self.find(queue, (name,))
             number = self._known.get((queue.generation, name))
         if number is None:
@@ -119,18 +118,18 @@ class Joining:
             if queue.settings.fifo:
                 queue.woken += not hidden
             elif hidden:
-                groups.note(number)  # one that is visible may follow in the same batch
+                groups.note(number)  # a visible message may follow in the same batch
         return number
 
     def flush(self) -> None:
-        """Write the rows of the groups that are new."""
+        """Write the rows of new groups."""
         if self._new:
             self._writer.insert_many(_INSERT, self._new)
             self._new = []
 
 
 def join(writer: Writer, queue: LiveQueue, name: str, sequence: int, *, aside: bool) -> int:
-    """The number of the group that one visible message joins at its end; `aside`: it does not stand in the line."""
+    """The number of the group that one visible message joins at its end. aside: the message is not in the line."""
     joining = Joining(writer)
     joining.find(queue, (name,))
     number = joining.join(queue, name, sequence, hidden=aside)
@@ -155,15 +154,15 @@ def _forget(writer: Writer, queue: LiveQueue) -> None:
 
 
 def is_grouped(queue: LiveQueue, priority: int) -> bool:
-    """Whether a message of a group stands in its group's line there; on a standard queue, only at the usual priority.
+    """Whether a message with a group is in its group's line; on a standard queue, only at the default priority.
 
-    Of the messages with another priority, all of the same one are one line, whatever group they name.
+    All messages of another priority are in one line, whatever their groups.
     """
     return priority == PRIORITY_DEFAULT or queue.settings.fifo
 
 
 def update_rows(writer: Writer, queue: LiveQueue) -> None:
-    """Bring the rows of the groups that changed up to date; on FIFO, a group that may be claimed wakes one receiver."""
+    """Update the rows of changed groups; on FIFO, a group that may be claimed wakes one receiver."""
     groups = queue.groups
     if groups is None or not groups.changes:
         return
@@ -192,5 +191,5 @@ def update_all_rows(writer: Writer) -> None:
 
 
 def texts(values: tuple[str, ...]) -> Any:
-    """Texts as one value to bind, for `carray(?)`."""
+    """Texts as one bound value, for `carray(?)`."""
     return apsw.carray(values)

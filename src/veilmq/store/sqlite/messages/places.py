@@ -1,7 +1,7 @@
-"""Where messages are, and what the queues and the history count of that: what every step on a message starts from.
+"""Where messages are, and the counts that follow from it: the start of every step on a message.
 
-Strategy: a `Place` is a message without its body, read for as many messages at once as a batch names; whoever moves one
-takes it off the counts here, and puts it where it goes.
+Strategy: a `Place` is a message without its body; the places of all messages of a batch are read at once. Code that
+moves a message subtracts it from the counts here, then adds it where it goes.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from veilmq.store.sqlite.messages.flush import flush_named
 
 
 class Place(msgspec.Struct, array_like=True, gc=False):
-    """Where one message is, with what the history says of it."""
+    """The state of one message, with what the history records of it."""
 
     generation: int
     sequence: int
@@ -35,7 +35,7 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     attempt: int = 0
     rotation: int = 0
     leased: int = False
-    """Has a row in `lease`."""
+    """Whether it has a row in `lease`."""
     hidden: int = False
     due: Instant = Instant(0)
     granted: int = 0
@@ -43,11 +43,11 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     ending: int = LeaseEnding.EXPIRED.value
 
     def expires(self, retention_us: int) -> int:
-        """The instant from which the message is dead."""
+        """The instant at which the message expires."""
         return self.sent + retention_us if self.own_expiry is None else self.own_expiry
 
 
-# What stands for the id is bound late: JSON carries no blobs.
+# The id's column is filled in later: JSON cannot carry blobs.
 _PLACE: Final = (
     "m.generation, m.sequence, {id}, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
     " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
@@ -55,23 +55,23 @@ _PLACE: Final = (
 )
 _WHERE: Final = (
     " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.line IS NOT NULL OR l.sequence IS NOT NULL"  # a message in quarantine is nowhere
+    " WHERE m.line IS NOT NULL OR l.sequence IS NOT NULL"  # a message in quarantine has no place
 )
 _PLACES: Final = f"SELECT {_PLACE.format(id='m.id')}{_WHERE}"
 _PLACES_PACKED: Final = f"SELECT json_group_array(json_array({_PLACE.format(id='hex(m.id)')})){_WHERE}"
 _PLACES_DECODER: Final = msgspec.json.Decoder(list[Place])
 MANY: Final = 8
-"""From so many messages on, one statement for all is faster than one each.
+"""From this many messages on, one statement for all is faster than one each.
 
-More than that: apsw lets the interpreter go at every row, and gets it back from a thread that burns the CPU only when
-that one's turn is over (`sys.setswitchinterval`).
+It is this high because apsw releases the interpreter lock at every row, and while another thread is busy getting it
+back takes up to `sys.setswitchinterval`.
 """
 
 
 def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
-    """Where the messages are, by sequence; those that are gone are missing, those of dead generations are not.
+    """The places of messages, by sequence. Missing messages are left out; those of dead generations are not.
 
-    If one of them is unflushed, it is flushed, and so are all.
+    If one of them is unflushed, all unflushed messages are flushed.
     """
     flush_named(writer, sequences)
     if len(sequences) < MANY:
@@ -84,18 +84,18 @@ def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
 
 
 def numbers(values: Sequence[int]) -> Any:
-    """Whole numbers as one value to bind, for `carray(?)`."""
+    """Integers as one bound value, for `carray(?)`."""
     return apsw.carray(array("q", values))
 
 
 def find_place(writer: Writer, queue: LiveQueue, sequence: int) -> Place | None:
-    """Where the message is, or None if the queue holds it no longer."""
+    """The message's place; None if it is no longer in the queue."""
     place = find_places(writer, (sequence,)).get(sequence)
     return place if place is not None and place.generation == queue.generation else None
 
 
 def uncount(queue: LiveQueue, place: Place) -> None:
-    """Take a message off the counts of the place where it is."""
+    """Subtract a message from the counts of its place."""
     if queue.groups is not None:
         queue.groups.leaves(place.line, in_flight=bool(place.leased and place.hidden and place.attempt))
     if not place.leased:
@@ -116,7 +116,7 @@ def uncount(queue: LiveQueue, place: Place) -> None:
 def event_of(
     kind: int, at: Instant, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
 ) -> Event:
-    """An event about a message as it stands."""
+    """An event about a message in its present state."""
     return Event(
         kind,
         at,

@@ -1,8 +1,8 @@
 """Sends: append to the line, or hide until the delay ends.
 
-Strategy: a message like most begins unflushed (unflushed.py); any other costs one row, of `message`, or two if it is
-delayed. Each costs one event. Rows are gathered and written at the end, and what the messages of a wire batch have in
-common is asked once.
+Strategy: an ordinary message starts unflushed (unflushed.py). Any other takes one row, in `message`, or two if it is
+delayed. Each takes one event. Rows are collected and written at the end, and what the messages of a wire batch share is
+computed once.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
 
 
 def _dies_hidden(settings: QueueSettings, command: Send) -> bool:
-    """Whether its life, its own or the queue's, ends before its delay does."""
+    """Whether the message expires (own time to live or the queue's retention) before its delay ends."""
     life_us = settings.retention_us if command.ttl_us is None else command.ttl_us
     return life_us <= (settings.delay_us if command.delay_us is None else command.delay_us)
 
@@ -90,7 +90,7 @@ def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvali
 
 
 class _Appending:
-    """Messages that go to the end of their lines, or hide until their delay ends; `flush` writes their rows."""
+    """Appends messages to their lines, or hides them until their delay ends; `flush` writes their rows."""
 
     def __init__(self, writer: Writer) -> None:
         self.joining = Joining(writer)
@@ -98,12 +98,12 @@ class _Appending:
         self._messages: list[Contents] = []
         self._hidden: list[Row] = []
         self._depth = 0 if writer.disorder else DEPTH_MAX
-        """In a queue that is no deeper, a message like most begins unflushed."""
+        """An ordinary message starts unflushed if its queue is no deeper than this."""
         self._queue: LiveQueue | None = None
         self._sender: Origin | None = None
 
     def _meet(self, queue: LiveQueue, sender: Origin) -> None:
-        """Ask once what the messages of a wire batch have in common."""
+        """Compute once what the messages of a wire batch share."""
         writer, settings = self._writer, queue.settings
         writer.touch(queue)
         self._queue, self._sender = queue, sender
@@ -112,7 +112,7 @@ class _Appending:
         self._expires = Instant(writer.now + settings.retention_us)
 
     def append(self, queue: LiveQueue, command: Send) -> Sent:
-        """One message that nothing speaks against."""
+        """Append one message that passed all checks."""
         sender = command.origin
         if queue is not self._queue or sender is not self._sender:
             self._meet(queue, sender)
@@ -153,7 +153,7 @@ class _Appending:
         if expires < queue.next_expiry:
             writer.queues.lower_expiry(queue, expires)
         detail = detail_of(priority, own_expiry)
-        # By place: with names it would take nearly a third more instructions.
+        # Positional: keyword arguments would take nearly a third more instructions.
         writer.events.append(Event(
             _SENT, now, queue.incarnation, origin, message, sequence, 0, 0, None, None, now, visible, None, len(body),
             group, kind, detail,
@@ -162,7 +162,7 @@ class _Appending:
         return Sent(message, sequence, now, visible, expires, handle)
 
     def _hide(self, queue: LiveQueue, contents: Contents, order: int, line: int | None, delay_us: int) -> Instant:
-        """A message with a delay; returns when that ends."""
+        """Store a delayed message; returns when its delay ends."""
         now = self._writer.now
         visible = Instant(now + delay_us)
         self._messages.append(contents)
@@ -174,7 +174,7 @@ class _Appending:
         return visible
 
     def _stand(self, queue: LiveQueue, contents: Contents, order: int) -> None:
-        """A message that has its row at once, at the end of its line."""
+        """Append a message to its line, with a row at once."""
         self._messages.append(contents)
         if order <= LINES_MAX:
             queue.ready[order] = queue.ready.get(order, 0) + 1
@@ -191,7 +191,7 @@ class _Appending:
 
 
 def detail_of(priority: int, own_expiry: int | None) -> dict[str, int] | None:
-    """What a plain message does not have, for the event by which it comes into a queue."""
+    """The detail of the event with which a message enters a queue; None for an ordinary message."""
     if own_expiry is None and priority == PRIORITY_DEFAULT:
         return None
     return {"priority": priority} if own_expiry is None else {"priority": priority, "expires": own_expiry}

@@ -1,1 +1,1 @@
-"""What is read of committed state, on reading connections: peeks, rows, the history."""
+"""Reads of committed state, on reading connections: peeks, rows, the history."""

@@ -1,9 +1,9 @@
 """Peeks into queues with groups: which messages a receive would take, in its order.
 
-Strategy: the rows of the groups are read as committed, and what has come due since and nobody has looked at yet is
-reckoned in, as a receive would return it first. Of each group no more is read than the peek shows; dead messages are
-passed over, as a receive expires them on its way. One exception: a dead message that nobody has met yet may be the one
-that has waited longest of all tenants', which a peek does not reckon with; then the turns may differ.
+Strategy: the rows of the groups are read as committed. Leases and delays that have ended since, but that no command has
+applied yet, are taken into account, as a receive would apply them first. No more of a group is read than the peek
+shows. Expired messages are skipped, as a receive expires them. One exception: if an expired message that nothing has
+removed yet has waited longest of all tenants' messages, the order may differ from a receive's.
 """
 
 from collections import Counter
@@ -62,12 +62,12 @@ _ALIVE_AMONG: Final = (
     f"SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE 1 {_ALIVE}"
 )
 DEAD_MAX: Final = 256
-"""Dead messages in a FIFO group, and FIFO groups of nothing else, that one peek passes over."""
+"""How many expired messages of a FIFO group, and FIFO groups with only expired messages, one peek skips."""
 TENANTS_MORE: Final = 32
-"""Tenants with nothing but dead messages that one peek passes over."""
+"""How many tenants with only expired messages one peek skips."""
 
 Turn = tuple[int, int, int]
-"""Since when the message is visible, `lease.turn`, sequence."""
+"""Instant since which the message is visible, `lease.turn`, sequence."""
 
 
 def next_in_groups(connection: apsw.Connection, queue: LiveQueue, now: int, count: int) -> list[int]:
@@ -145,7 +145,7 @@ def _by_turns(
     passed_over: int,
     count: int,
 ) -> list[int]:
-    """What `fair_claims` would take, one after the other. `alone`: those of no group, with their priorities."""
+    """What `fair_claims` would take, one by one. alone: the messages without a group, with their priorities."""
     found = [turn for priority, turn in alone if priority < PRIORITY_DEFAULT]
     in_flight += len(found)
     usual = [turn for priority, turn in alone if priority == PRIORITY_DEFAULT]

@@ -1,7 +1,7 @@
-"""The history on disk, read back with names joined.
+"""Reads the history from disk and adds names.
 
-Strategy: the writer appends one row a commit (batch/writer.py), the sweeper drops whole rows from the old end
-(upkeep/trimming.py); readers decode rows on a connection of their own.
+Strategy: the writer appends one row per commit (batch/writer.py), the sweeper drops whole rows from the old end
+(upkeep/trimming.py), and readers decode rows on connections of their own.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 
 
 def bounds(connection: apsw.Connection) -> tuple[int, int]:
-    """First offset that is still there, and the next to be given."""
+    """First offset still in the history, and the next offset to be assigned."""
     first, following = connection.execute(
         "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
     ).fetchone() or (None, 0)
@@ -30,7 +30,7 @@ def bounds(connection: apsw.Connection) -> tuple[int, int]:
 
 
 def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
-    """All events from offset `start` on, as stored, with their offsets."""
+    """(offset, event) of all events from offset `start` on, as stored."""
     rows = connection.cursor().execute(
         "SELECT offset, events FROM history WHERE offset >="
         " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
@@ -43,7 +43,7 @@ def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, 
 
 
 class Names:
-    """Joins the numbers of stored events with their names; reads each name once."""
+    """Replaces the numbers in stored events by names; reads each name once."""
 
     def __init__(self, view: View) -> None:
         self._view = view

@@ -1,7 +1,7 @@
 """Peeks: look at visible messages on a reading connection, as committed.
 
-Strategy: the cursors come from memory and may be a batch ahead of or behind the snapshot; a message of a line that has
-a lease row is in flight or returned, whatever the cursor says, and is left to the other two selects.
+Strategy: the cursors come from memory and may be a batch ahead of or behind the snapshot. So a message of a line that
+has a lease row counts as in flight or returned, whatever the cursor says, and the other two selects cover it.
 """
 
 from typing import Any, Final
@@ -35,7 +35,7 @@ _LEASED: Final = (
 _RETURNED: Final = _LEASED.format(index="lease_turn", where="l.hidden = 0")
 _DUE: Final = _LEASED.format(
     index="lease_hidden",
-    # Those that a claim would return first, and of them the ones that it would then take.
+    # The ended leases that a claim would return first, and of those the messages that it would then take.
     where="l.hidden = 1 AND l.sequence IN (SELECT sequence FROM lease INDEXED BY lease_hidden"
     " WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due LIMIT ?)",
 )
@@ -47,14 +47,14 @@ _NAMED: Final = (
 
 
 def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instant) -> Outcome:
-    """Up to `count_max` visible messages in the order in which they would be received."""
+    """Up to `count_max` visible messages, in the order in which they would be received."""
     queue = queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
     unflushed = replay(connection, generation).values()
     rows = [_row(each) for each in unflushed if _is_shown(each, retention_us, now)]
-    if queue.groups is not None and not rows:  # with unflushed messages, it had no groups yet
+    if queue.groups is not None and not rows:  # while it had unflushed messages, it had no groups
         return _peek_groups(connection, queue, command, now)
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
@@ -76,7 +76,7 @@ def _is_shown(unflushed: Unflushed, retention_us: int, now: Instant) -> bool:
 
 
 def _row(unflushed: Unflushed) -> tuple[Any, ...]:
-    """As the selects give it."""
+    """As the selects return it."""
     found, first = unflushed.contents, unflushed.granted if unflushed.leased else None
     return (
         found.sequence, found.id, found.sent, found.own_expiry, found.priority, found.sender, found.packed, found.md5,
@@ -91,7 +91,7 @@ def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, n
 
 
 def _intact(rows: list[tuple[Any, ...]], retention_us: int) -> list[Delivery]:
-    """Those that can be shown; a claim will set a damaged one aside."""
+    """The undamaged messages; a claim will quarantine the others."""
     found = []
     for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first, *_, failure in rows:
         extras = intact(body, md5, packed)

@@ -1,7 +1,7 @@
-"""What the rooms above read: the rows of one read transaction (`Readers.lend`).
+"""Reads the rows of one read transaction (`Readers.lend`) for the rooms above.
 
-Strategy: pages seek by index and never count; what goes through the history does so row by row, newest or oldest
-first, and leaves the unpacking to its caller.
+Strategy: pages are found by index seeks; nothing is counted. Reads of the history go row by row, newest or oldest
+first, and leave the unpacking to the caller.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ _COLUMNS: Final = (
 )
 _EXTRAS: Final = 6
 _DUE: Final = 11
-"""Places in these columns."""
+"""Indexes of these columns."""
 _READY: Final = (
     f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL ORDER BY m.sequence LIMIT ?"
@@ -217,7 +217,7 @@ def _shown(row: tuple[Any, ...]) -> Held:
 
 
 def _held(unflushed: Unflushed) -> tuple[Any, ...]:
-    """An unflushed message as the selects give others."""
+    """An unflushed message, in the form in which the selects return others."""
     found = unflushed.contents
     lease = (1, 0, 1, unflushed.due, unflushed.granted, unflushed.granted) if unflushed.leased else (None,) * 6
     message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.sender, found.packed)
@@ -225,16 +225,16 @@ def _held(unflushed: Unflushed) -> tuple[Any, ...]:
 
 
 def oldest_unflushed(connection: apsw.Connection) -> dict[int, int]:
-    """When the oldest unflushed message of each queue was sent, by generation: `oldest_sent` does not see them."""
+    """When each queue's oldest unflushed message was sent, by generation; `oldest_sent` does not see them."""
     return {
         unflushed.contents.generation: unflushed.contents.sent for unflushed in reversed(replay(connection).values())
     }
 
 
 def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) -> int | None:
-    """When the oldest message of a queue was sent that is visible or in flight; None without one.
+    """When the oldest message in a queue was sent; None if it is empty.
 
-    A few index seeks; where there are groups, a look at each group and each message in flight.
+    Takes a few index seeks; with groups, one for each group and each message in flight.
     """
     found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
     found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
