@@ -1,1 +1,1 @@
-"""Commands on queues, topics and subscriptions, and the plans of queues."""
+"""Commands on queues, topics and subscriptions, and the queues' plans."""

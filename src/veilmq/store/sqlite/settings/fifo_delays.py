@@ -1,12 +1,12 @@
-"""A FIFO queue's delay is changed: it acts on the messages that are in the queue already, in bounded steps.
+"""Changes of a FIFO queue's delay: they also apply to messages already in the queue, in bounded steps.
 
-Strategy: only messages that nobody received count, and none whose delay was set through a handle. Those that are
-delayed get the new end; those that are visible and would not be under the new delay are hidden until it ends. The
-change itself looks at the first messages of the queue, and a row of `retiming` tells the sweeper to go on with the
-rest, line by line; until it has come to a message, that one keeps the delay it had. What was sent after the change has
-the new delay from its send on. A further change before the walk is over begins it anew, and no command of every day
-looks at the delay again. Source: "Amazon SQS delay queues" in the SQS Developer Guide ("for FIFO queues, the per-queue
-delay setting is retroactive"); a change of attributes "can take up to 60 seconds" (SetQueueAttributes).
+Strategy: the change applies to messages that nobody received and whose delay was not set through a handle. Delayed
+messages get the new end; visible ones that would still be delayed under the new delay are hidden until it ends. The
+change itself handles the first messages of the queue. A row of `retiming` makes the sweeper go on with the rest, line
+by line; until it reaches a message, that message keeps its old delay. Messages sent after the change have the new
+delay. Another change before the walk has ended starts the walk again. No ordinary command has to look at the delay
+again. Source: "Amazon SQS delay queues" in the SQS Developer Guide ("for FIFO queues, the per-queue delay setting is
+retroactive"); a change of attributes "can take up to 60 seconds" (SetQueueAttributes).
 """
 
 from typing import Final, NamedTuple
@@ -19,7 +19,7 @@ from veilmq.store.sqlite.batch.writer import INSERT_LEASE, Writer
 from veilmq.store.sqlite.disk.inserts import Row
 
 AT_ONCE: Final = 1_000
-"""Messages that the change itself looks at."""
+"""How many messages the change itself handles."""
 _COLUMNS: Final = (
     "SELECT m.sequence, m.line, m.sent, l.hidden, l.due, l.attempt, l.granted"
     " FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence WHERE m.generation = ?1"
@@ -28,7 +28,7 @@ _IN_LINE: Final = f"{_COLUMNS} AND m.line = ?2 AND m.sequence > ?3 ORDER BY m.se
 _NEXT_LINES: Final = f"{_COLUMNS} AND m.line > ?2 ORDER BY m.line, m.sequence LIMIT ?3"
 _HIDE: Final = "UPDATE lease SET hidden = 1, due = ? WHERE sequence = ?"
 _FOLLOW: Final = "UPDATE lease SET due = ? WHERE sequence = ?"
-"""Of one that is visible and stays so: the next change must find it by the delay of today."""
+"""For a message that is and stays visible: the next change must recognise it by today's delay."""
 _KNOWN: Final = "SELECT before FROM retiming WHERE incarnation = ?"
 _KEEP: Final = "INSERT OR REPLACE INTO retiming VALUES (?, ?, ?, ?, ?, ?)"
 _FORGET: Final = "DELETE FROM retiming WHERE incarnation = ?"
@@ -38,7 +38,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(list[int])
 
 
 class _Walk(NamedTuple):
-    """A row of retiming."""
+    """A row of `retiming`."""
 
     incarnation: int
     generation: int
@@ -49,7 +49,7 @@ class _Walk(NamedTuple):
 
 
 def retime(writer: Writer, queue: LiveQueue, old_us: int, new_us: int) -> None:
-    """Give the messages of the queue the new delay: the first ones now, the others by `carry_on`."""
+    """Give the queue's messages the new delay: the first ones now, the others in `carry_on`."""
     writer.touch(queue)
     known = writer.read_one(_KNOWN, (queue.incarnation,))
     before = {old_us} if known is None else {old_us, *_DECODER.decode(known[0])}
@@ -59,14 +59,14 @@ def retime(writer: Writer, queue: LiveQueue, old_us: int, new_us: int) -> None:
 
 
 def carry_on(writer: Writer, count: int) -> int:
-    """Go on with one queue, by up to `count` messages; returns how many it looked at; 0: nothing to do."""
+    """Go on with one queue, by up to `count` messages; returns how many were examined, 0 if there is nothing to do."""
     row = writer.read_one(_FIRST, ())
     if row is None:
         return 0
     walk = _Walk(*row)
     queue = writer.queues.by_incarnation.get(walk.incarnation)
     if queue is None or queue.generation != walk.generation:
-        writer.write(_FORGET, (walk.incarnation,))  # its messages are gone: the queue was purged or deleted
+        writer.write(_FORGET, (walk.incarnation,))  # the queue was purged or deleted, so its messages are gone
         return 1
     writer.touch(queue)
     return _step(writer, queue, walk, queue.settings.delay_us, count)
@@ -86,7 +86,7 @@ def _step(writer: Writer, queue: LiveQueue, walk: _Walk, new_us: int, count: int
 
 
 def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us: int) -> None:
-    """Write the ends that the messages have by the new delay."""
+    """Write the ends that the new delay gives to the messages."""
     before = _DECODER.decode(walk.before)
     raised = new_us > before[0]
     origin = writer.origin(SERVER)
@@ -108,7 +108,7 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
         elif visible and end <= writer.now:
             over.append((end, sequence))
             if not was_hidden:
-                _note(queue, line)  # its group waits since another instant
+                _note(queue, line)  # its group now waits since another instant
             continue
         else:
             dues.append((end, sequence))
@@ -126,7 +126,7 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
 
 
 def _hide(queue: LiveQueue, line: int, *, returned: bool) -> None:
-    """A visible message is delayed from now on."""
+    """Count a visible message as delayed."""
     _note(queue, line)
     queue.returned -= returned
     queue.visible -= 1

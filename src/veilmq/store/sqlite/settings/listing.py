@@ -1,7 +1,7 @@
-"""Lists of queues, a page at a time.
+"""Lists of queues, in pages.
 
-Strategy: the names stand in order (names.py), so a page walks from where the one before ended to its own end. A
-protocol that does not allow a queue's name shows its alias: the names of its own and the aliases are merged on the way.
+Strategy: the names are sorted (names.py), so a page starts where the one before ended. If a queue's name is not legal
+in a protocol, the protocol shows the queue's alias: legal names and aliases are merged while listing.
 """
 
 import re
@@ -22,7 +22,7 @@ _NONE: Final = OrderedNames()
 
 
 def list_queues(writer: Writer, command: ListQueues) -> Outcome:
-    """A page of queues by key, or by the name by which a protocol shows them."""
+    """A page of queues by key, or by the name that a protocol shows."""
     found = list(islice(_queues(writer.queues, command), command.count_max + 1))
     page = found[: command.count_max]
     return QueuesListed([queue.info() for queue in page], more=len(found) > len(page))

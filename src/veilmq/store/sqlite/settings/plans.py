@@ -1,7 +1,8 @@
-"""Plans of queues: kept, put in force, taken back.
+"""Plans of queues: stored, put in force, reverted.
 
-Strategy: a queue's plans are one small row beside it, and one value in memory that claims look at. Whatever changes
-what may be in force (a suggestion, the owner's settings) ends in `reconsider`, and every change of it is an event.
+Strategy: a queue's plans are one small row, and one value in memory that claims use. Every change that can affect which
+plan is in force (a suggestion, the owner's settings) ends in `reconsider`, and each change of the plan in force is an
+event.
 """
 
 import apsw
@@ -20,7 +21,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def load(connection: apsw.Connection, queues: Queues) -> None:
-    """Give the queues their plans."""
+    """Load the queues' plans."""
     for incarnation, packed in connection.execute("SELECT incarnation, plans FROM plan"):
         queue = queues.by_incarnation.get(incarnation)
         if queue is not None:
@@ -28,7 +29,7 @@ def load(connection: apsw.Connection, queues: Queues) -> None:
 
 
 def suggest(writer: Writer, command: SuggestPlan) -> Outcome:
-    """Keep a suggestion, and put it in force where the owner wants that."""
+    """Store a suggestion, and put it in force if the owner's settings say so."""
     queue = writer.queue(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
@@ -42,7 +43,8 @@ def suggest(writer: Writer, command: SuggestPlan) -> Outcome:
 
 
 def revert(writer: Writer, command: RevertPlan) -> Outcome:
-    """Back to the plan before; again, forth. With none before, back to the visibility timeout."""
+    """Return to the previous plan; a second revert undoes the first. Without a previous plan, to the visibility
+    timeout."""
     queue = writer.queue(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
@@ -54,7 +56,7 @@ def revert(writer: Writer, command: RevertPlan) -> Outcome:
 
 
 def reconsider(writer: Writer, queue: LiveQueue, origin: Origin, *, suggested: bool = False) -> None:
-    """Put in force what suggestion and settings allow now. The queue was touched."""
+    """Put in force what suggestion and settings allow now. The queue must be touched before."""
     before = queue.plan
     settings = queue.settings
     if settings.adaptive is Adaptive.OFF:

@@ -1,7 +1,7 @@
 """Commands on queues: create, change, delete, purge, describe.
 
-Strategy: a command judges first and writes then; what it changes in memory is undone with the batch. A purge and a
-delete touch no message: the generation that they leave behind is garbage, which the sweeper collects.
+Strategy: a command is checked first and writes afterwards; its changes in memory are undone with the batch. Purge and
+delete touch no message: the old generation becomes garbage, which the sweeper collects.
 """
 
 from typing import Final
@@ -57,12 +57,12 @@ ALIAS_REASON: Final = "expected 3 to 63 of a-z, 0-9 and single hyphens between t
 KIND_REASON: Final = f"true is needed with a name that ends in {FIFO_SUFFIX}, and refused with any other"
 THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
 RETENTION_LOOK: Final = 0
-"""Expiry bound of a queue whose retention changed: the sweeper looks at once."""
+"""Expiry bound of a queue whose retention changed: the sweeper checks it at once."""
 _RETURNS_MAX: Final = 1_000
 
 
 def create(writer: Writer, command: CreateQueue) -> Outcome:
-    """Create a queue, or meet the same one again."""
+    """Create a queue; idempotent if the same queue exists."""
     settings = default_settings(command)
     present = writer.queues.by_key.get(command.queue)
     if present is not None:
@@ -91,7 +91,7 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
 
 
 def _difference(present: QueueSettings, wanted: QueueSettings, named: dict[str, str]) -> str | None:
-    """The first setting in which they differ; of labels that label, the named ones first."""
+    """The first setting that differs. If it is `labels`: the first label that differs, named ones first."""
     for name in QueueSettings.__struct_fields__:
         one, other = getattr(present, name), getattr(wanted, name)
         if one == other or (name == "redrive_allow" and _allowed(one) == _allowed(other)):
@@ -104,14 +104,14 @@ def _difference(present: QueueSettings, wanted: QueueSettings, named: dict[str, 
 
 
 def _allowed(allow: RedriveAllowPolicy | None) -> frozenset[QueueKey] | None:
-    """Whom it lets in, None: everybody. Spelled out or not, that is what a queue has from the start."""
+    """The sources that it allows; None: all. Giving the default explicitly is the same as leaving it out."""
     if allow is None or allow.permission is RedrivePermission.ALLOW_ALL:
         return None
     return frozenset(allow.sources if allow.permission is RedrivePermission.BY_QUEUE else ())
 
 
 def _with_unnamed(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
-    """What no protocol can name is no difference: only who names it asks for it."""
+    """Settings that no protocol can name count as different only if the command names them."""
     names = ("adaptive", "alias", "first_lease_min_us", "receives_per_second_max")
     own = {name: getattr(present, name) for name in names if name not in change}
     return msgspec.structs.replace(wanted, **own)
@@ -143,7 +143,7 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
 
 
 def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) -> VeilError | None:
-    """Whether the dead-letter queue exists, is of the same kind, and lets this source in (SQS RedriveAllowPolicy).
+    """Whether the dead-letter queue exists, is of the same kind, and allows this source (SQS RedriveAllowPolicy).
 
     It may be the queue itself.
     """
@@ -163,7 +163,7 @@ def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) 
 
 
 def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
-    """What a queue of that kind cannot have (SQS SetQueueAttributes, "FIFO queues")."""
+    """A setting that this kind of queue cannot have (SQS SetQueueAttributes, "FIFO queues")."""
     if settings.fifo is not fifo:
         return ParameterInvalid(parameter="fifo", reason=KIND_REASON)
     per_group = settings.deduplication_scope is DeduplicationScope.GROUP
@@ -181,7 +181,7 @@ def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
 
 
 def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> VeilError | None:
-    """What is in the way of that alias."""
+    """Why the queue cannot have that alias."""
     if alias is None:
         return None
     if not is_alias(alias):
@@ -195,7 +195,7 @@ def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> VeilError 
 
 
 def change(writer: Writer, command: ChangeQueue) -> Outcome:
-    """Set some settings; the others stay."""
+    """Change some settings; the others stay."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
@@ -236,7 +236,7 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
 
 
 def delete(writer: Writer, command: DeleteQueue) -> Outcome:
-    """Delete a queue; its messages are garbage from now on."""
+    """Delete a queue; its messages become garbage."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
@@ -254,7 +254,7 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
 
 
 def purge(writer: Writer, command: PurgeQueue) -> Outcome:
-    """Leave all messages behind; what is sent from now on is not touched."""
+    """Remove all messages; messages sent from now on are not affected."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
@@ -274,22 +274,23 @@ def purge(writer: Writer, command: PurgeQueue) -> Outcome:
 
 
 def describe(writer: Writer, command: DescribeQueue) -> Outcome:
-    """The queue as it stands."""
+    """The queue's present state."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
-    if queue.next_due <= writer.now:  # what a receive would meet is visible, whether a sweep has come or not
+    if queue.next_due <= writer.now:  # count as visible what a receive would see, whether a sweep has come or not
         look_for_due(writer, queue, _RETURNS_MAX)
     return QueueDescribed(queue.info())
 
 
 def _plain(change: SettingsChange) -> dict[str, object]:
-    """Tags and labels may hold anything, an access policy too: the history keeps that they changed, not what to."""
+    """Tags, labels and an access policy may hold anything: the history records that they changed, but not their
+    values."""
     return {name: None if name in {"labels", "tags"} else value for name, value in change.items()}
 
 
 def recorded_settings(key: QueueKey, settings: QueueSettings) -> dict[str, object]:
-    """A queue's key and settings as the history keeps them, without tags and labels."""
+    """A queue's key and settings as the history records them, without tags and labels."""
     public = msgspec.structs.replace(settings, labels={}, tags={})
     return {"account": key.account, "region": key.region, "name": key.name, "settings": public}
 

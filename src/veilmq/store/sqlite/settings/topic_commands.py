@@ -1,9 +1,8 @@
 """Commands on topics and subscriptions; a publish with all its copies.
 
-Strategy: a publish is the sends of its copies, applied by the room of sends in the batch of the publish: so a copy goes
-the way of every message, and either all of them are durable or none is. A copy that its queue cannot take (deleted
-meanwhile, or a FIFO queue and no group) goes to the subscription's dead-letter queue; without one it is left out. The
-history counts both.
+Strategy: a publish sends its copies through the room of sends, in its own batch. So a copy is handled like every
+message, and either all copies are durable or none is. A copy that its queue cannot take (deleted meanwhile, or a FIFO
+queue and no group) goes to the subscription's dead-letter queue; without one it is dropped. The history counts both.
 """
 
 from collections.abc import Sequence
@@ -79,11 +78,11 @@ from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.topics import LiveSubscription, LiveTopic
 
 SUBSCRIPTIONS_MAX: Final = 100
-"""Of one topic (MNS)."""
+"""Per topic (MNS)."""
 
 
 def create(writer: Writer, command: CreateTopic) -> Outcome:
-    """Create a topic, or meet the same one again."""
+    """Create a topic; idempotent if the same topic exists."""
     settings = msgspec.structs.replace(TopicSettings(), **command.change)
     key = command.topic
     present = writer.topics.get(key)
@@ -112,7 +111,7 @@ def _forget(writer: Writer, topic: LiveTopic) -> None:
 
 
 def change(writer: Writer, command: ChangeTopic) -> Outcome:
-    """Set some settings."""
+    """Change some settings."""
     topic = writer.topics.get(command.topic)
     if topic is None:
         return TopicMissing(topic=str(command.topic))
@@ -133,7 +132,7 @@ def _restore(topic: LiveTopic, before: tuple[TopicSettings, int]) -> None:
 
 
 def delete(writer: Writer, command: DeleteTopic) -> Outcome:
-    """Delete a topic with its subscriptions."""
+    """Delete a topic and its subscriptions."""
     topic = writer.topics.get(command.topic)
     if topic is None:
         return TopicMissing(topic=str(command.topic))
@@ -147,7 +146,7 @@ def delete(writer: Writer, command: DeleteTopic) -> Outcome:
 
 
 def describe(writer: Writer, command: DescribeTopic) -> Outcome:
-    """The topic as it stands."""
+    """The topic's present state."""
     topic = writer.topics.get(command.topic)
     return TopicMissing(topic=str(command.topic)) if topic is None else TopicDescribed(_info(writer, topic))
 
@@ -170,7 +169,7 @@ def list_topics(writer: Writer, command: ListTopics) -> Outcome:
 
 
 def subscribe(writer: Writer, command: Subscribe) -> Outcome:
-    """Add a subscription, or meet the same one again."""
+    """Add a subscription; idempotent if the same subscription exists."""
     topic = writer.topics.get(command.topic)
     if topic is None:
         return TopicMissing(topic=str(command.topic))
@@ -223,20 +222,20 @@ def _wrong_policies(writer: Writer, settings: SubscriptionSettings) -> VeilError
 
 
 def _policies(settings: SubscriptionSettings) -> SettingsChange:
-    """What a subscription's own settings say of its hidden queue."""
+    """The settings that a subscription gives to its hidden queue."""
     target = settings.dead_letter_queue
     redrive = None if target is None else RedrivePolicy(target, ATTEMPTS_MAX[settings.strategy])
     return {"redrive": redrive, "receives_per_second_max": settings.pushes_per_second_max}
 
 
 def _hidden(command: Subscribe, settings: SubscriptionSettings) -> CreateQueue:
-    """The queue in which a push subscription's copies wait."""
+    """The queue that holds a push subscription's copies."""
     change = {"retention_us": TOPIC_RETENTION_US} | _policies(settings)
     return CreateQueue(queue=hidden_queue(command.topic, command.name), origin=command.origin, change=change)
 
 
 def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
-    """Set some settings of a subscription."""
+    """Change some settings of a subscription."""
     found = _find(writer, command, command.name)
     if isinstance(found, VeilError):
         return found
@@ -257,7 +256,7 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
 
 
 def _tell_hidden(writer: Writer, command: ChangeSubscription, settings: SubscriptionSettings) -> VeilError | None:
-    """Change the hidden queue, if there is one; a refusal has changed nothing."""
+    """Change the hidden queue, if there is one; on a refusal nothing has changed."""
     if settings.url is None:
         return None
     queue = hidden_queue(command.topic, command.name)
@@ -276,7 +275,7 @@ def unsubscribe(writer: Writer, command: Unsubscribe) -> Outcome:
 
 
 def describe_subscription(writer: Writer, command: DescribeSubscription) -> Outcome:
-    """The subscription as it stands."""
+    """The subscription's present state."""
     found = _find(writer, command, command.name)
     return found if isinstance(found, VeilError) else SubscriptionDescribed(found[1].info(found[0].key))
 
@@ -293,7 +292,7 @@ def list_subscriptions(writer: Writer, command: ListSubscriptions) -> Outcome:
 
 
 def publish(writer: Writer, command: Publish) -> Outcome:
-    """Send a copy to every subscription whose filter tag fits."""
+    """Send a copy to every subscription whose filter tag matches."""
     topic = writer.topics.get(command.topic)
     if topic is None:
         return TopicMissing(topic=str(command.topic))
@@ -332,7 +331,7 @@ def _count_sent(outcomes: Sequence[Outcome]) -> int:
 def _dead_letters(
     subscriptions: Sequence[LiveSubscription], copies: Sequence[Send], outcomes: Sequence[Outcome], message: bytes
 ) -> list[Send]:
-    """The copies that their queues could not take, to the dead-letter queues of their subscriptions."""
+    """Sends of the copies that their queues could not take, to the dead-letter queues of their subscriptions."""
     return [
         msgspec.structs.replace(copy, queue=target, extras=_with_id(copy.extras, message, copy.queue))
         for subscription, copy, outcome in zip(subscriptions, copies, outcomes, strict=True)
@@ -341,14 +340,15 @@ def _dead_letters(
 
 
 def _name_published(events: Sequence[Event], message: bytes) -> None:
-    """A copy has an id of its own: its event says of which message it is one."""
+    """Add the published message's id to the event of each copy, which has an id of its own."""
     named = {"published": message.hex()}
     for event in events:
         event.detail = named if event.detail is None else {**event.detail, **named}
 
 
 def record_push(writer: Writer, command: RecordPush) -> Outcome:
-    """Append one attempt to push a message; one that was tried to the end goes to the dead letters, if it has any."""
+    """Record one attempt to push a message. After its last attempt the message goes to the dead-letter queue, if
+    any."""
     queue = writer.queues.by_key.get(command.queue)
     detail: dict[str, object] = {"status": command.status, "took_us": command.took_us}
     if command.error is not None:
@@ -371,7 +371,8 @@ def record_push(writer: Writer, command: RecordPush) -> Outcome:
 
 
 def _give_up(writer: Writer, queue: LiveQueue, sequence: int) -> None:
-    """The next receive would do it too, but comes late: its endpoint may have to rest for a minute."""
+    """Dead-letter the message now. The next receive would do it too, but late: its endpoint may have to pause for a
+    minute."""
     redrive = queue.settings.redrive
     target = None if redrive is None else writer.queues.by_key.get(redrive.target)
     place = None if target is None else find_place(writer, queue, sequence)
@@ -381,7 +382,8 @@ def _give_up(writer: Writer, queue: LiveQueue, sequence: int) -> None:
 
 
 def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscription], message: bytes) -> list[Send]:
-    """The send of each copy. Its size counts as the published message's: the form's own text is not the sender's."""
+    """The send of each copy. Its size counts as that of the published message: the sender did not write the
+    envelope."""
     body, digest, tag = command.body, command.md5, command.extras.tag
     told = Notification(
         command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now
@@ -412,7 +414,7 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
 
 
 def _with_id(extras: Extras, message: bytes, refused_by: QueueKey | None = None) -> Extras:
-    """A push and a dead letter name the published message: its id travels with the copy."""
+    """Put the published message's id into the copy: a push and a dead letter show it."""
     return msgspec.structs.replace(extras, published_id=message, dead_letter_source=refused_by)
 
 
@@ -470,7 +472,7 @@ def _record(
     message: bytes | None = None,
     body_bytes: int | None = None,
 ) -> None:
-    """An event of no queue: the topic's name is in the detail."""
+    """Record an event without a queue: the topic's name is in the detail."""
     named: dict[str, object] = {"topic": str(command.topic)} | (detail or {})
     origin = writer.origin(command.origin)
     writer.events.append(Event(kind, writer.now, None, origin, message=message, body_bytes=body_bytes, detail=named))

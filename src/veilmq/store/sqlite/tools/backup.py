@@ -1,9 +1,9 @@
-"""A copy of the database while it is in use, that honours no old receipt handle.
+"""Copies the database while it is in use. The copy accepts no old receipt handle.
 
-Strategy: SQLite's backup API over a reading connection that holds one snapshot open, so that the copy is one committed
-state and never starts over, however much is written meanwhile (the WAL cannot shrink before it ends). The copy is made
-beside its place and renamed when it is whole and synced; before that it gets a fresh receipt key and epoch, because
-what happens in the copy and in the original from now on are two histories.
+Strategy: use SQLite's backup API over a reading connection that holds one snapshot open. The copy is then one committed
+state, and never starts over, however much is written meanwhile; the WAL cannot shrink until the copy ends. The copy is
+written beside its final name and renamed when it is complete and synced. Before that it gets a fresh receipt key and
+epoch, because from then on the copy and the original have different histories.
 """
 
 import glob
@@ -28,17 +28,18 @@ from veilmq.store.sqlite.disk.schema import check_ours
 _PAGES_STEP: Final = 1_024
 
 Progress = Callable[[int, int], None]
-"""Called with what is done and what there is in all."""
+"""Called with the work done and the total."""
 
 
 def _unseen(_done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Report progress to nobody."""
 
 
 def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> None:
     """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
 
-    is_owner: for the owner, who has applied it: the redo log may have been deleted, and nothing is lost by that.
+    is_owner: the caller owns the database and has applied the redo log, so nothing is lost if the log's file is
+    missing.
 
     Raises DestinationTaken (it exists), NotOurs, SchemaRefused, DatabaseFailed, OSError; then there is no `copy`.
     """
@@ -56,17 +57,17 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
             left.unlink()
         if isinstance(error, apsw.Error):
-            # SQLite's words for it are those of the other database, where nothing is wrong.
+            # SQLite's message would be about the source database, which is fine.
             raise DatabaseFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
         raise
     sync_directory(copy.parent)
 
 
 def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:
-    """Copy the database into a new data directory, ready to be served; returns its bytes.
+    """Copy the database into a new data directory, ready to be served; returns its size in bytes.
 
-    Raises as `backup` does; DestinationTaken also for a directory that is not empty, FileNotFoundError if there is no
-    parent to make it in.
+    Raises as `backup` does; DestinationTaken also for a directory that is not empty, FileNotFoundError if the parent is
+    missing.
     """
     with _made(destination):
         backup(database, destination / DATABASE, progress)
@@ -75,7 +76,7 @@ def backup_directory(database: Path, destination: Path, progress: Progress = _un
 
 
 def receive_directory(destination: Path, write: Callable[[Writing], None]) -> int:
-    """A new data directory from a copy that `write` brings; returns its bytes.
+    """Create a data directory from a copy that `write` writes; returns its size in bytes.
 
     Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
     """
@@ -97,7 +98,7 @@ def receive_directory(destination: Path, write: Callable[[Writing], None]) -> in
 
 @contextmanager
 def _made(destination: Path) -> Iterator[None]:
-    """Make the directory, and take it away again if what follows fails and it was not there before."""
+    """Create the directory; if the body fails, remove it, unless it existed before."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
     is_new = not destination.exists()
@@ -114,7 +115,7 @@ def _made(destination: Path) -> Iterator[None]:
 def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> None:
     source = open_reader(database, Options())
     target = apsw.Connection(str(part))
-    descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
+    descriptor = os.open(part, os.O_RDWR)  # closed last: closing it drops SQLite's locks on that file
     try:
         check_ours(source)
         log = database.with_name(REDO)
@@ -124,7 +125,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
-                os.fdatasync(descriptor)  # piece by piece, see large_files.py
+                os.fdatasync(descriptor)  # in pieces, see large_files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
         with target:
             if missing:
@@ -137,10 +138,10 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
 
 
 def _renew(part: Path) -> None:
-    """Give the copy its own secret, and leave it in one file."""
+    """Give the copy its own secret, and make it a single file."""
     connection = apsw.Connection(str(part))
     try:
-        connection.pragma("journal_mode", "DELETE")  # the copy says WAL, and its -wal would carry the part's name
+        connection.pragma("journal_mode", "DELETE")  # the copy is in WAL mode, and its -wal would carry the part's name
         connection.pragma("synchronous", "EXTRA")
         connection.pragma("secure_delete", True)
         (epoch,) = connection.execute("SELECT epoch FROM secret").fetchall()[0]

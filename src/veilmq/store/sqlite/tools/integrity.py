@@ -1,9 +1,9 @@
-"""Is what the directory holds in order: the file, every body, every lease, and the books of every queue.
+"""Checks a data directory: the file, every body, every lease, and the books of every queue.
 
-Strategy: one read transaction, and what the redo log has beyond it, so that a running server's database is judged as
-one committed state. The books: by the history, what was sent to a queue or moved into it is what lives there now and
-what was deleted, expired, purged, moved or set apart. They are kept from offset 0, or else from the newest complete
-snapshot in the history.
+Strategy: read in one transaction, plus what the redo log has beyond it, so that a running server's database is checked
+as one committed state. The books compare two numbers: by the history, what was sent or moved into a queue must equal
+what is in it now plus what was deleted, expired, purged, moved or quarantined. They begin at offset 0, or else at the
+newest complete snapshot in the history.
 """
 
 from collections import Counter
@@ -35,13 +35,14 @@ _ROWS_STEP: Final = 500
 
 
 def _unseen(_stage: str, _done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Report progress to nobody."""
 
 
 def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> Report:
-    """Look at everything. Blocks; any process; is_owner as in `backup`.
+    """Check everything. Blocks; any process. is_owner: as in `backup`.
 
-    Raises NotOurs, SchemaRefused, DatabaseFailed (cannot open)."""
+    Raises NotOurs, SchemaRefused, DatabaseFailed (cannot open).
+    """
     check_version()
     report = Report(problems=[])
     connection, missing, is_damaged = _open(database)
@@ -63,8 +64,8 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
 
 
 def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
-    """A connection in a read transaction on a database of ours, what the redo log has beyond that, and whether that is
-    not all that it had."""
+    """A connection in a read transaction on a database of ours, the redo log's entries beyond it, and whether the log
+    is damaged there."""
     try:
         connection = open_reader(database, Options())
         try:
@@ -81,7 +82,7 @@ def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
-    """SQLite's own look at pages, indexes and constraints. Returns whether the tables can be read."""
+    """SQLite's own check of pages, indexes and constraints. Returns whether the tables can be read."""
     progress("file", 0, 1)
     found = [row[0] for row in connection.execute("PRAGMA integrity_check(100)")]
     progress("file", 1, 1)
@@ -141,7 +142,7 @@ def _check_bodies(
 
 
 _FIFO: Final = "SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '.fifo'"
-# Each: kind, the message for a row, and a query whose rows are not in order.
+# Each: kind, message for a row, and a query that returns the wrong rows.
 _ROWS: Final = (
     ("lease", "lease of {}: there is no such message", "SELECT sequence FROM lease WHERE sequence NOT IN message_of"),
     (
@@ -296,16 +297,16 @@ def _check_history(
 
 
 class _Books:
-    """By queue (incarnation): what the history says must be there."""
+    """How many messages must be in each queue (by incarnation), according to the history."""
 
     def __init__(self, begin: int | None) -> None:
-        """begin: the offset from which on they are kept: 0, or where a complete snapshot begins."""
+        """begin: the offset where they begin: 0, or the begin of a complete snapshot."""
         self._balance: Counter[int] = Counter()
         self._begin = begin
         self._told = begin == 0
-        """Whether the snapshot has ended, if they begin with one."""
+        """Whether the snapshot has ended, if the books begin with one."""
         self._last = self._met = 0
-        """Sequences: the last that the snapshot is to tell of, and the last that it told of."""
+        """Sequences: the last that the snapshot covers, and the last that it has listed."""
 
     def add(self, offset: int, event: Event) -> None:
         kind, queue, detail = event.kind, event.queue, event.detail or {}
@@ -323,11 +324,12 @@ class _Books:
             self._leaves(queue, event.sequence or 0)
             self._balance[detail["target"]] += 1
         elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
-            # Amid the snapshot that counts messages too which it has not met, and which are gone now.
+            # During the snapshot this count includes messages that it has not listed; all of them are gone now.
             self._balance[queue] = self._balance[queue] - detail["count"] if self._told else 0
 
     def _leaves(self, queue: int, sequence: int) -> None:
-        """Of a message that the snapshot has not met, it will not tell."""
+        """A message left the queue. The snapshot will not list a message that it has not reached, so that one is not
+        counted."""
         if self._told or not self._met < sequence <= self._last:
             self._balance[queue] -= 1
 
@@ -344,7 +346,7 @@ class _Books:
             self._met = max(self._met, held[-1].sequence)
 
     def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
-        """One text for each queue that holds more or less than it must."""
+        """One text for each queue that holds more or fewer messages than it must."""
         rows: list[tuple[Any, ...]] = connection.execute(
             "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
             " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
@@ -362,7 +364,7 @@ class _Books:
 
 
 def _incarnations(connection: apsw.Connection) -> dict[int, int]:
-    """Of the queues that exist, by generation."""
+    """Incarnations of existing queues, by generation."""
     return dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
 
 

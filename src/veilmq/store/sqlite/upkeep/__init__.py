@@ -1,1 +1,1 @@
-"""What the sweeper does in bounded steps: what is due, move tasks, snapshots, trimming."""
+"""What the sweeper does in bounded steps: ended leases and delays, move tasks, snapshots, trimming."""

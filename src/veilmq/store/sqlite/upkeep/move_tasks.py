@@ -1,11 +1,11 @@
-"""Message move tasks: begun, cancelled and listed by commands, carried on by the sweeper.
+"""Message move tasks: started, cancelled and listed by commands, carried on by the sweeper.
 
-Strategy: a task is one row, changed in the batch that moves its messages, so that after a crash at any point it goes on
-where it was. Each step takes at most `STEP_MESSAGES_MAX` messages of about `STEP_BYTES_MAX` together, however many
-tasks there are, and no more of a task than its rate allows; of each group it takes the first, so that the order within
-a group stays. A message moved is a new one (id, sent instant, receive count), as on AWS. What was sent to the source
-after the task began, and what is in flight, stays. Source: "Configuring a dead-letter queue redrive" in the SQS
-Developer Guide.
+Strategy: a task is one row, changed in the same batch that moves its messages, so that after a crash it goes on where
+it was. A step moves at most `STEP_MESSAGES_MAX` messages of about `STEP_BYTES_MAX` together, however many tasks there
+are, and no more for a task than its rate allows. Of each group it takes the first message, so that the order in a group
+is kept. A moved message is a new one (id, sent instant, receive count), as on AWS. Messages sent to the source after
+the task began, and messages in flight, stay. Source: "Configuring a dead-letter queue redrive" in the SQS Developer
+Guide.
 """
 
 from typing import Any, Final
@@ -41,7 +41,7 @@ from veilmq.store.sqlite.messages.places import Place, event_of, find_places
 STEP_MESSAGES_MAX: Final = 64
 STEP_BYTES_MAX: Final = MIB
 TASK_MESSAGES: Final = 8
-"""What a task costs in a step, against a message."""
+"""How many messages a task counts as in a step, beside those that it moves."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _KEY: Final = msgspec.msgpack.Decoder(QueueKey)
 _COLUMNS: Final = "number, id, source, destination, rate, status, failure, origin, started, used, last, moved, to_move"
@@ -74,11 +74,11 @@ _RETURNED_OF_TENANTS: Final = (
     "SELECT sequence FROM lease INDEXED BY lease_returned"
     " WHERE generation = ? AND hidden = 0 AND priority > ? AND sequence <= ? LIMIT ?"
 )
-"""What `_OF_GROUPS` does not show, because the tenant has a later message that has waited longer."""
+"""Messages that `_OF_GROUPS` misses, because their tenant has a later message that has waited longer."""
 
 
 class _Task(msgspec.Struct, gc=False):
-    """A row of move_task."""
+    """A row of `move_task`."""
 
     number: int
     id: bytes
@@ -95,7 +95,7 @@ class _Task(msgspec.Struct, gc=False):
     to_move: int
 
     def info(self, source: QueueKey) -> MoveInfo:
-        """The task as others see it."""
+        """The task as protocols show it."""
         destination = None if self.destination is None else _KEY.decode(self.destination)
         failure = None if self.failure is None else MoveFailure(self.failure)
         status, started = MoveStatus(self.status), Instant(self.started)
@@ -103,7 +103,7 @@ class _Task(msgspec.Struct, gc=False):
 
 
 def start(writer: Writer, command: StartMove) -> Outcome:
-    """Begin a task: its row is all there is of it."""
+    """Start a task: only its row is written."""
     source = writer.queues.by_key.get(command.queue)
     if source is None:
         return QueueMissing(queue=str(command.queue))
@@ -114,7 +114,7 @@ def start(writer: Writer, command: StartMove) -> Outcome:
         return_due(writer, source, STEP_MESSAGES_MAX)
     rate = command.rate_max or MOVES_PER_SECOND_MAX
     destination = None if command.destination is None else _ENCODER.encode(command.destination)
-    # The rate is used up to one message ago: the first may move at once.
+    # The rate is used up until the time of one message ago, so that the first message may move at once.
     used = writer.now - -(-SECOND_US // rate)
     status = MoveStatus.RUNNING.value
     writer.write(
@@ -168,7 +168,7 @@ def _cannot_start(
 
 
 def cancel(writer: Writer, command: CancelMove) -> Outcome:
-    """Let the sweeper end a task before it moves anything more."""
+    """Make the sweeper end a task before it moves anything more."""
     source = writer.queues.by_key.get(command.queue)
     if source is None:
         return QueueMissing(queue=str(command.queue))
@@ -195,7 +195,7 @@ def _latest(writer: Writer, source: LiveQueue, count_max: int) -> list[_Task]:
 
 
 def every(connection: apsw.Connection, count_max: int) -> list[MoveInfo]:
-    """The latest tasks of all queues that exist, newest first, as a reader sees them."""
+    """The latest tasks of all existing queues, newest first, for readers."""
     rows: list[tuple[Any, ...]] = connection.execute(_EVERY, (count_max,)).fetchall()
     return [_Task(*row[3:]).info(QueueKey(*row[:3])) for row in rows]
 
@@ -207,12 +207,13 @@ class _Room(msgspec.Struct):
     bytes: int = STEP_BYTES_MAX
 
     def is_left(self) -> bool:
-        """Whether another message has room."""
+        """Whether there is room for another message."""
         return self.messages > 0 and self.bytes > 0
 
 
 def carry_on(writer: Writer) -> bool:
-    """One bounded step, of the tasks first that moved least lately; whether another could follow at once."""
+    """Run one bounded step, first for the tasks that moved least lately; returns whether another could follow at
+    once."""
     more = False
     room = _Room()
     for row in writer.read(_ACTIVE, ()):
@@ -223,7 +224,7 @@ def carry_on(writer: Writer) -> bool:
         elif writer.now - task.started >= TASK_US_MAX:
             task.status, task.failure = MoveStatus.FAILED, MoveFailure.TOO_LONG.value
             _keep(writer, task)
-        elif writer.disk_low is None:  # a move writes before it frees: it waits for space as sends do
+        elif writer.disk_low is None:  # a move writes before it frees: wait for space, as sends do
             more = not room.is_left() or _step(writer, task, writer.queues.by_incarnation[task.source], room) or more
     return more
 
@@ -236,9 +237,9 @@ def _keep(writer: Writer, task: _Task) -> None:
 
 
 def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
-    """Move what the rate and the step's room allow; whether only the latter cut it short."""
+    """Move what the rate and the step's room allow; returns whether only the room ended it."""
     rate = task.rate or MOVES_PER_SECOND_MAX
-    # What was not used in time is lost: a server that was down for an hour does not then move all at once.
+    # Unused rate is lost: a server that was down for an hour must not move everything at once.
     used = max(task.used, writer.now - SECOND_US - SECOND_US // rate)
     allowed = (writer.now - used) * rate // SECOND_US
     if allowed <= 0:
@@ -298,8 +299,8 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
 
 
 def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool | MoveFailure:
-    """Put one message at the end of its line in the queue where it goes, or say why that cannot be; False if its body
-    is damaged: then it is set apart."""
+    """Move one message to the end of its line in its destination, or return why that cannot be; False if its body is
+    damaged: then it is quarantined."""
     (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
     sender, packed, md5, body = row
     extras = intact(body, md5, packed)

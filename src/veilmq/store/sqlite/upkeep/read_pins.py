@@ -1,10 +1,11 @@
-"""Read pins: offsets from which the history is being read, so that it is not trimmed from there on.
+"""Read pins: protect history that is being read from trimming.
 
 Strategy: a full history loses its oldest events all the time, and a reader that starts with them would never get to
-read them. So a reader names the offset that it needs and for how long, and trimming spares everything from there on.
-Pins are bounded: they end by themselves, they let the history grow by no more than half its size and ten minutes, and
-they are ignored on a low disk (trimming.py). Pins are bucketed by 10 s of expiry, so any number of readers is a few
-numbers. Their time begins with the next sweep, because readers' threads have no clock of the store's.
+read them. So a reader names the offset that it needs and for how long, and trimming keeps everything from there on.
+Pins are bounded: they expire, they let the history grow by at most half its size and for at most ten minutes, and they
+are ignored when disk space is low (trimming.py). Pins are kept in buckets of 10 s by expiry, so that any number of
+readers takes a few numbers. Their time begins with the next sweep, because the readers' threads do not have the store's
+clock.
 """
 
 import threading
@@ -25,15 +26,15 @@ class ReadPins:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._new: dict[int, int] = {}
-        """The least offset by ticks from now on ..."""
+        """The least pinned offset, by the number of ticks that it is to last: pins since the latest sweep."""
         self._held: dict[int, int] = {}
-        """... and by the tick in which its time is over."""
+        """The least pinned offset, by the tick in which it expires."""
         self._first = 0
 
     def keep(self, offset: int, seconds: float) -> int:
-        """Spare what comes from `offset` on for so long, at most `HOLD_S_MAX`, or some seconds more.
+        """Protect the history from `offset` on for `seconds` (at most `HOLD_S_MAX`) or some seconds more.
 
-        Returns the first offset that trimming has left: what is before it is gone, though it may still be seen.
+        Returns the first offset that is not trimmed: events before it count as gone, though they may still be readable.
         """
         ticks = ceil(min(seconds, HOLD_S_MAX) / _TICK_S)
         with self._lock:
@@ -42,7 +43,7 @@ class ReadPins:
 
     @contextmanager
     def trimming(self, now: int) -> Iterator["Trimming"]:
-        """While the body runs, no pin begins."""
+        """While the body runs, no pin can be added."""
         with self._lock:
             tick = now // (_TICK_S * SECOND_US)
             self._held = {end: offset for end, offset in self._held.items() if end > tick}
@@ -55,16 +56,16 @@ class ReadPins:
             self._first = max(self._first, step.first)
 
     def forget(self) -> None:
-        """What was trimmed is back: its batch was rolled back."""
+        """The batch that trimmed was rolled back: what it trimmed is there again."""
         with self._lock:
             self._first = 0
 
 
 class Trimming:
-    """One step of it: what it has to spare, and what it leaves."""
+    """One step of trimming: what it must keep, and what is left after it."""
 
     def __init__(self, held: int | None) -> None:
         self.held = held
-        """The least offset that is held; None if nothing is."""
+        """The least pinned offset; None if there is none."""
         self.first = 0
-        """To be set to the first offset that is left, if something goes."""
+        """If rows are dropped, set it to the first offset that is left."""

@@ -1,11 +1,12 @@
-"""Snapshots in the history: the state, told anew, so that what is older may be trimmed.
+"""Snapshots in the history: the state is written again, so that older events may be trimmed.
 
-Strategy: fuzzy, as databases take checkpoints. A snapshot is told in bounded steps of the sweeper, with other commits
-between them; each message as it is at the offset of the event that tells of it. Messages are met by sequence, up to the
-last one given when it began; later ones come by their own events, and so does whatever happens to one that was met. A
-message that leaves before it is met never shows. What is under way is known to memory alone: after a crash, on a low
-disk and after a rollback of its first step it is as if it had never begun, and one row tells which complete one is the
-newest. That one is never trimmed (trimming.py). See docs/decisions/0008-snapshots.md.
+Strategy: snapshots are fuzzy, like checkpoints of databases. One is written in bounded steps of the sweeper, with other
+commits between them; each message is described as it is at the offset of its event. Messages are written by sequence,
+up to the last sequence assigned when the snapshot began. Later messages have events of their own, and so has every
+change to a message already written. A message that leaves before it is written never appears. A snapshot in progress
+exists in memory only: after a crash, on a low disk, and after a rollback of its first step, it is as if it had never
+begun. One row names the newest complete snapshot. That one is never trimmed (trimming.py). See
+docs/decisions/0008-snapshots.md.
 """
 
 from typing import Any, Final
@@ -21,9 +22,9 @@ from veilmq.store.sqlite.disk.inserts import Row
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 
 MESSAGES_MAX: Final = 16
-"""Of one event, so that whoever reads events by the thousand has no more in hand than with others."""
+"""Per event, so that a reader of events by the thousand needs no more memory for these."""
 QUEUE_STEPS: Final = 4
-"""What the settings of a queue cost, against a message."""
+"""How many messages a queue's settings count as."""
 _HELD: Final = (
     "SELECT m.generation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
     " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
@@ -35,7 +36,7 @@ _ROW_OF: Final = "SELECT at, bytes_before, length(events) FROM history WHERE off
 
 
 class Base(msgspec.Struct, frozen=True, gc=False):
-    """From where the history can be replayed: the newest complete snapshot, or offset 0."""
+    """Where a replay of the history can begin: the newest complete snapshot, or offset 0."""
 
     begin: int
     end: int
@@ -50,7 +51,7 @@ _ORIGIN: Final = Base(begin=0, end=-1, at=None, bytes_before=0, bytes_after=0)
 
 
 class _Task(msgspec.Struct, frozen=True, gc=False):
-    """A snapshot under way."""
+    """A snapshot in progress."""
 
     begin: int
     at: int
@@ -58,17 +59,17 @@ class _Task(msgspec.Struct, frozen=True, gc=False):
     last: int
     """Greatest sequence when it began."""
     queues: list[int]
-    """Incarnations when it began."""
+    """Incarnations of the queues when it began."""
     told: int = 0
-    """How many of them were told."""
+    """How many of these queues were written."""
     met: int = 0
-    """The last sequence that was met."""
+    """The last sequence reached."""
     generations: dict[int, int] = {}
-    """Of the queues that were told: generation -> incarnation. Others cannot hold messages that are to be told."""
+    """Generation -> incarnation of the queues written. No other queue can hold messages that must be written."""
 
 
 class Snapshots:
-    """What a store knows of its snapshots."""
+    """The state of a store's snapshots."""
 
     def __init__(self, base: Base | None) -> None:
         self._base = base
@@ -76,20 +77,20 @@ class Snapshots:
 
     @property
     def under_way(self) -> bool:
-        """Whether one is begun and not ended."""
+        """Whether a snapshot is in progress."""
         return self._task is not None
 
     def floor(self, writer: Writer) -> int | None:
         """The offset from which on nothing may be trimmed; None: anything may.
 
-        On a low disk the history's bounds come first: the state is told anew when there is space again.
+        On a low disk the history's bounds take precedence: a new snapshot is written when there is space again.
         """
         if writer.disk_low is not None:
             return None
         return 0 if self._base is None else self._base.begin
 
     def trimmed(self, writer: Writer) -> None:
-        """Rows of the history went; was the base among them?"""
+        """Call when history rows were dropped; forgets the base if it was among them."""
         row = writer.read_one("SELECT min(offset) FROM history", ())
         if self._base is not None and row is not None and self._base.begin < (row[0] or 0):
             self._can_roll_back(writer)
@@ -97,7 +98,7 @@ class Snapshots:
             writer.write("DELETE FROM snapshot", ())
 
     def step(self, writer: Writer, options: Options, steps_max: int) -> None:
-        """Begin a snapshot if one is due; go on with the one under way by up to `steps_max` messages."""
+        """Begin a snapshot if one is due; continue the one in progress by up to `steps_max` messages."""
         if writer.disk_low is not None:
             if self._task is not None:
                 self._can_roll_back(writer)
@@ -128,7 +129,7 @@ class Snapshots:
         self._task = None
 
     def _is_due(self, writer: Writer, options: Options) -> bool:
-        """Half of a bound has passed since the base. A store in which nothing happens writes nothing."""
+        """Whether half of a bound has passed since the base. An idle store writes nothing."""
         base = self._base
         if base is None:
             return True
@@ -138,7 +139,7 @@ class Snapshots:
         assert base.at is not None
         assert base.bytes_after is not None
         since_bytes = writer.history_bytes - base.bytes_after
-        # A snapshot as large as what came since it would be half of all that is written.
+        # If a snapshot were as large as all events since the last one, it would be half of all writes.
         enough_bytes = max(options.history_bytes_max // 2, base.bytes_after - base.bytes_before)
         return since_bytes >= enough_bytes or writer.now - base.at > options.history_us_max // 2
 
@@ -151,7 +152,7 @@ class Snapshots:
 
 
 def load(connection: apsw.Connection) -> Snapshots:
-    """What the database says. What was under way when its last owner ended is void."""
+    """Load the state from the database. A snapshot that was in progress at the last stop is void."""
     row: Any = connection.execute("SELECT first, last FROM snapshot").fetchone()
     if row is not None:
         begin, end = row
@@ -162,7 +163,7 @@ def load(connection: apsw.Connection) -> Snapshots:
 
 
 def newest(connection: apsw.Connection) -> int | None:
-    """Offset of the newest complete snapshot's begin, or 0 if all of the history is there; None: there is neither."""
+    """Offset at which the newest complete snapshot begins; 0 if the whole history is there; None if neither is."""
     row: Any = connection.execute("SELECT first FROM snapshot").fetchone()
     if row is not None:
         return int(row[0])
@@ -171,7 +172,7 @@ def newest(connection: apsw.Connection) -> int | None:
 
 
 def _with_sizes(writer: Writer, base: Base) -> Base:
-    """Read what was not known when the batch was open in which the base came to be."""
+    """Read what was unknown while the batch that created the base was open."""
     at, bytes_after = base.at, base.bytes_after
     if at is None:
         row = writer.read_one("SELECT at FROM history ORDER BY offset LIMIT 1", ())
@@ -193,19 +194,19 @@ def _begin(writer: Writer) -> _Task:
 
 
 def _tell_queue(writer: Writer, task: _Task) -> _Task:
-    """The next queue, if it is still there."""
+    """Write the next queue, if it still exists."""
     queue = writer.queues.by_incarnation.get(task.queues[task.told])
     generations = task.generations
     if queue is not None:
         detail = {"part": Part.QUEUE, "created": queue.created, "modified": queue.modified}
         writer.events.append(_event(writer, queue.incarnation, detail | recorded_settings(queue.key, queue.settings)))
-        # Entries of a batch that is rolled back are written again, and nobody looks for others.
+        # After a rollback these entries are written again, and no others are looked up.
         generations[queue.generation] = queue.incarnation
     return msgspec.structs.replace(task, told=task.told + 1, generations=generations)
 
 
 def _tell_messages(writer: Writer, task: _Task, rows: list[Row]) -> None:
-    """Those that a queue holds; the others wait to be cleaned up."""
+    """Write the messages that are in a queue; the others are garbage."""
     by_queue: dict[int, list[Row]] = {}
     for generation, *held in rows:
         by_queue.setdefault(generation, []).append(tuple(held))

@@ -1,9 +1,9 @@
-"""Clean-up in bounded steps: what is due returns, what is dead goes, what is old is trimmed.
+"""Clean-up in bounded steps: ended leases return, expired messages go, old history is trimmed.
 
-Strategy: correctness never waits for the sweeper (claims and uses of a handle check for themselves); it wakes parked
-receives, keeps counts close to the truth, and gives space back. Each call does at most `steps_max` rows of work, so
-that nobody's answer waits behind a million of them; a snapshot that is under way goes on by as many, however much else
-there is to do: the history can only be trimmed behind it.
+Strategy: correctness never depends on the sweeper (claims and uses of a handle check for themselves). It wakes parked
+receives, keeps counts close to the truth, and frees space. Each call processes at most `steps_max` rows, so that no
+answer waits behind a million of them. A snapshot in progress gets that many steps in each call, whatever else there is
+to do: the history can only be trimmed up to the last complete one.
 """
 
 from typing import Final
@@ -27,16 +27,16 @@ from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
 GARBAGE_BYTES_MAX: Final = MIB
-"""Bodies that one step may free: large ones take long to unchain."""
+"""How many bytes of bodies one step may free: SQLite takes long to free the pages of large ones."""
 EXPIRED_BYTES_MAX: Final = 8 * MIB
-"""Bodies of dead messages that one step may drop."""
+"""How many bytes of expired messages' bodies one step may drop."""
 LOOKS_MAX: Final = 64
-"""Queues in which one step looks for dead messages: all may be due together, as after a start."""
+"""In how many queues one step looks for expired messages: all may be due at once, as after a start."""
 _HISTORY_ROWS_MAX: Final = 32
 _VACUUM_PAGES: Final = 256
 _FREE_PAGES_KEPT: Final = 4096
 _WINDOWS: Final = {"deduplication": "sequence", "receive_attempt": "number"}
-"""Tables whose rows all live equally long, each with the column by which they came and so will end."""
+"""Tables whose rows all live equally long, each with the column in whose order they came and so end."""
 _SIZED: Final = (
     "SELECT json_group_array(json_array(f.sequence, (SELECT length(body) FROM message WHERE sequence = f.sequence)))"
     " FROM ({rows}) f"
@@ -63,13 +63,13 @@ _FIRST_RETURNED: Final = (
     " CROSS JOIN message m ON m.sequence = (SELECT sequence FROM lease INDEXED BY lease_returned"
     "  WHERE generation = ?1 AND hidden = 0 AND priority = p.column1 ORDER BY sequence LIMIT 1)"
 )
-"""Some, and the first one of each priority, so that many of one priority hide nobody."""
+"""Some returned messages, and the first of each priority, so that many of one priority do not hide the others."""
 _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows})"
 _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
 
 def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, pins: ReadPins) -> Outcome:
-    """One bounded step."""
+    """Run one bounded step."""
     left = command.steps_max
     left -= _return_all(writer, left)
     if left > 0:
@@ -98,7 +98,7 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
 
 
 def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
-    """Append the poll counts of a minute."""
+    """Record the poll counts of a minute."""
     for poll in command.polls:
         queue = writer.queues.by_key.get(poll.queue)
         detail = {"receives": poll.receives, "empty": poll.empty, "refused": poll.refused}
@@ -119,7 +119,7 @@ def _return_all(writer: Writer, steps_max: int) -> int:
 
 
 def _collect(writer: Writer, steps_max: int) -> int:
-    """Delete rows of generations that belong to nobody: first what has a lease row, then the lines, then the rest."""
+    """Delete rows of garbage generations: first those with a lease row, then those in lines, then the rest."""
     first = writer.read_one("SELECT generation FROM garbage LIMIT 1", ())
     if first is None:
         return 0
@@ -147,7 +147,7 @@ def _collect(writer: Writer, steps_max: int) -> int:
 
 
 def _within_bytes(sized: list[tuple[int, int | None]]) -> list[int]:
-    """As many of the messages (sequence, bytes of its body) as hold `GARBAGE_BYTES_MAX` together, at least one."""
+    """As many of the messages (sequence, body bytes) as fit into `GARBAGE_BYTES_MAX`, but at least one."""
     total = 0
     sequences: list[int] = []
     for sequence, body_bytes in sized:
@@ -171,7 +171,7 @@ def _expire_all(writer: Writer, steps_max: int) -> int:
 
 
 def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
-    """Expire what stands first in each order that a queue has, and learn when to look next."""
+    """Expire the first messages of each order in a queue, and find out when to check it next."""
     writer.touch(queue)
     queue.next_expiry = FOREVER
     heads = _heads(writer, queue, steps_max)
@@ -193,14 +193,15 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     if steps >= steps_max or (gone and (queue.returned or queue.groups is not None)):  # more may follow the first ones
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:
-        # One bound a look: a second one, days away, would stay in the heap for days.
+        # One bound per check: a second one, days away, would stay in the heap for days.
         following = [expires for expires in heads.values() if expires > writer.now]
         writer.queues.lower_expiry(queue, min(*following, writer.now + MINUTE_US, FOREVER))
     return steps
 
 
 def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
-    """Messages that can be dead, and their expiry: the first by own expiry, of each line, and of the returned ones."""
+    """Messages that may have expired, and their expiry: the first by own expiry, of each line, and of the returned
+    ones."""
     generation, retention_us = queue.generation, queue.settings.retention_us
 
     def first(rows: str, *values: int) -> list[tuple[int, int]]:
@@ -219,7 +220,7 @@ def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
 
 
 def _drop_ended(writer: Writer, table: str, order: str, rows_max: int) -> int:
-    """Drop rows whose time is over from the front of one of `_WINDOWS`; returns how many."""
+    """Drop ended rows from the front of a table in `_WINDOWS`; returns how many."""
     row = writer.read_one(
         f"SELECT count(*), max({order}) FROM (SELECT {order}, ends FROM {table} ORDER BY {order} LIMIT ?)"
         " WHERE ends <= ?", (rows_max, writer.now)
@@ -231,7 +232,7 @@ def _drop_ended(writer: Writer, table: str, order: str, rows_max: int) -> int:
 
 
 def _give_back(writer: Writer) -> None:
-    """Return free pages to the file system, a few at a time, but for a stock to grow into."""
+    """Return free pages to the file system, a few at a time; keep some to grow into."""
     free = writer.read_one("PRAGMA freelist_count", ())
     if free is not None and free[0] > _FREE_PAGES_KEPT:
         writer.wrote = True

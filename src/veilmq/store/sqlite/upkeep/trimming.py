@@ -1,7 +1,7 @@
-"""Trimming the history: the oldest rows go, and the deleted queues that no event names any more.
+"""Trims the history: drops the oldest rows, and deleted queues that no event names any more.
 
-Strategy: whole rows from the old end, a few at a time. The number of bytes is the difference of two running totals, so
-that nobody ever adds them up.
+Strategy: drop whole rows from the old end, a few at a time. The history's size is the difference of two running totals,
+so nothing has to be added up.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 
 FORGOTTEN_MAX: Final = 256
-"""Deleted queues that one step forgets: all of them may have waited for it, as after a long stop."""
+"""How many deleted queues one step forgets: all of them may be due at once, as after a long stop."""
 _FORGOTTEN: Final = (
     "SELECT incarnation FROM queue INDEXED BY queue_deleted"
     " WHERE deleted < (SELECT at FROM history ORDER BY offset LIMIT 1) AND deleted < ? LIMIT ?"
@@ -24,8 +24,8 @@ _FORGOTTEN: Final = (
 def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, rows_max: int) -> int:
     """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many.
 
-    floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py). holds: the same of what is
-    being read, but only up to half as many bytes again and for ten minutes, and not on a low disk.
+    floor: nothing is dropped from this offset on, whatever the bounds say (snapshots.py). pins: the same for what is
+    being read, but for at most half as many bytes again and ten minutes, and not on a low disk.
     """
     if floor == 0:
         return 0
@@ -41,7 +41,7 @@ def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, ro
 def _beyond(
     writer: Writer, options: Options, floor: int | None, held: int | None, rows_max: int
 ) -> list[tuple[int, int]]:
-    """Offset and end of each row that goes."""
+    """Offset and end of each row to drop."""
     rows = writer.read(
         "SELECT offset, count, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
     )
