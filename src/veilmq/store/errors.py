@@ -46,7 +46,7 @@ class SchemaOlder(SchemaRefused):
 
 
 class NotOurs(Exception):
-    """The file belongs to another program, or our own file is missing from where it should be."""
+    """The file is another program's database, or is missing, empty or no database although ours must be there."""
 
 
 class SqliteTooOld(Exception):

@@ -1,10 +1,11 @@
 """Receives: lease the first visible messages.
 
 Strategy: the candidates are the head of each line after its cursor, the unflushed messages, and the returned ones.
-Among those of the lowest priority, the one that has been visible longest goes first (`Candidate.turn`). A message that
-was given back therefore waits behind those that were waiting already, and no message can keep others waiting for ever.
-A candidate that has expired, is damaged or is due for the dead-letter queue is removed during the claim, and the next
-candidate takes its place. The number of such removals per claim is bounded; the next claim handles the rest.
+Among those with the lowest priority number, the one that has been visible longest goes first (`Candidate.turn`). A
+message that was given back therefore waits behind those that were waiting already, and no message can keep others
+waiting for ever. A candidate that has expired, is damaged or is due for the dead-letter queue is removed during the
+claim, and the next candidate takes its place. The number of such removals per claim is bounded; the next claim handles
+the rest.
 """
 
 from collections import deque

@@ -4,8 +4,8 @@ Strategy: messages of the default priority with a group belong to that group, a 
 tenant together. Each message is taken from the tenant that has visible messages and the fewest in flight; among equals,
 from the one whose message has waited longest. A tenant that releases everything at once never has anything in flight,
 and would keep the others waiting for ever. So the message that has waited longest of all is passed over at most
-`PASSED_OVER_MAX` times in a row, and a message behind k others is received after at most (PASSED_OVER_MAX + 1) * (k +
-1) messages. Both choices are first entries of an index, however many tenants there are. More urgent messages go before
+`PASSED_OVER_MAX` times in a row: a message behind k others is received after at most (k + 1) * (PASSED_OVER_MAX + 1)
+messages. Both choices are first entries of an index, however many tenants there are. More urgent messages go before
 all tenants and less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
 """
 

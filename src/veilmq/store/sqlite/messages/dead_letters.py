@@ -77,11 +77,10 @@ def put_elsewhere(
     *,
     aside: bool = False,
 ) -> dict[str, object]:
-    """Remove a message from its queue and append it to its line in another queue, as `message`, sent at the given
-    instant.
+    """Remove a message from its queue and append it to its line in another queue.
 
-    contents: sender, packed extras, MD5, body. aside: not into the line, but like a message given back now. Returns the
-    event's detail about its new place.
+    message: its id there. sent: when it counts as sent there. contents: sender, packed extras, MD5, body. aside: not
+    into the line, but like a message given back now. Returns the event's detail about its new place.
     """
     writer.touch(target)
     given_back = writer.next_offset

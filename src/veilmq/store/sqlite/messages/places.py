@@ -61,10 +61,10 @@ _PLACES: Final = f"SELECT {_PLACE.format(id='m.id')}{_WHERE}"
 _PLACES_PACKED: Final = f"SELECT json_group_array(json_array({_PLACE.format(id='hex(m.id)')})){_WHERE}"
 _PLACES_DECODER: Final = msgspec.json.Decoder(list[Place])
 MANY: Final = 8
-"""From this many messages on, one statement for all is faster than one each.
+"""From this many messages on, packing all rows into one is faster.
 
-It is this high because apsw releases the interpreter lock at every row, and while another thread is busy getting it
-back takes up to `sys.setswitchinterval`.
+The gain grows while another thread is busy: apsw releases the interpreter lock at every row, and getting it back then
+takes up to `sys.setswitchinterval`.
 """
 
 
