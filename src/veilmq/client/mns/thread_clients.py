@@ -247,8 +247,8 @@ class ThreadClients:
             mine.close()
 
     def _taken(self) -> _ThreadClient:
-        """This thread's client, removed from the table until its call is over: a call that ends early leaves no
-        half-used client."""
+        """This thread's client, which counts as missing until its call is over: a call that breaks off leaves no
+        half-used client behind."""
         mine: _ThreadClient | None = getattr(self._mine, "client", None)
         self._mine.client = None
         if mine is None or mine.inherited:
