@@ -86,7 +86,7 @@ class CloudQueue(Closing):
         return self._closed
 
     def recommended(self) -> Recommended | None:
-        """Clouds recommend nothing."""
+        """None: only our own server and directories recommend leases."""
         return None
 
     def interrupt(self) -> None:

@@ -30,7 +30,7 @@ class Waiting:
     def poll(
         self, ask: Callable[[], list[Received]], wait: float, give_back: Callable[[list[Received]], None]
     ) -> list[Received]:
-        """The result of `ask` within `wait` seconds, or nothing."""
+        """Repeat `ask` until it returns messages or `wait` seconds are over; return the messages."""
         deadline = self._clock.monotonic() + wait
         interrupts = self._interrupts
         pause = _PAUSE_MIN

@@ -234,7 +234,7 @@ class MnsQueue(CloudQueue):
         self._give_each_back(messages, lambda handle: self._updated(handle, 1, report))
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """ChangeMessageVisibility. Rounded up to at least 1 s."""
+        """ChangeMessageVisibility. The lease is rounded up to whole seconds, at least 1 s."""
         if body is not None:
             raise CapabilityMissing(capability="body_replaceable")
         return self._extend((handle, _lease("lease", lease)))
