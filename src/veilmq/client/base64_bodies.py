@@ -1,7 +1,8 @@
-"""Bodies in base64, for the protocols whose SDKs send them so.
+"""Base64 bodies, for the protocols whose SDKs send them.
 
-Strategy: the adapter encodes and decodes by itself, so that one body that is no base64 fails alone and not the whole
-answer that it came in; it goes to the policy for unreadable messages, and is never handed out as if it were decoded.
+Strategy: the adapter encodes and decodes by itself. A body that is not base64 then fails alone, not with the whole
+response that it came in. It goes to the policy for unreadable messages and is never returned as if it were decoded.
+
 Source: RFC 4648, section 4.
 """
 
@@ -20,12 +21,12 @@ from veilmq.model.message import first_forbidden_character
 
 
 def encode(raw: bytes) -> str:
-    """UTF-8 as it travels."""
+    """The text in UTF-8, as base64."""
     return base64.b64encode(raw).decode("ascii")
 
 
 def decode(body: str, message: str) -> str:
-    """The text that travelled. Raises Undecodable; `message`: the id to name in it."""
+    """The decoded text. Raises Undecodable; `message`: the id to name in it."""
     try:
         text = base64.b64decode(body.encode("ascii"), validate=True).decode()
     except (UnicodeError, binascii.Error):
@@ -41,7 +42,7 @@ def decoded(message: Received) -> Received:
 
 
 def decoded_peeks(messages: list[Peeked], queue: str) -> list[Peeked]:
-    """Those that can be decoded."""
+    """The messages that can be decoded."""
     found = []
     for message in messages:
         try:
@@ -54,7 +55,8 @@ def decoded_peeks(messages: list[Peeked], queue: str) -> list[Peeked]:
 def receive(
     queue: Queue, receive: Callable[[float], list[Received]], wait: float, policy: Policy, clock: Clock
 ) -> list[Received]:
-    """What `receive` brings, decoded if the queue's bodies travel in base64; `policy` gets those that are none."""
+    """What `receive` returns, decoded if the queue uses base64 bodies; `policy` gets the messages that are not
+    base64."""
     if not queue.capabilities.base64_body:
         return receive(wait)
     return receive_readable(receive, lambda came: read_each(came, decoded, policy, queue), wait, clock)

@@ -1,10 +1,10 @@
-"""A processing-time curve from a load test, and the timeout that follows from it.
+"""The distribution of processing times from a load test, and the timeouts that follow from it.
 
-Strategy: pure computing over samples. A finished handler is an exact sample; one that failed is censored: its work
-takes longer than the time after which it gave up, nobody knows how much. The percentiles are read off Kaplan and
-Meier's curve, which counts both rightly, and are None where the samples do not reach. Two recommendations: leases for a
-keeper that extends them (the cheapest schedule, timeouts/schedule.py), and one timeout for a consumer that never
-extends.
+Strategy: pure computation over samples. A handler that finished is an exact sample. One that failed is censored: its
+work takes longer than the time after which it gave up, but nobody knows how much longer. The percentiles are read off
+the Kaplan-Meier curve, which handles both, and are None beyond the range of the samples. There are two recommendations:
+leases for a keeper that extends them (the cheapest schedule, timeouts/schedule.py), and one timeout for a consumer that
+never extends.
 
 Source: document 004 ("perform a series of load tests on the consumer"); document 003, 1.
 """
@@ -19,7 +19,7 @@ from veilmq.client.timeouts import Costs, Survival, plan_of
 
 SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 SAFETY: Final = 1.5
-"""A timeout that is never extended is so many times the longest time that was seen."""
+"""A timeout that is never extended is the longest time seen, multiplied by this."""
 SAMPLES_FEW: Final = 100
 LEASE_MIN: Final = 5.0
 _STEPS: Final = (1.0, 2.0, 5.0)
@@ -46,30 +46,30 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the samples say. Seconds."""
+    """The results. Seconds."""
 
     finished: int
     failed: int
     percentiles: dict[str, float | None]
-    """`p50`, `p90`, `p95`, `p99`, `p99.9`; None beyond what the samples reach."""
+    """`p50`, `p90`, `p95`, `p99`, `p99.9`; None beyond the range of the samples."""
     longest: float
     """Longest run, finished or not."""
     mean: float | None
-    """Of the finished."""
+    """Of the runs that finished."""
     histogram: tuple[Bucket, ...]
     """Bounds 1, 2, 5, 10, ..., without empty ends."""
     first_lease: float
-    """With a keeper: the lease to receive with."""
+    """With a keeper: the lease to ask for at receive."""
     renewal_margin: float
-    """With a keeper: how long before its end a lease is extended."""
+    """With a keeper: how long before its end to extend a lease."""
     timeout: float | None
-    """Without a keeper; None: the longest runs failed, so nobody knows what they need."""
+    """Without a keeper; None: the longest runs failed, so nobody knows how long they take."""
     notes: tuple[str, ...]
-    """What to know before one relies on it."""
+    """Caveats to read before relying on the numbers."""
 
 
 def calibrate(samples: Sequence[Sample], costs: Costs | None = None) -> Calibration:
-    """Judge the samples. Raises ValueError if there are none, or one is below 0."""
+    """Evaluate the samples. Raises ValueError if there are none, or if one is below 0."""
     if not samples:
         raise ValueError("there are no samples")
     if min(each.seconds for each in samples) < 0:
@@ -97,9 +97,9 @@ def calibrate(samples: Sequence[Sample], costs: Costs | None = None) -> Calibrat
 
 
 def quantile(samples: Sequence[Sample], share: float) -> float | None:
-    """Seconds within which that share of runs finishes, by Kaplan and Meier; None if the samples do not reach it."""
+    """Seconds within which that share of runs finishes, by Kaplan-Meier; None beyond the range of the samples."""
     alive, at_risk = 1.0, len(samples)
-    # Of equal times, the finished ones come first: a run that failed then was still at risk.
+    # Among equal times, the finished runs come first: a run that failed at that time was still at risk.
     for each in sorted(samples, key=lambda sample: (sample.seconds, not sample.finished)):
         if each.finished:
             alive *= 1 - 1 / at_risk
@@ -110,7 +110,7 @@ def quantile(samples: Sequence[Sample], share: float) -> float | None:
 
 
 def histogram(samples: Sequence[Sample]) -> tuple[Bucket, ...]:
-    """Counts on bounds of 1, 2 and 5 times powers of ten, from a millisecond on."""
+    """Counts in buckets bounded by 1, 2 and 5 times powers of ten, from 1 ms on."""
     bounds = [0.0, 0.001]
     longest = max(each.seconds for each in samples)
     while bounds[-1] < longest:
@@ -130,7 +130,7 @@ def histogram(samples: Sequence[Sample]) -> tuple[Bucket, ...]:
 
 
 def rounded_up(seconds: float) -> float:
-    """The next length that people set: 30, 45, 60, 90 s ... up to 12 h."""
+    """The next length that people usually set: 30, 45, 60, 90 s ... up to 12 h."""
     return float(next((each for each in _ROUND if each >= seconds), _ROUND[-1]))
 
 

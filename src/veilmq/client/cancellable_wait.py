@@ -1,9 +1,9 @@
-"""Waiting calls that can be given up.
+"""Waiting calls that can be cancelled.
 
-Strategy: an SDK cannot be interrupted in a long poll, so one that waits runs on a thread of its own while its caller
-waits for either the answer or the end. Whoever gives it up (close, or an exception in the caller's thread) leaves the
-answer to `late`, which releases what it still brings. The threads are a pool's, one a call: an open poll never holds up
-the interpreter's exit.
+Strategy: an SDK cannot be interrupted in a long poll. So each waiting call runs on a pool thread of its own, and the
+caller waits for its answer or for a cancellation, whichever comes first. After a cancellation (close, or an exception
+in the caller's thread) the late answer goes to `late`, which releases its messages. The pool's threads are daemons, so
+an open poll never delays the interpreter's exit.
 """
 
 import threading
@@ -28,7 +28,7 @@ class _Job(Generic[Answer]):
         self._once = threading.Lock()
 
     def settle(self) -> bool:
-        """True for the first who asks: theirs is the reply."""
+        """True for the first caller only, which then decides the reply."""
         return self._once.acquire(blocking=False)
 
     def run(self) -> None:
@@ -36,7 +36,7 @@ class _Job(Generic[Answer]):
         failure: BaseException | None = None
         try:
             answer = self._call()
-        except BaseException as error:  # noqa: BLE001 raised where the answer is waited for
+        except BaseException as error:  # noqa: BLE001 raised in the thread that waits for the answer
             failure = error
         if self.settle():
             self.reply.put((answer, failure))
@@ -58,8 +58,8 @@ class CancellableWaits(Anew):
         self._here()
 
     def wait(self, call: Callable[[], Answer], late: Callable[[Answer], None]) -> Answer | None:
-        """The call's answer, or None if `interrupt` or `close` came first; then `late` gets it. Raises what the call
-        raises."""
+        """Return the call's answer, or None if `interrupt` or `close` came first; the answer then goes to `late`.
+        Raises what the call raises."""
         self._here()
         job = _Job(call, late)
         with self._lock:
@@ -67,7 +67,7 @@ class CancellableWaits(Anew):
                 return None
             self._jobs.add(job)
         try:
-            with suppress(RuntimeError):  # the pool is shut down: then this was given up before
+            with suppress(RuntimeError):  # the pool is shut down: this wait was already cancelled
                 self._pool.submit(job.run)
             answer, failure = job.reply.get()
         finally:
@@ -79,7 +79,7 @@ class CancellableWaits(Anew):
         return answer
 
     def interrupt(self) -> None:
-        """Give up all that wait now."""
+        """Cancel all calls that wait now."""
         self._here()
         with self._lock:
             jobs = list(self._jobs)
@@ -88,12 +88,12 @@ class CancellableWaits(Anew):
                 job.reply.put((None, None))
 
     def close(self) -> None:
-        """Give up all that wait, and take no more."""
+        """Cancel all calls that wait, and accept no more."""
         self._closed = True
         self.interrupt()
         self._pool.shutdown()
 
     def _begin(self) -> None:
-        """What waits in the parent waits there."""
+        """The parent's waits stay in the parent."""
         self._jobs: set[_Job[Any]] = set()
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""What a caller gave, checked before anything leaves: numbers in their ranges, handles and messages by their types.
+"""Checks of the caller's arguments before any I/O: numbers by their ranges, handles and messages by their types.
 
-Strategy: one place for all adapters, so that what is wrong is the same error wherever the queue is, and an entry of a
-batch that is wrong costs its neighbours nothing. A duration is an int or a float and no bool; a count is an int. NaN is
-in no range. What the service alone knows is left to it.
+Strategy: all adapters check here, so a bad argument is the same error on every queue, and a bad entry of a batch does
+not affect the others. A duration is an int or a float, but not a bool; a count is an int. NaN is out of every range.
+What only the service can know is left to the service.
 """
 
 import math
@@ -16,7 +16,7 @@ from veilmq.model.errors import ParameterInvalid, ReceiptInvalid
 T = TypeVar("T")
 
 _BITS_MAX: Final = 63
-"""Of a duration, so that it has a float and a place in every protocol."""
+"""Of a duration, so that it converts to a float and fits into every protocol."""
 _CHARACTERS_MAX: Final = 80
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 """SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
@@ -39,7 +39,7 @@ def seconds(value: Any, parameter: str, least: float, most: float) -> float:
 
 
 def number(value: Any, parameter: str, least: float, most: float, kind: str = "a number") -> float:
-    """The same of what is no duration. Raises ParameterInvalid."""
+    """A number in a range that is not a duration. Raises ParameterInvalid."""
     if _is_number(value) and least <= value <= most:
         return value  # type: ignore[no-any-return]
     reason = f"must be {kind} from {_shown(least)} to {_shown(most)}, not {_said(value)}"
@@ -54,14 +54,14 @@ def positive(value: Any, parameter: str, *, may_be_endless: bool = False) -> flo
 
 
 def not_negative(value: Any, parameter: str) -> float:
-    """A duration that ends, perhaps at once. Raises ParameterInvalid."""
+    """A duration of 0 or more, but finite. Raises ParameterInvalid."""
     if _is_number(value) and 0 <= value < math.inf:
         return value  # type: ignore[no-any-return]
     raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds from 0 on")
 
 
 def remaining(value: Any, parameter: str) -> float:
-    """A duration that may be over: what is left until a moment. Raises ParameterInvalid."""
+    """The time left until an instant, which may be negative. Raises ParameterInvalid."""
     if _is_number(value) and not math.isnan(value):
         return value  # type: ignore[no-any-return]
     raise ParameterInvalid(parameter=parameter, reason=f"must be a number of seconds, not {_said(value)}")
@@ -75,15 +75,15 @@ def at_least(value: Any, parameter: str, least: int) -> int:
 
 
 def token(value: str | None, parameter: str) -> None:
-    """A message group or a deduplication id, if there is one. Raises ParameterInvalid."""
+    """A message group or a deduplication id, if given. Raises ParameterInvalid."""
     if value is not None and not _TOKEN.fullmatch(value):
         reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {_said(value)}"
         raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
 def batch(value: Sequence[T]) -> Sequence[T]:
-    """What a batch is made of. Raises ParameterInvalid for one text, which Python takes for a sequence of its letters,
-    and for what is no collection."""
+    """The entries of a batch. Raises ParameterInvalid for a str, which Python treats as a sequence of characters, and
+    for anything that is not a collection."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         reason = f"must be a list of messages, not {type(value).__name__}"
         raise ParameterInvalid(parameter="messages", reason=reason)
@@ -91,25 +91,25 @@ def batch(value: Sequence[T]) -> Sequence[T]:
 
 
 def whole_seconds(value: float, parameter: str, least: float, most: float) -> int:
-    """Seconds for a service that knows whole ones: rounded up. Raises ParameterInvalid."""
+    """Whole seconds for a service that has no fractions: rounded up. Raises ParameterInvalid."""
     return math.ceil(seconds(value, parameter, least, most))
 
 
 def lease_hint(value: float | None, most: float) -> None:
-    """A wish for a lease, if there is one. Raises ParameterInvalid."""
+    """A lease hint, if given. Raises ParameterInvalid."""
     if value is not None and not 0 < value <= most:
         reason = f"must be above 0 and at most {most:g} s, not {value}"
         raise ParameterInvalid(parameter="lease_hint", reason=reason)
 
 
 def function(value: Any, parameter: str) -> None:
-    """Something to call. Raises ParameterInvalid."""
+    """A callable. Raises ParameterInvalid."""
     if not callable(value):
         raise ParameterInvalid(parameter=parameter, reason=f"must be a function, not {type(value).__name__}")
 
 
 def handle(value: Any) -> str:
-    """A handle. Raises ReceiptInvalid for what is no text."""
+    """A handle. Raises ReceiptInvalid if it is not a str."""
     if isinstance(value, str):
         return value
     raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
@@ -124,14 +124,15 @@ def extension(value: Any) -> Extension:
 
 
 def body(value: Any) -> str:
-    """A body. Raises ParameterInvalid for what is no text."""
+    """A body. Raises ParameterInvalid if it is not a str."""
     if isinstance(value, str):
         return value
     raise ParameterInvalid(parameter="body", reason=f"must be a str, not {type(value).__name__}: encode bytes")
 
 
 def fields(message: Message) -> Message:
-    """The message. Raises ParameterInvalid for a field that is not of its type, whether the queue has it or not."""
+    """The message. Raises ParameterInvalid for a field of the wrong type, whether the queue supports the field or
+    not."""
     body(message.body)
     _check_names(message.attributes)
     for field in _TEXTS:
@@ -171,6 +172,6 @@ def _shown(bound: float) -> str:
 def _said(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # an int beyond what Python prints
+    except ValueError:  # an int with more digits than Python prints
         return "so many digits"
     return text if len(text) <= _CHARACTERS_MAX else f"{text[:_CHARACTERS_MAX]}..."

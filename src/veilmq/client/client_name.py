@@ -1,7 +1,7 @@
-"""How this process names itself to servers: with each request, and so in the history of each message.
+"""The name under which this process reports to servers: part of each request, and so of each message's history.
 
-Strategy: one name for the process, read when a connection or a request is made. By default it says host and process, so
-that a history tells which of many workers held a message; `name_client` says something else, or nothing.
+Strategy: the process has one name, read when a connection or a request is made. By default it holds host and process
+id, so a history shows which of many workers held a message; `name_client` sets another name, or none.
 """
 
 import os
@@ -18,21 +18,21 @@ _HOST_CHARACTERS_MAX: Final = 63
 
 
 class _Naming:
-    """What was said last; None: host and process."""
+    """The name set last; None: host and process id."""
 
     name: str | None = None
 
 
 def name_client(name: str | None) -> None:
-    """What is told of this process from now on: up to 100 printable ASCII characters, an empty text for nothing but the
-    release; None: host and process, as before any call. Raises ParameterInvalid."""
+    """Set the name that this process reports from now on: up to 100 printable ASCII characters. An empty text reports
+    the release only; None goes back to the default, host and process id. Raises ParameterInvalid."""
     if name is not None and (type(name) is not str or not _NAME.fullmatch(name)):
         raise ParameterInvalid(parameter="name", reason="must be of up to 100 printable ASCII characters")
     _Naming.name = name
 
 
 def client_name() -> str:
-    """`veilmq/VERSION (HOST; pid N)`, or what `name_client` was told."""
+    """`veilmq/VERSION (HOST; pid N)`, or the name set by `name_client`."""
     name = _Naming.name
     if name is None:
         host = _OF_HOST.sub("-", socket.gethostname())[:_HOST_CHARACTERS_MAX]

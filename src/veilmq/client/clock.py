@@ -1,10 +1,8 @@
-"""The client's clocks: the one place of the client that reads them.
+"""The client's clocks: the only place of the client that reads the time.
 
-Strategy: everything that measures a lease takes a `Clock`; tests bring their own. `monotonic` judges leases, `wall`
-only stamps what people and other processes read. A clock that tests move is told who sleeps by it, and wakes them.
-
-Pauses: a thread that sleeps until an instant of a clock sleeps on a condition, and looks at the clock again whenever it
-wakes. A clock that tests move wakes whoever sleeps by it.
+Strategy: everything that measures a lease takes a `Clock`, so tests pass their own. `monotonic` decides about leases;
+`wall` only stamps what people and other processes read. A thread that sleeps until an instant waits on a condition and
+reads the clock again whenever it wakes. A clock that tests move notifies these conditions.
 """
 
 import threading
@@ -16,7 +14,7 @@ class Clock(Protocol):
     """Seconds."""
 
     def monotonic(self) -> float:
-        """Never goes back; counts while the machine sleeps."""
+        """Never goes back; keeps counting while the machine is suspended."""
         ...
 
     def wall(self) -> float:
@@ -25,7 +23,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """CLOCK_BOOTTIME where there is one, so that a suspended laptop knows that its leases ended."""
+    """CLOCK_BOOTTIME where available, so that a laptop that was suspended notices that its leases have ended."""
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
@@ -39,15 +37,16 @@ SYSTEM = SystemClock()
 
 @runtime_checkable
 class Moved(Protocol):
-    """What a clock has besides that tests move (`veilmq.testing.client_contract.clock.MovableClock`)."""
+    """The additional method of a clock that tests move (`veilmq.testing.client_contract.clock.MovableClock`)."""
 
     def wakes(self, sleeper: threading.Condition) -> None:
-        """Notify it whenever the clock was moved, as long as it lives."""
+        """Notify `sleeper` whenever the clock is moved, as long as `sleeper` exists."""
         ...
 
 
 def sleeping_by(clock: Clock, sleeper: threading.Condition) -> threading.Condition:
-    """`sleeper`, on which threads wait for an instant of `clock` and look again when they wake."""
+    """Return `sleeper`, registered with `clock` if tests move that. Threads wait on it for an instant and read the
+    clock again when they wake."""
     moved: object = clock
     if isinstance(moved, Moved):
         moved.wakes(sleeper)
@@ -55,7 +54,7 @@ def sleeping_by(clock: Clock, sleeper: threading.Condition) -> threading.Conditi
 
 
 class Stop:
-    """As threading.Event, but that its waits go by a clock. Any thread."""
+    """Like threading.Event, but its waits follow a clock. Any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -63,13 +62,13 @@ class Stop:
         self._set = False
 
     def set(self) -> None:
-        """All waits end."""
+        """End all waits."""
         with self._changed:
             self._set = True
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._set = False
 
     def is_set(self) -> bool:
@@ -77,7 +76,7 @@ class Stop:
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to so many seconds of the clock; whether it is set."""
+        """Wait up to `seconds` by the clock; return whether it is set."""
         end = self._clock.monotonic() + seconds
         with self._changed:
             while not self._set and (left := end - self._clock.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Whatever has to be closed is closed at the end of its `with` block."""
+"""A base for objects that a `with` block closes."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -12,7 +12,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held. A second time does nothing."""
+        """Release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

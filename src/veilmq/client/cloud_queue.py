@@ -1,7 +1,8 @@
-"""What the queues behind a network have in common: a name, abilities, an end, and settings believed for a minute.
+"""What all queues behind a network share: name, capabilities, closing, and settings cached for a minute.
 
-Strategy: whatever a protocol has of its own is in its adapter; here is only what would be the same words in each. What
-waits (threads parked in an SDK's poll, a paced one, or our own connections) is handed in, and ends when the queue does.
+Strategy: what is specific to a protocol is in its adapter; only code that would be identical in each is here. The
+object that holds the waiting calls (threads in an SDK's poll, a paced poll, or our own connections) is passed in, and
+is closed with the queue.
 """
 
 import threading
@@ -19,14 +20,14 @@ from veilmq.client.unreadable import log
 from veilmq.model.errors import VeilError
 
 BELIEVED_SECONDS: Final = 60.0
-"""How long what a queue said of its settings is taken for true."""
+"""How long the settings that a queue reported are cached."""
 
 Value = TypeVar("Value")
 Opened = TypeVar("Opened", bound="CloudQueue")
 
 
 class Believed(Generic[Value]):
-    """A value that was looked up, until it is `BELIEVED_SECONDS` old. Any thread."""
+    """A cached value, valid for `BELIEVED_SECONDS`. Any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,13 +35,13 @@ class Believed(Generic[Value]):
         self._known: tuple[Value, float] | None = None
 
     def keep(self, value: Value) -> Value:
-        """This is what was just looked up; returns it."""
+        """Cache a value that was just looked up; return it."""
         with self._lock:
             self._known = value, self._clock.monotonic() + BELIEVED_SECONDS
         return value
 
     def get(self, look: Callable[[], Value]) -> Value:
-        """What is believed, or else what `look` finds: it keeps that itself."""
+        """The cached value, or the result of `look`, which caches it itself."""
         with self._lock:
             known = self._known
         if known is not None and self._clock.monotonic() < known[1]:
@@ -49,14 +50,14 @@ class Believed(Generic[Value]):
 
 
 class Waits(Protocol):
-    """What holds the calls that wait."""
+    """The calls that wait."""
 
     def interrupt(self) -> None:
-        """Give up all that wait now."""
+        """Cancel all calls that wait now."""
         ...
 
     def close(self) -> None:
-        """Give up all that wait, and take no more."""
+        """Cancel all calls that wait, and accept no more."""
         ...
 
 
@@ -85,15 +86,15 @@ class CloudQueue(Closing):
         return self._closed
 
     def recommended(self) -> Recommended | None:
-        """Nobody can tell here."""
+        """None: only our own server and directories recommend leases."""
         return None
 
     def interrupt(self) -> None:
-        """Waiting receives end, without a last question; what they still bring is released."""
+        """End waiting receives without one more request; messages that still arrive are released."""
         self._waits.interrupt()
 
     def close(self) -> None:
-        """A waiting receive ends; what it still brings is released. The client's connections are the account's."""
+        """End a waiting receive; messages that still arrive are released. The connections belong to the account."""
         self._closed = True
         self._waits.close()
 
@@ -105,7 +106,7 @@ class CloudQueue(Closing):
         checked.whole(count_max, "count_max", 1, self._capabilities.receive_messages_max)
 
     def _give_each_back(self, messages: list[Received], give_back: Callable[[str], object]) -> None:
-        """Messages that nobody waits for any more, by their handles."""
+        """Give back messages whose receive was cancelled, by their handles."""
         for message in messages:
             try:
                 give_back(message.handle)
@@ -114,14 +115,14 @@ class CloudQueue(Closing):
 
 
 class CloudAccount(Closing):
-    """The part of an `Account` that does not depend on the protocol: its queues, which are closed with it."""
+    """The part of an `Account` that does not depend on the protocol: its open queues, which it closes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queues: weakref.WeakSet[CloudQueue] = weakref.WeakSet()
 
     def _opened(self, queue: Opened) -> Opened:
-        """One more queue; returns it."""
+        """Register a queue that was opened; return it."""
         with self._lock:
             self._queues.add(queue)
         return queue

@@ -1,8 +1,8 @@
-"""`veilmq.connect`: from a URL, or from an SDK's object, to a `Queue`.
+"""`veilmq.connect`: turns a URL, or an SDK's object, into a `Queue`.
 
-Strategy: a URL's scheme picks an opener of accounts from one table, an object is recognised by its class's name and
-package, without importing any SDK; an adapter is imported when it is asked for. What a URL opened, the queue closes
-with itself; what the caller brought stays the caller's.
+Strategy: a table maps a URL's scheme to the function that opens the account. An SDK's object is recognised by the name
+and package of its class, so no SDK is imported for it. An adapter is imported when it is needed. A queue that was
+opened from a URL closes its account, too; what the caller brought stays open.
 """
 
 import importlib
@@ -24,18 +24,18 @@ from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 DEVELOPMENT_KEYS: Final = {
     "devstoreaccount1": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 }
-"""The account of development servers, whose key everybody knows (Microsoft's documentation of its emulator)."""
+"""The account of development servers, whose key is public (Microsoft's documentation of its emulator)."""
 
 
 def connect(source: Any, queue: str | None = None, *, template: Template | None = None) -> Queue:
     """The queue that a URL names (see `veilmq.client.urls`), or that an SDK's object reaches.
 
     source: a URL; an SDK's client (boto3's SQS client, Azure's QueueServiceClient, MNS's Account) with the queue's name
-    (or URL, of SQS) in `queue`; an SDK's queue object (boto3's `sqs.Queue`, Azure's QueueClient, MNS's Queue).
-    The queue is created if it is missing and the URL says create=1 or a template is given.
+    (for SQS also its URL) in `queue`; an SDK's queue object (boto3's `sqs.Queue`, Azure's QueueClient, MNS's Queue). A
+    missing queue is created if the URL says create=1 or a template is given.
 
-    Raises ParameterInvalid (the URL, the object), QueueMissing, QueueExists (it has other settings than the template),
-    CapabilityMissing (an adapter or SDK that is not there), TransportError, ServiceError.
+    Raises ParameterInvalid (the URL, the object), QueueMissing, QueueExists (with other settings than the template's),
+    CapabilityMissing (the adapter or SDK is not installed), TransportError, ServiceError.
     """
     if not isinstance(source, str):
         return _adopt(source, queue, template)
@@ -52,7 +52,7 @@ def connect(source: Any, queue: str | None = None, *, template: Template | None 
 
 
 def connect_account(source: Any) -> Account:
-    """The account that a URL without a queue's name, or an SDK's client, reaches. Raises as `connect` does."""
+    """The account that an SDK's client, or a URL without a queue's name, reaches. Raises as `connect` does."""
     if not isinstance(source, str):
         account, name = _adopted(source, None)
         if name is not None:
@@ -68,7 +68,7 @@ def connect_account(source: Any) -> Account:
 
 
 class _Connected(Wrapping):
-    """A queue with the account that was opened for it: they end together."""
+    """A queue with the account that was opened for it; both are closed together."""
 
     def close(self) -> None:
         self.inner.close()
@@ -128,7 +128,8 @@ def _sqs(address: Address) -> Account:
         given["aws_access_key_id"], given["aws_secret_access_key"] = address.key, address.secret
     try:
         session = _botocore_session()
-        # An endpoint of one's own has no region to ask for; a server of ours sees queues in this one.
+        # With an endpoint of the caller's own there is no region to look up; a VeilMQ server shows its queues in this
+        # one.
         configured = session.get_config_variable("region")
         region = address.region or configured or (HOME_REGION_DEFAULT if address.host else None)
         named = botocore.config.Config(user_agent_extra=client_name())
@@ -140,13 +141,14 @@ def _sqs(address: Address) -> Account:
 
 _loading: Final = threading.Lock()
 _loaders: Final[list[Any]] = []
-"""Of the whole process: none before the first session; then the one whose cache has what botocore reads from files."""
+"""Process-wide: empty before the first session; then the loader that caches the files which botocore has read."""
 
 
 def _botocore_session() -> Any:
-    """A session of its own, so that no two accounts share credentials; only the models are shared.
+    """A new session. Accounts share no credentials, only the models.
 
-    Reading them is most of what a client costs, and a hundred threads that do it at the same time need half a minute.
+    Reading the models is most of the cost of a client; a hundred threads that do it at the same time take half a
+    minute.
     """
     import boto3  # type: ignore[import-untyped]
     import botocore.session  # type: ignore[import-untyped]
@@ -157,7 +159,7 @@ def _botocore_session() -> Any:
     with _loading:
         if not _loaders:
             loader = session.get_component("data_loader")
-            with suppress(DataNotFoundError):  # a version that has other files reads them when it needs them
+            with suppress(DataNotFoundError):  # a version with other files reads them when it needs them
                 for kind in ("service-2", "endpoint-rule-set-1"):
                     loader.load_service_model("sqs", kind)
                 for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
@@ -182,7 +184,7 @@ def _azure(address: Address) -> Account:
     credential = address.secret or DEVELOPMENT_KEYS.get(address.account) or _azure_identity()
     key = {"account_name": address.account, "account_key": credential} if isinstance(credential, str) else credential
     try:
-        # The SDK's own default waits 15 seconds and more before it tries again: longer than many a lease.
+        # The SDK's own default waits at least 15 seconds before it retries: longer than many leases.
         client = QueueServiceClient(
             url, credential=key, retry_total=2, initial_backoff=0, increment_base=1, random_jitter_range=0,
             user_agent=client_name(),
@@ -226,7 +228,7 @@ OPENERS: Final[dict[str, Callable[[Address], Account]]] = {
     "azure": _azure,
     "mns": _mns,
 }
-"""By kind of address. A new adapter is one line here, and one below if its SDK's objects are taken."""
+"""By kind of address. A new adapter adds a line here, and one below if it accepts its SDK's objects."""
 
 
 def _boto3_client(client: Any, queue: str | None) -> tuple[Account, str | None]:
@@ -241,7 +243,7 @@ def _boto3_client(client: Any, queue: str | None) -> tuple[Account, str | None]:
 
 
 def _boto3_resource(found: Any, queue: str | None) -> tuple[Account, str | None]:
-    """An sqs.Queue, or the sqs.ServiceResource that makes them."""
+    """An sqs.Queue, or the sqs.ServiceResource that makes it."""
     url: str | None = getattr(found, "url", None)
     if url is not None and queue is not None:
         raise ParameterInvalid(parameter="queue", reason="the object is a queue already")
@@ -255,7 +257,7 @@ def _azure_service(client: Any, queue: str | None) -> tuple[Account, str | None]
 
 
 def _azure_queue(client: Any, queue: str | None) -> tuple[Account, str | None]:
-    """A QueueClient: its account is reached by a client of our own, with its URL and credential."""
+    """A QueueClient: we reach its account by a client of our own, with the same URL and credential."""
     from azure.storage.queue import QueueServiceClient
 
     from veilmq.client.azure import AzureAccount
@@ -270,7 +272,7 @@ def _azure_queue(client: Any, queue: str | None) -> tuple[Account, str | None]:
 
 
 def _encodes(client: Any) -> bool:
-    """Whether a QueueClient sends text in base64. Raises ParameterInvalid if it does something else with it."""
+    """Whether a QueueClient sends text in base64. Raises ParameterInvalid if it uses any other encoding."""
     kinds = tuple(type(getattr(client, f"_message_{way}_policy", None)).__name__ for way in ("encode", "decode"))
     known = {("NoEncodePolicy", "NoDecodePolicy"): False, ("TextBase64EncodePolicy", "TextBase64DecodePolicy"): True}
     if kinds not in known:
@@ -286,7 +288,7 @@ def _mns_account(account: Any, queue: str | None) -> tuple[Account, str | None]:
 
 
 def _mns_queue(found: Any, queue: str | None) -> tuple[Account, str | None]:
-    """An mns.queue.Queue, which has its account's client and says itself whether it encodes."""
+    """An mns.queue.Queue: it holds its account's client, and knows whether it encodes."""
     from veilmq.client.mns import MnsAccount
 
     if queue is not None:
@@ -303,9 +305,9 @@ ADOPTERS: Final[dict[tuple[str, str], Adopter]] = {
     ("mns.account", "Account"): _mns_account,
     ("mns.queue", "Queue"): _mns_queue,
 }
-"""By package and class of an SDK's object or of one of its bases.
+"""By package and class of an SDK's object, or of one of its bases.
 
-Each takes the object and the queue's name or URL that came with it, and gives the account and the queue's name.
+Each function takes the object and the queue's name or URL passed with it, and returns the account and the queue's name.
 """
 
 

@@ -1,9 +1,10 @@
-"""The client's pool of threads that nobody waits for.
+"""A thread pool that does not delay the interpreter's exit.
 
-Strategy: as the standard library's ThreadPoolExecutor, for whose threads the interpreter waits when it ends, however
-long a server that hangs lets them wait; these are daemons. They start when they are needed and end after a minute
-without work, with the pool, or when nobody has the pool any more: they hold its line and not itself. A forked child has
-none of them, and begins anew. Where no thread can be started, whoever asks does the work.
+Strategy: like the standard library's ThreadPoolExecutor, but the interpreter waits for that one's threads when it ends,
+however long a server keeps them waiting; these threads are daemons. A thread starts when it is needed. It ends after a
+minute without work, when the pool is shut down, or when the pool is garbage collected: threads refer to the pool's
+queue of work, not to the pool. A forked child has no threads and starts its own. If no thread can be started, the
+caller does the work itself.
 """
 
 import threading
@@ -24,7 +25,7 @@ IDLE_SECONDS: Final = 60.0
 
 
 class _Task:
-    """One call, and who is told."""
+    """One call, and the future of its result."""
 
     def __init__(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
         self._future = future
@@ -44,12 +45,12 @@ _Inbox = SimpleQueue[_Task | None]
 
 
 class _Work:
-    """What is to do, and the threads that do it."""
+    """The calls to run, and the threads that run them."""
 
     def __init__(self, threads_max: int | None, name: str) -> None:
         self._threads_max = threads_max
         self._name = name
-        # The pool's end may come with a collection of garbage, in a thread that has the lock.
+        # Reentrant: garbage collection may end the pool in a thread that already holds the lock.
         self._lock = threading.RLock()
         self._waiting: deque[_Task] = deque()
         self.idle: list[_Inbox] = []
@@ -58,8 +59,8 @@ class _Work:
         self._over = False
 
     def put(self, task: _Task) -> bool:
-        """Whether a thread runs it, now or when it is through with others; False: there is none, and none can be
-        started. Raises RuntimeError once no more is taken."""
+        """Whether a thread will run the task, now or after others. False: there is no thread, and none can be started.
+        Raises RuntimeError after the end."""
         with self._lock:
             if self._over:
                 raise RuntimeError("the pool was shut down")
@@ -74,7 +75,7 @@ class _Work:
             return True
 
     def end(self) -> None:
-        """Take no more; what was taken is done."""
+        """Accept no more tasks; those accepted are still run."""
         with self._lock:
             self._over = True
             while self.idle:
@@ -88,7 +89,7 @@ class _Work:
         inbox.put(task)
         try:
             threading.Thread(target=self._serve, args=(inbox,), name=name, daemon=True).start()
-        except RuntimeError:  # "can't start new thread": the machine has no more
+        except RuntimeError:  # "can't start new thread": the machine's limit
             self._threads -= 1
             return False
         return True
@@ -97,7 +98,7 @@ class _Work:
         task = inbox.get()
         while task is not None:
             task.run()
-            del task  # nothing is held by a thread that waits
+            del task  # an idle thread must keep nothing alive
             task = self._next(inbox)
 
     def _next(self, inbox: _Inbox) -> _Task | None:
@@ -115,11 +116,11 @@ class _Work:
                     self.idle.remove(inbox)
                     self._threads -= 1
                     return None
-            return inbox.get()  # it is on its way
+            return inbox.get()  # a task was put meanwhile
 
 
 class DaemonPool(Executor, Anew):
-    """Runs calls on up to `threads_max` threads, None: on as many as there are calls. Any thread may use it."""
+    """Runs calls on up to `threads_max` threads; None: no limit. Any thread may use it."""
 
     def __init__(self, threads_max: int | None, name: str) -> None:
         self._threads_max = threads_max
@@ -128,9 +129,9 @@ class DaemonPool(Executor, Anew):
         self._here()
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
-        """See `concurrent.futures.Executor.submit`; done when this returns, where no thread can be started.
+        """See `concurrent.futures.Executor.submit`. If no thread can be started, the call is done when this returns.
 
-        Raises RuntimeError once it is shut down.
+        Raises RuntimeError after shutdown.
         """
         self._here()
         future: Future[R] = Future()
@@ -140,13 +141,13 @@ class DaemonPool(Executor, Anew):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Take no more; what was submitted is done. It does not wait, nor cancel. Twice is once."""
+        """Accept no more calls; those submitted are still run. Neither waits nor cancels. Idempotent."""
         self._closed = True
         self._end()
 
     def _begin(self) -> None:
         if self.inherited:
-            self._end.detach()  # the parent's line may be locked here for ever
+            self._end.detach()  # the lock of the parent's copy may never be free here
         self._work = _Work(self._threads_max, self._name)
         self._end: weakref.finalize[[], DaemonPool] = weakref.finalize(self, self._work.end)
         self._end.atexit = False

@@ -1,8 +1,8 @@
-"""SQL through any DB-API driver: how its parameters are written, and how its connections are used.
+"""SQL through any DB-API driver: parameter styles, connections, and the database's clock.
 
-Strategy: statements are written with `?`, and rewritten once for the driver's paramstyle (PEP 249); a value never
-becomes text of a statement. Names of tables are checked, because they do. What several machines judge by the time is
-judged by the one clock that they share: the database's (`clock_of`).
+Strategy: statements are written with `?` and rewritten for the driver's paramstyle (PEP 249); a value never becomes
+text of a statement. Table names do, so they are checked. What several machines decide by time is decided by the one
+clock that they share, the database's (`clock_of`).
 """
 
 import re
@@ -21,30 +21,29 @@ _CLOCKS: Final = (
     "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)",
     "((julianday('now') - 2440587.5) * 86400.0)",
 )
-"""PostgreSQL's, MySQL's and SQLite's, each of which the others refuse: Unix seconds, the same all through a statement,
-whatever the session's time zone is, and without a character that a paramstyle knows."""
+"""For PostgreSQL, MySQL and SQLite; each is refused by the other two. Unix seconds, constant within a statement,
+whatever the session's time zone, and without a character that a paramstyle uses."""
 
 TEXT: Final = "TEXT /*! (4294967295) */"
-"""The type of a text of any length: MySQL alone reads such a comment, and its TEXT ends at 64 KiB."""
+"""A text column without a length limit. Only MySQL reads this comment; its plain TEXT ends at 64 KiB."""
 EXACT: Final = "/*! CHARACTER SET utf8mb4 COLLATE utf8mb4_bin */"
-"""Behind the columns of a table: for MySQL, whose usual collations take `order-a` and `ORDER-A` for one name, and one
-emoji for any other."""
+"""Follows a table's columns. MySQL's default collations treat `order-a` and `ORDER-A` as equal, and any two emoji."""
 
 Connect = Callable[[], Any]
 """Makes a new DB-API connection, not in autocommit mode."""
 
 
 def table_name(name: str) -> str:
-    """A name that may stand in a statement: letters, digits, `_`, at most one dot. Raises ParameterInvalid."""
+    """A name that is safe in a statement: letters, digits, `_`, at most one dot. Raises ParameterInvalid."""
     if not _NAME.fullmatch(name):
         raise ParameterInvalid(parameter="table", reason=f"must be a plain name such as veilmq or app.veilmq: {name!r}")
     return name
 
 
 def paramstyle_of(given: str | None, near: Any) -> str:
-    """The style that was given, or that of the driver which `near` (a connection or cursor) belongs to.
+    """The given style, or else that of the driver which `near` (a connection or cursor) belongs to.
 
-    Raises ParameterInvalid for a style that PEP 249 does not know, or a driver that does not tell.
+    Raises ParameterInvalid for a style that PEP 249 does not have, or if the driver does not name its style.
     """
     if given is None:
         given = _of_driver(near, "paramstyle")
@@ -54,12 +53,13 @@ def paramstyle_of(given: str | None, near: Any) -> str:
 
 
 def transactional(connect: Connect) -> Any:
-    """A new connection. Raises ParameterInvalid if each statement on it would be a transaction of its own."""
+    """A new connection. Raises ParameterInvalid if it is in autocommit mode."""
     connection = connect()
     each = getattr(connection, "autocommit", None)
-    if callable(each):  # it sets the mode (PyMySQL, mysqlclient), and another tells
+    if callable(each):  # it sets the mode (PyMySQL, mysqlclient); another method reads it
         each = getattr(connection, "get_autocommit", lambda: None)()
-    # sqlite3's isolation_level None says the same; psycopg's says "the server's", and its autocommit is False.
+    # sqlite3's isolation_level None means autocommit; psycopg's means the server's default, and its autocommit is
+    # False.
     if each is True or (each is not False and getattr(connection, "isolation_level", "") is None):
         connection.close()
         reason = "makes connections in autocommit mode: a transaction of several statements is needed"
@@ -68,7 +68,7 @@ def transactional(connect: Connect) -> Any:
 
 
 def driver_error(connection: Any, name: str) -> type[Exception]:
-    """An exception of the driver's: an attribute of its module or of its connections (PEP 249).
+    """One of the driver's exceptions: an attribute of its module or of its connections (PEP 249).
 
     Raises ParameterInvalid.
     """
@@ -80,13 +80,13 @@ def driver_error(connection: Any, name: str) -> type[Exception]:
 
 
 def clock_of(connection: Any) -> str | None:
-    """The expression that is the database's own time, in Unix seconds; None: it is none that we know. For a connection
-    without a transaction, and leaves it so. Raises ParameterInvalid if its rows are mappings; what it raises for, it
-    closes."""
+    """The SQL expression for the database's time in Unix seconds; None for a database that we do not know. The
+    connection must have no open transaction, and has none afterwards. Raises ParameterInvalid if its rows are mappings;
+    closes the connection if it raises."""
     try:
         for expression in _CLOCKS:
             cursor, rows = connection.cursor(), None
-            with suppress(Exception):  # it is another's; what is wrong with the connection is met again
+            with suppress(Exception):  # the expression of another database; a broken connection fails again later
                 cursor.execute(f"SELECT {expression}")
                 rows = cursor.fetchall()
             connection.rollback()
@@ -102,34 +102,35 @@ def clock_of(connection: Any) -> str | None:
 
 
 def row_lock_of(clock: str | None) -> str:
-    """What a SELECT ends with that locks its rows until the transaction ends, in the database of that clock
-    (`clock_of`); empty in SQLite, whose transaction locks everything from its first change on, and where nobody knows.
-    """
+    """The clause that makes a SELECT lock its rows until the transaction ends, in the database of that clock
+    (`clock_of`). Empty for SQLite, whose transaction locks everything from its first change on, and for an unknown
+    database."""
     return " FOR UPDATE" if clock in _CLOCKS[:2] else ""
 
 
 def end(connection: Any) -> None:
-    """Close it, which rolls back what is open (PEP 249). One that cannot be closed is broken, and ended thereby."""
+    """Close the connection, which rolls back an open transaction (PEP 249). A failure to close is ignored: it is broken
+    anyway."""
     with suppress(Exception):
         connection.close()
 
 
 def lost(connection: Any) -> bool:
-    """Whether it carries nothing any more: the server was restarted, or closed it after a while. Rolls back."""
+    """Whether the connection is dead: the server was restarted, or closed it as idle. Rolls back."""
     try:
         connection.rollback()
         cursor = connection.cursor()
         cursor.execute("SELECT 1")
         cursor.fetchall()
         connection.rollback()
-    except Exception:  # noqa: BLE001 drivers raise what they like
+    except Exception:  # noqa: BLE001 drivers raise any exception
         return True
     return False
 
 
 def _of_driver(near: Any, name: str) -> Any:
-    """What the module has that this connection or cursor is of, or one of the packages around it."""
-    near = getattr(near, "dbapi_connection", None) or near  # a connection of SQLAlchemy's pool has the driver's in it
+    """An attribute of the module that this connection or cursor belongs to, or of a package around it."""
+    near = getattr(near, "dbapi_connection", None) or near  # SQLAlchemy's pool wraps the driver's connection
     package, found = type(near).__module__, None
     while package and found is None:
         found = getattr(sys.modules.get(package), name, None)
@@ -138,7 +139,7 @@ def _of_driver(near: Any, name: str) -> Any:
 
 
 def run(cursor: Any, paramstyle: str, statement: str, values: Sequence[object] = ()) -> Any:
-    """Execute a statement that was written with `?`; returns the cursor."""
+    """Execute a statement written with `?`; return the cursor."""
     if not values:
         cursor.execute(statement)
     else:
@@ -147,7 +148,7 @@ def run(cursor: Any, paramstyle: str, statement: str, values: Sequence[object] =
 
 
 def rewritten(statement: str, values: Sequence[object], paramstyle: str) -> tuple[str, Any]:
-    """Statement and parameters in the driver's own form. `?` stands for parameters only."""
+    """Statement and parameters in the driver's own form. `?` may stand for parameters only."""
     if paramstyle == "qmark":
         return statement, tuple(values)
     parts = statement.split("?")

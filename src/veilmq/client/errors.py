@@ -1,7 +1,7 @@
-"""What can go wrong between a client and its cloud, beyond the errors of the model.
+"""The client's own errors, in addition to the model's.
 
-Strategy: the model's errors are what a queue says; these two are about the way to it. `may_have_happened` is what a
-caller needs to know before it tries again.
+Strategy: the model's errors are a queue's answers. The errors here say what went wrong on the way to it, or in a
+pattern. `may_have_happened` tells a caller whether a retry may do the work twice.
 """
 
 import re
@@ -12,48 +12,48 @@ from veilmq.model.errors import StoreUnknown, UsageError, VeilError
 
 
 class TransportError(VeilError):
-    """The queue could not be reached, or the answer did not come."""
+    """The queue could not be reached, or its answer did not arrive."""
 
     reason: str
     may_have_happened: bool
-    """False: certainly nothing was done. True: it may have been done, and the answer was lost."""
+    """False: certainly nothing was done. True: it may have been done, but the answer was lost."""
     summary = "{reason}"
 
 
 class ForkRefused(TransportError):
-    """A forked child used what its parent alone may use: no later call of this process will do better."""
+    """A forked child used what only its parent may use; no later call of this process can succeed."""
 
     reason: str
     may_have_happened: bool
 
 
 STRANGE: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
-"""What an SDK raises over an answer that is none of its service's, of a proxy for example."""
+"""What an SDK raises when it reads an answer that is not from its service, but from a proxy for example."""
 
 
 _NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNORECASE)
-"""OpenSSL's words for an answer in plain HTTP."""
+"""OpenSSL's messages for an answer in plain HTTP."""
 
 
 def advised(reason: str) -> str:
-    """Why a call did not come through, with what to do if that is known."""
-    if _NO_TLS.search(reason) is None or "proxy" in reason.lower():  # a proxy without TLS says nothing of the service
+    """Why a call failed, with advice where we have any."""
+    if _NO_TLS.search(reason) is None or "proxy" in reason.lower():  # a proxy says nothing about the service
         return reason
     return f"{reason}: the port speaks no TLS; in a URL say tls=0"
 
 
 def strange_answer(error: Exception) -> TransportError:
-    """What one of `STRANGE`, or an error of the SDK's own reader, says of the call."""
+    """The error for one of `STRANGE`, or for an error of the SDK's own parser."""
     return TransportError(reason=f"the answer cannot be read: {type(error).__name__}", may_have_happened=True)
 
 
 def entry_unanswered() -> TransportError:
-    """Of an entry that the service forgets in the answer to a batch: it may have happened."""
+    """For an entry that is missing in the answer to a batch: it may have been done."""
     return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
 
 
 class ServiceError(VeilError):
-    """The cloud refused with a code for which the model has no word (credentials, throttling, its own faults)."""
+    """The cloud refused with a code that the model has no error for (credentials, throttling, internal errors)."""
 
     code: str
     status: int
@@ -63,12 +63,12 @@ class ServiceError(VeilError):
 
     @property
     def retryable(self) -> bool:
-        """Throttled, or a fault of the service: the same call may succeed later."""
+        """Throttled, or an internal error of the service: the same call may succeed later."""
         return self.status >= 500 or self.status == 429 or "Throttl" in self.code or self.code == "SlowDown"
 
 
 class QueueRecreated(UsageError):
-    """The queue was deleted and created again since its numbers were stored: they mean nothing in it. Reset them."""
+    """The queue was deleted and created again since its numbers were stored; they mean nothing now. Reset them."""
 
     queue: str
     was: str
@@ -77,7 +77,7 @@ class QueueRecreated(UsageError):
 
 
 class StorageHeld(UsageError):
-    """Another process, or another object of this one, counts with this storage."""
+    """Another process, or another object of this one, uses this storage for its numbers."""
 
     storage: str
     holder: str
@@ -85,7 +85,7 @@ class StorageHeld(UsageError):
 
 
 class StorageLost(VeilError):
-    """Another process took the storage over while this one was silent: nothing was written."""
+    """Another process took over the storage while this one was silent; nothing was written."""
 
     storage: str
     holder: str
@@ -93,7 +93,7 @@ class StorageLost(VeilError):
 
 
 class StateInvalid(UsageError):
-    """What the storage holds is not what this reader or writer wrote."""
+    """The storage holds something that this reader or writer did not write."""
 
     storage: str
     reason: str
@@ -107,14 +107,14 @@ class GapFound(VeilError):
     epoch: int
     first: int
     last: int
-    """The numbers `first` to `last` are missing; with last below first, the end of the epoch is."""
+    """The numbers `first` to `last` are missing. If last is below first, the end of the epoch is missing."""
     waited: float
     """Seconds."""
     summary = "queue {queue}: numbers {first} to {last} of epoch {epoch} did not come within {waited:.1f} s"
 
 
 def may_have_happened(error: VeilError) -> bool:
-    """Whether the call that raised this may have been done all the same."""
+    """Whether the call may have been done although it raised this."""
     if isinstance(error, TransportError):
         return error.may_have_happened
     if isinstance(error, ServiceError):
@@ -123,22 +123,22 @@ def may_have_happened(error: VeilError) -> bool:
 
 
 class Unreadable(VeilError):
-    """A received message that a pattern cannot turn into what was sent; it goes to the pattern's policy alone."""
+    """A pattern cannot restore the message that was sent; only the pattern's policy gets it."""
 
 
 class Undecryptable(Unreadable):
-    """Not encrypted for this queue with a key and an algorithm that we hold, or changed on the way."""
+    """Not encrypted for this queue with a key and an algorithm that we have, or changed in transit."""
 
     message: str
     """Its id."""
     reason: str
     key_id: str | None
-    """What the message names, if it got that far."""
+    """The key that the message names, if that could be read."""
     summary = "message {message} cannot be decrypted: {reason}"
 
 
 class Undecodable(Unreadable):
-    """The body is not in the encoding that the adapter was told to expect."""
+    """The body is not in the encoding that the adapter expects."""
 
     message: str
     """Its id."""
@@ -147,7 +147,7 @@ class Undecodable(Unreadable):
 
 
 class PointerRefused(Unreadable):
-    """The pointer of a large message is malformed, or leads out of the configured store."""
+    """The pointer of a large message is malformed, or leads outside the configured store."""
 
     message: str
     reason: str
@@ -155,7 +155,7 @@ class PointerRefused(Unreadable):
 
 
 class ObjectMissing(Unreadable):
-    """The object of a large message is not there."""
+    """The object of a large message does not exist."""
 
     message: str
     key: str
@@ -163,7 +163,7 @@ class ObjectMissing(Unreadable):
 
 
 class ObjectDamaged(Unreadable):
-    """The object of a large message is not what the pointer says: its size, its SHA-256 or its encoding."""
+    """The object of a large message differs from its pointer in size, SHA-256 or encoding."""
 
     message: str
     key: str
@@ -172,17 +172,17 @@ class ObjectDamaged(Unreadable):
 
 
 class ObjectStoreFailed(VeilError):
-    """The object store could not be reached, or refused, after all attempts."""
+    """The object store could not be reached, or refused, in all attempts."""
 
     operation: str
     reason: str
     refused: bool
-    """The store answered, and will not do it: nothing is wrong with the way to it."""
+    """The store answered and refused; the connection works."""
     summary = "object store: {operation}: {reason}"
 
 
 class KeyFileInvalid(VeilError):
-    """A file of keys that cannot be used. Says nothing of what is in it."""
+    """A key file that cannot be used. Never quotes its content."""
 
     path: str
     reason: str
@@ -194,7 +194,7 @@ SubscriptionExists = model.SubscriptionExists
 
 
 class TopicExists(model.TopicExists):
-    """A pull topic of that name exists with another definition, or is half made or half deleted."""
+    """A pull topic of that name exists with another definition, or is partly created or partly deleted."""
 
     topic: str
     reason: str
@@ -203,19 +203,19 @@ class TopicExists(model.TopicExists):
 
 
 class PublishIncomplete(VeilError):
-    """Some subscriptions did not get the message. Publish it again with the same id, `to` those of `failed`."""
+    """Some subscriptions did not get the message. Publish it again with the same id, with `failed` as `to`."""
 
     topic: str
     id: str
     done: tuple[str, ...]
     """Subscriptions that have it."""
     failed: dict[str, VeilError]
-    """Subscription to what went wrong there; after a TransportError that may have happened it may have it, too."""
+    """Errors by subscription. After a TransportError that may have happened, the subscription may have the message."""
     summary = "topic {topic}: message {id} did not reach {failed}"
 
 
 class EncodingMismatch(VeilError):
-    """A topic's body is wanted in another encoding than it is in."""
+    """A topic's body is asked for in one encoding but is in the other."""
 
     wanted: str
     """`raw` or `base64`."""
@@ -224,7 +224,7 @@ class EncodingMismatch(VeilError):
 
 
 class Unordered(Unreadable):
-    """A message without a place in the order: it has no number, or one that was given up."""
+    """A message that has no place in the order: it has no number, or a number that was given up."""
 
     message: str
     reason: str

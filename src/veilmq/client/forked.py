@@ -1,8 +1,8 @@
-"""Things of one process, and what a child that is forked from it makes of them.
+"""Objects that belong to one process, and what happens to them in a forked child.
 
-Strategy: a child has its parent's memory and files, but none of its threads: a lock there may never be free, and what
-is open is the parent's still. So a thing knows whose it is: a child is refused, or its first use begins it anew. What
-a child must not even have open is let go as soon as it is forked.
+Strategy: a child has its parent's memory and files, but none of its threads: a lock may never become free, and open
+connections still belong to the parent. So each object records its process. In a child, it either refuses to work or
+starts again at its first use. What a child must not even keep open is dropped right after the fork.
 """
 
 import os
@@ -12,30 +12,30 @@ from abc import ABC, abstractmethod
 from typing import Any, Final, Protocol
 
 KEPT: Final[list[Any]] = []
-"""A parent's, whose mere end here could end the parent's session: neither used nor closed."""
+"""Objects of the parent that we neither use nor close here: to destroy them could end the parent's session."""
 
 
 class OfProcess:
-    """Of the process `_pid`, or of none yet (0)."""
+    """Belongs to the process `_pid`, or to none yet (0)."""
 
     _pid = 0
     _this = staticmethod(os.getpid)
 
     @property
     def inherited(self) -> bool:
-        """Whether it is of a process that this one was forked from."""
+        """Whether it belongs to another process, from which this one was forked."""
         return self._pid not in (0, self._this())
 
 
 class Anew(OfProcess, ABC):
-    """What every process begins for itself."""
+    """An object that starts again in each process."""
 
     @abstractmethod
     def _begin(self) -> None:
-        """New locks, no threads, no connections: this process has none of it yet."""
+        """Make new locks; forget threads and connections of the parent."""
 
     def _here(self) -> None:
-        """Before any use, locks included."""
+        """Call before any use, before taking a lock."""
         if self._pid != self._this():
             with _child.beginning:
                 if self._pid != self._this():
@@ -44,10 +44,10 @@ class Anew(OfProcess, ABC):
 
 
 class Forgetting(Protocol):
-    """What a child must not have open."""
+    """Something that a child must not keep open."""
 
     def forget(self) -> None:
-        """Let go of it, in a child that was just forked: without a lock, and with no thread beside."""
+        """Drop it, in a child that was just forked: takes no lock; no other thread runs."""
         ...
 
 

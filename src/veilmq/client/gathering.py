@@ -1,10 +1,10 @@
-"""Deletes of many threads in few requests.
+"""Gathers the deletes of many threads into few requests.
 
-Strategy: as a store's group commit. A delete goes out at once unless `UNDER_WAY_MAX` requests are under way: then it
-waits for the first of these to return, and goes with all that came meanwhile. A request's worth does not wait, nor
-does anybody longer than `PATIENCE_S`. So no timer holds a delete up, one thread alone is as fast as before, and the
-more threads there are, the fewer requests a message takes: those are what clouds charge for, and most of what a delete
-costs a client and a server.
+Strategy: like a store's group commit. A delete is sent at once unless `UNDER_WAY_MAX` requests are in flight. Otherwise
+it waits until the first of these returns, and is sent together with all that arrived meanwhile. A full request does not
+wait, and no delete waits longer than `PATIENCE_S`. So no timer delays a delete, and a single thread is as fast as
+without gathering. The more threads there are, the fewer requests each message costs, and requests are what clouds
+charge for and most of a delete's cost for client and server.
 """
 
 import threading
@@ -17,13 +17,13 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
 
 UNDER_WAY_MAX: Final = 2
-"""With one, two threads would take turns on a slow line; with many, requests would go half empty."""
+"""With one, two threads would alternate on a slow connection; with many, requests would go out half empty."""
 PATIENCE_S: Final = 1.0
-"""Requests that take so long may be stuck: who waits for them goes on without."""
+"""Seconds. Requests that take longer may be stuck; the deletes that wait for them are sent without waiting further."""
 
 
 class _Delete:
-    """One thread's, until it is done."""
+    """The delete of one thread."""
 
     __slots__ = ("batch", "handle", "outcome", "sent", "woken")
 
@@ -31,18 +31,18 @@ class _Delete:
         self.handle = handle
         self.outcome: BaseException | None = None
         self.batch: list[_Delete] = []
-        """What its thread is to send; empty: another one's thread has done it."""
+        """The deletes that its thread has to send; empty: another thread sends it."""
         self.sent = False
-        """Its request has begun."""
+        """Its request has started."""
         self.woken = threading.Lock()
         self.woken.acquire()
 
 
 class GatheredDeletes(Wrapping, Anew):
-    """A queue whose `delete` shares requests with those of other threads; all else is `inner`'s.
+    """A queue whose `delete` shares requests with other threads; everything else is passed to `inner`.
 
-    Each delete returns or raises as `inner.delete` would. A pattern that changes `delete` must change `delete_batch` in
-    the same class: else its deletes are not gathered (see `can_gather`).
+    Each delete returns or raises as `inner.delete` would. A pattern that overrides `delete` must override
+    `delete_batch` in the same class, or its deletes are not gathered (see `can_gather`).
     """
 
     def __init__(self, inner: Queue) -> None:
@@ -67,7 +67,7 @@ class GatheredDeletes(Wrapping, Anew):
                 mine.woken.acquire()
             if mine.batch:
                 self._send(mine)
-        except BaseException:  # Ctrl-C, in the main thread: nobody else shall wait for this one
+        except BaseException:  # Ctrl-C in the main thread: no other thread may wait for this delete
             self._end(mine)
             raise
         if mine.outcome is not None:
@@ -77,20 +77,20 @@ class GatheredDeletes(Wrapping, Anew):
         return len(self._under_way) < UNDER_WAY_MAX or len(self._line) >= self._most
 
     def _goes_alone(self, mine: _Delete) -> bool:
-        """Whether it was in line still: then its thread sends what waits."""
+        """Whether it was still waiting; then its thread sends it with the others that wait."""
         with self._lock:
             if mine in self._line:
                 self._go_next(mine)
         return bool(mine.batch)
 
     def _go_next(self, leader: _Delete) -> None:
-        """With the lock: the next request is under way, and the leader's thread sends it."""
+        """With the lock held: count the next request as in flight; the leader's thread sends it."""
         self._under_way.add(leader)
         leader.batch = self._line[: self._most]
         del self._line[: self._most]
 
     def _send(self, leader: _Delete) -> None:
-        """Send the leader's batch, tell those in it, and let the first of those who wait send the next."""
+        """Send the leader's batch, report each result, and let the first waiting delete send the next batch."""
         batch = leader.batch
         leader.sent = True
         try:
@@ -100,14 +100,15 @@ class GatheredDeletes(Wrapping, Anew):
             for each in batch:
                 each.outcome = error
         except BaseException:
-            # The leader's thread is to end, and nobody else's: what became of theirs is not known.
+            # Only the leader's thread is ending. The outcome of the other threads' deletes is unknown.
             for each in batch:
                 each.outcome = TransportError(reason="the thread that sent it was ended", may_have_happened=True)
             raise
         self._end(leader)
 
     def _end(self, mine: _Delete) -> None:
-        """It leaves the line, or its request is over. A second time ends what an interrupted first one began."""
+        """Remove it from the waiting line, or end its request. A second call completes a first one that was
+        interrupted."""
         with self._lock:
             if not mine.sent:
                 if mine in self._line:
@@ -131,7 +132,7 @@ class GatheredDeletes(Wrapping, Anew):
 
 
 def can_gather(queue: Queue) -> bool:
-    """Whether one request of the queue deletes many, and does to each what `delete` does."""
+    """Whether one request of the queue deletes many messages, each just as `delete` would."""
     if queue.capabilities.batch_messages_max < 2:
         return False
     layer = queue

@@ -1,9 +1,10 @@
-"""Which objects stand for the same queue, so that receivers over them can share one parked poll (receiver/polling.py).
+"""Identities: which objects stand for the same queue, so that receivers can share one long poll (receiver/polling.py).
 
-Strategy: a queue object may have an `identity`, a hashable value. It is equal for two objects exactly if a receive over
-either brings the same messages in the same form, and a handle that came over one works over the other. So it holds the
-endpoint, the region, the credentials, the queue's name and whatever else changes what a receive returns. Of secrets it
-holds only a fingerprint, under a key that this process draws. An object without an identity stands for itself alone.
+Strategy: a queue object may have an `identity`, a hashable value. Two objects have equal identities exactly if a
+receive from either returns the same messages in the same form, and a handle from one works with the other. So it
+contains the endpoint, the region, the credentials, the queue's name and everything else that changes what a receive
+returns. Secrets enter only as fingerprints, keyed with a random key of this process. An object without an identity is
+equal to itself only.
 """
 
 import hmac
@@ -15,7 +16,7 @@ _KEY: Final = secrets.token_bytes(32)
 
 
 class ById:
-    """Equal only for the same object, whatever the object says of itself."""
+    """Equal only to the same object, however the object itself compares."""
 
     __slots__ = ("thing",)
 
@@ -30,18 +31,19 @@ class ById:
 
 
 def identity_of(thing: object) -> Hashable:
-    """The identity of a queue, or of what a queue is made with; that of the object if it says none."""
+    """The identity of a queue, or of a part of one; the object itself if it has none."""
     found: Hashable | None = getattr(thing, "identity", None)
     return ById(thing) if found is None else found
 
 
 def is_closed(queue: object) -> bool:
-    """Whether a queue object says that it is closed: requests over it can only fail."""
+    """Whether a queue object reports that it is closed, so that requests through it can only fail."""
     return bool(getattr(queue, "closed", False))
 
 
 def fingerprint(*secret_parts: str | bytes | None) -> bytes:
-    """Equal for equal secrets within this process. Tells nothing else about them, to other processes neither."""
+    """Equal for equal secrets within this process. Reveals nothing else about them, and nothing at all to other
+    processes."""
     return hmac.digest(_KEY, repr(secret_parts).encode(), "sha256")
 
 

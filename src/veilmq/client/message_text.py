@@ -1,8 +1,8 @@
-"""A whole message as JSON text, for logs and tables that keep it before it is sent.
+"""A whole message as JSON text, for logs and tables that store it before it is sent.
 
-Strategy: msgspec's own form of `Message`, but for what JSON (or MessagePack) has not among the attributes: bytes are
-base64, Decimals and integers beyond 64 bits text, each under a key that says so. What cannot be sent is refused when it
-is written. What is read is checked; text of other origin is None.
+Strategy: msgspec's encoding of `Message`, except for attributes that JSON and MessagePack cannot represent: bytes
+become base64, and Decimals and integers beyond 64 bits become text, each under a key that names its type. Writing
+refuses a message that cannot be sent. Reading checks the text; text of another origin gives None.
 """
 
 from base64 import b64decode, b64encode
@@ -20,12 +20,13 @@ _BITS_MAX: Final = 63
 
 
 def plain(message: Message) -> Message:
-    """The message with attributes that JSON and MessagePack have. Raises ParameterInvalid for what none can carry."""
+    """The message with attributes that JSON and MessagePack can represent. Raises ParameterInvalid for a value that no
+    queue can carry."""
     return replace(message, attributes={name: _plain(name, value) for name, value in message.attributes.items()})
 
 
 def original(message: Message) -> Message:
-    """The message that `plain` got. Raises ValueError, KeyError, TypeError for what it did not make."""
+    """The reverse of `plain`. Raises ValueError, KeyError, TypeError for a message that `plain` did not make."""
     return replace(message, attributes={name: _original(value) for name, value in message.attributes.items()})
 
 
@@ -35,7 +36,7 @@ def to_text(message: Message) -> str:
 
 
 def from_text(text: str) -> Message | None:
-    """The message; None if the text holds none."""
+    """The message; None if the text is not one."""
     try:
         return original(msgspec.json.decode(text, type=Message))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):

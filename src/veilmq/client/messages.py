@@ -1,8 +1,8 @@
-"""What goes into a queue and what comes out of it, in the client's words.
+"""What goes into a queue and what comes out of it.
 
-Strategy: plain frozen values. Durations are seconds; instants of the queue are Unix seconds; `lease_end` alone is on
-this process's monotonic clock (client/clock.py), read before the request that got the lease left, so that a wall clock
-that jumps, here or there, shortens no lease.
+Strategy: plain frozen values. Durations are seconds. A queue's instants are Unix seconds. Only `lease_end` and `asked`
+are on this process's monotonic clock (client/clock.py), read before the request left, so that a jump of the wall clock,
+here or on the server, shortens no lease.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,12 @@ import msgspec
 AttributeValue = Any
 """str (SQS String), int, float or Decimal (Number), or bytes (Binary).
 
-A Number comes back as an int, as a float if that is written as this number (`0.1`), else as a Decimal with all its
-digits.
+A Number comes back as an int; as a float if it is that float's text (`0.1`); else as a Decimal with all its digits.
 """
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message to send. What a queue cannot carry is refused with CapabilityMissing before anything is sent."""
+    """A message to send. A field that the queue cannot carry raises CapabilityMissing before anything is sent."""
 
     body: str
     """Text of XML 1.0 characters; encode bytes yourself."""
@@ -34,23 +33,25 @@ class Message(msgspec.Struct, frozen=True):
     """FIFO message group, or tenant of a fair queue."""
     deduplication_id: str | None = None
     type: str | None = None
-    """Under which name processing times are learnt; travels as the attribute `veilmq.type` where there are any."""
+    """The name under which processing times are learnt; travels as the attribute `veilmq.type` where attributes
+    exist."""
     lease_hint: float | None = None
-    """Seconds: the sender's wish for the first lease, honoured by receives that name none."""
+    """Seconds: the lease that the sender suggests, used by a receive that names none."""
     tag: str | None = None
     """Filter tag of a topic's subscriptions."""
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The queue has it."""
+    """The queue has stored the message."""
 
     id: str
     handle: str | None = None
-    """Where the protocol gives one (`Capabilities.handle_on_send`): extend reschedules, delete takes it back."""
+    """Where the protocol gives one (`Capabilities.handle_on_send`): extend reschedules the message, delete withdraws
+    it."""
     sequence_number: int | None = None
     """Of a FIFO queue."""
     duplicate: bool = False
-    """Absorbed by deduplication, where the protocol tells."""
+    """Dropped as a duplicate, where the protocol reports it."""
 
 
 class Peeked(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ class Peeked(msgspec.Struct, frozen=True):
     priority: int | None = None
     type: str | None = None
     expires: float | None = None
-    """Unix seconds by the queue's clock, where the protocol tells."""
+    """Unix seconds by the queue's clock, where the protocol reports it."""
 
 
 class Received(Peeked, frozen=True, kw_only=True):
@@ -78,11 +79,11 @@ class Received(Peeked, frozen=True, kw_only=True):
     lease_end: float
     """Seconds on this process's monotonic clock."""
     first_received: float | None = None
-    """Unix seconds by the queue's clock, where the protocol tells."""
+    """Unix seconds by the queue's clock, where the protocol reports it."""
     deduplication_id: str | None = None
     asked: float | None = None
-    """Seconds on this process's monotonic clock: when the request that got it left. A queue that caps its leases in
-    total (`Capabilities.lease_total_max`) counts from there, and tells it."""
+    """When the request that got the message left: seconds on this process's monotonic clock. Set by a queue that caps a
+    lease in total (`Capabilities.lease_total_max`), which counts from there."""
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -94,10 +95,10 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class Recommended(msgspec.Struct, frozen=True):
-    """First leases that the pipeline learnt for a queue; seconds."""
+    """The first leases that the pipeline has learnt for a queue; seconds."""
 
     lease: float | None = None
-    """For messages of no type named below; None: the queue's visibility timeout."""
+    """For messages of a type not named below; None: the queue's visibility timeout."""
     by_type: Mapping[str, float] = {}
     why: str = ""
     applied: bool = False
@@ -105,7 +106,7 @@ class Recommended(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """A queue as it stands; None where the protocol does not tell."""
+    """The current state of a queue; None where the protocol does not report it."""
 
     visible: int
     delayed: int | None = None
@@ -114,7 +115,7 @@ class Stats(msgspec.Struct, frozen=True):
     retention: float | None = None
     delay: float | None = None
     incarnation: str | None = None
-    """Differs for a queue that was deleted and created again: its incarnation number or creation time."""
+    """Changes if the queue is deleted and created again: its incarnation number or creation time."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +127,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     wait: float | None = None
     message_bytes_max: int | None = None
     dead_letter_queue: str | None = None
-    """Name of a queue of the same account that exists."""
+    """Name of an existing queue of the same account."""
     receive_count_max: int | None = None
     """Receives before a message goes to the dead-letter queue."""
     fifo: bool = False

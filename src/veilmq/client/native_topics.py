@@ -1,7 +1,7 @@
-"""Topics of a protocol's own, as an adapter that has them offers them to the pull topic.
+"""A protocol's own topics, as an adapter that has them offers them to the pull topic.
 
-Strategy: a handful of calls, each of which can be repeated: what is there and the same is left as it is. A publish is
-the service's to carry out, to every subscription that wants it or to none. Source: the page of PublishMessage (MNS).
+Strategy: a few calls, all idempotent: what exists with the same settings is left alone. The service carries out a
+publish, to every subscription that wants it or to none. Source: the page of PublishMessage (MNS).
 """
 
 import re
@@ -22,11 +22,11 @@ class NativeSubscription(NamedTuple):
 
 
 class NativePublished(NamedTuple):
-    """The service has it."""
+    """The service has accepted the message."""
 
     id: str
     copies: int | None
-    """How many queues got it, where the service tells."""
+    """How many queues got it, where the service reports it."""
 
 
 class NativeTopics(Protocol):
@@ -37,26 +37,26 @@ class NativeTopics(Protocol):
         ...
 
     def carries(self, message: Message) -> bool:
-        """Whether a publish can carry all that the message says; its tag and type are carried. No I/O."""
+        """Whether a publish can carry everything in the message; it always carries tag and type. No I/O."""
         ...
 
     def create(self, topic: str, queues: Collection[str]) -> bool:
-        """Make sure the topic exists; True if it did not. It takes what the smallest of these queues takes.
+        """Make sure the topic exists; True if it is new. Its size limit is the smallest of these queues' limits.
 
         Raises QueueMissing.
         """
         ...
 
     def subscriptions(self, topic: str) -> list[NativeSubscription]:
-        """Those to queues, and others under an empty queue. Raises TopicMissing."""
+        """All subscriptions; one that is not to a queue has an empty queue name. Raises TopicMissing."""
         ...
 
     def subscribe(self, topic: str, subscription: NativeSubscription) -> None:
-        """Add it, or meet the same. Raises TopicMissing, QueueMissing, SubscriptionExists."""
+        """Add it unless the same one exists. Raises TopicMissing, QueueMissing, SubscriptionExists."""
         ...
 
     def delete(self, topic: str) -> None:
-        """Delete the topic with its subscriptions; twice is once."""
+        """Delete the topic with its subscriptions. Idempotent."""
         ...
 
     def publish(self, topic: str, messages: Sequence[Message]) -> list[NativePublished | VeilError]:
@@ -73,7 +73,7 @@ _SUBSCRIPTION_CHARACTERS_MAX: Final = 255
 
 
 def are_names(topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
-    """Whether they are allowed."""
+    """Whether these names are allowed."""
     return (
         _is_name(topic, _TOPIC_CHARACTERS_MAX)
         and len(subscriptions) <= SUBSCRIPTIONS_MAX

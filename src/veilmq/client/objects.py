@@ -1,8 +1,8 @@
-"""Objects below one URL: the store that large messages and definitions of topics are kept in.
+"""Objects below one URL: the store for large messages and for topic definitions.
 
-Strategy: fsspec says each store's own words; here are the key's form, retries, and typed errors. A key is relative to
-the URL and made of a safe alphabet, so that no key leads out of it. A local file is written aside, synced and renamed,
-because fsspec does neither. What a store raises besides OSError is in a table, by protocol.
+Strategy: fsspec speaks to each store; this module adds the form of keys, retries, and typed errors. A key is relative
+to the URL and uses a safe alphabet, so no key can leave it. A local file is written under another name, synced and
+renamed, because fsspec does neither. A table by protocol lists what a store raises besides OSError.
 """
 
 import datetime
@@ -36,12 +36,12 @@ _FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "abfs": ("azure.core.exceptions.AzureError",),
     "oss": ("oss2.exceptions.OssError",),
 }
-"""What a store's fsspec implementation lets through, besides OSError."""
+"""Exceptions of a store's fsspec implementation besides OSError."""
 _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs"}
 _FINAL: Final = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""Trying again cannot help."""
+"""Errors that a retry cannot fix."""
 _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
-"""Under which of its names an implementation tells when an object was written."""
+"""The names under which implementations report when an object was written."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -50,14 +50,14 @@ class Found(msgspec.Struct, frozen=True):
     key: str
     size_bytes: int
     modified: float | None
-    """Unix seconds, by the store's clock; None where it does not tell."""
+    """Unix seconds, by the store's clock; None if it does not report it."""
 
 
 class ObjectStore:
     """The objects below `url`. Any thread.
 
-    All calls but the constructor raise ObjectStoreFailed once `attempts` are used up, ParameterInvalid for a key that
-    is none.
+    All calls but the constructor raise ObjectStoreFailed once all `attempts` failed, ParameterInvalid for an invalid
+    key.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class ObjectStore:
         faults: tuple[type[Exception], ...] = (),
     ) -> None:
         """url: `scheme://bucket/prefix`, e.g. s3://, oss://, abfs://, gs://, file:///directory, memory://. options: for
-        the fsspec implementation, e.g. `endpoint_url` or credentials. attempts: of each call, the first included.
-        pause: seconds before the second one; doubles. faults: further exceptions of the implementation to try again
+        the fsspec implementation, e.g. `endpoint_url` or credentials. attempts: per call, including the first. pause:
+        seconds before the second attempt; doubles each time. faults: further exceptions of the implementation to retry
         after.
 
-        Raises ParameterInvalid (a URL that is none, a scheme without its package), ModuleNotFoundError (without the
+        Raises ParameterInvalid (an invalid URL, a scheme whose package is missing), ModuleNotFoundError (without the
         extra `large`).
         """
         import fsspec
@@ -87,7 +87,7 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self.scheme = split[1]
         try:
-            # Listings from a cache would show a sweep what was there an hour ago.
+            # A cached listing would show a sweep the state of an hour ago.
             self._files: Any = fsspec.filesystem(self.scheme, use_listings_cache=False, **(options or {}))
         except (ImportError, ValueError) as error:
             raise ParameterInvalid(parameter="url", reason=f"{self.scheme}://: {error}") from None
@@ -106,12 +106,12 @@ class ObjectStore:
 
     @property
     def prefix(self) -> str:
-        """The rest of the path, with a slash at its end, or empty."""
+        """The rest of the path with a trailing slash, or empty."""
         rest = self._root.strip("/").partition("/")[2]
         return f"{rest}/" if rest else ""
 
     def put(self, key: str, content: bytes) -> None:
-        """Write the object as a whole; it is durable, or for remote stores what they call so, when this returns."""
+        """Write the whole object. When this returns it is durable, in the sense of a remote store where it is one."""
         path = self._path(key)
         if self._is_local:
             self._try("put", lambda: _put_local(path, content))
@@ -119,9 +119,9 @@ class ObjectStore:
             self._try("put", lambda: self._files.pipe_file(path, content))
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write the object if there is none; False if there is. Atomic for local files, memory and Amazon S3.
+        """Write the object unless it exists; False if it does. Atomic for local files, memory and Amazon S3.
 
-        content: what nobody else writes, by a token in it say: an attempt whose answer was lost is told by it.
+        content: must be unique to the writer, e.g. by a token: after a lost answer, we recognise our own write by it.
         """
         path = self._path(key)
         attempts = 0
@@ -141,7 +141,8 @@ class ObjectStore:
         return True
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        """Its bytes from `start` to before `stop`, or fewer if it ends there; None if there is no such object."""
+        """The bytes from `start` up to, not including, `stop`, or fewer if the object ends before; None if it does not
+        exist."""
         path = self._path(key)
         if stop is not None and stop <= start:
             return b""
@@ -152,7 +153,7 @@ class ObjectStore:
         return bytes(content)
 
     def size_bytes(self, key: str) -> int | None:
-        """Its size; None if there is no such object."""
+        """Its size; None if it does not exist."""
         path = self._path(key)
         try:
             return int(self._try("size", lambda: self._files.size(path)))
@@ -160,7 +161,7 @@ class ObjectStore:
             return None
 
     def remove(self, key: str) -> bool:
-        """Remove the object; False if the store says that there was none."""
+        """Remove the object; False if the store reports that it did not exist."""
         path = self._path(key)
         try:
             self._try("remove", lambda: self._files.rm_file(path))
@@ -169,7 +170,7 @@ class ObjectStore:
         return True
 
     def remove_directory(self, key: str) -> None:
-        """Forget an empty directory, where there are any; nobody may be writing into it."""
+        """Remove an empty directory, where the store has directories; nobody may be writing into it."""
         if self._is_local:
             try:
                 os.rmdir(self._path(key))
@@ -187,7 +188,7 @@ class ObjectStore:
             yield Found(name[len(self._root) + 1 :], int(entry.get("size") or 0), modified_of(entry))
 
     def key_of(self, url: str) -> str | None:
-        """The key of an object by its URL; None if it is not below ours."""
+        """The key of the object with this URL; None if it is not below ours."""
         key = url[len(self.url) + 1 :]
         return key if url.startswith(f"{self.url}/") and is_key(key) else None
 
@@ -200,7 +201,7 @@ class ObjectStore:
         return f"{self._root}/{key}"
 
     def _try(self, operation: str, call: Callable[[], T]) -> T:
-        """The result of the call. FileNotFoundError and FileExistsError go up as they are, but for a put."""
+        """The result of the call. FileNotFoundError and FileExistsError are raised unchanged, except for a put."""
         pause = self._pause
         for number in range(1, self._attempts + 1):
             try:
@@ -213,7 +214,7 @@ class ObjectStore:
                 if operation == "create" and _is_conflict(error):
                     raise FileExistsError from None
                 if number == self._attempts or isinstance(error, _FINAL):
-                    # The kind alone: what a store says may quote its address, with a secret in it.
+                    # Only the error's type: its text may quote the store's address, with a secret in it.
                     reason = f"{type(error).__name__} after {number} attempts"
                     raise ObjectStoreFailed(
                         operation=operation, reason=reason, refused=isinstance(error, _FINAL)
@@ -243,7 +244,7 @@ def _faults(scheme: str) -> Iterator[type[Exception]]:
 
 
 def modified_of(entry: Mapping[str, Any]) -> float | None:
-    """When fsspec's entry of an object says that it was written: Unix seconds, by the store's clock."""
+    """When the object was written, from fsspec's entry of it: Unix seconds, by the store's clock."""
     for name in _MODIFIED:
         told = entry.get(name)
         if isinstance(told, datetime.datetime):

@@ -1,9 +1,10 @@
 """A table of messages that are sent if and only if the user's own SQL transaction commits.
 
-Strategy: `Outbox.add` writes a row through the user's cursor, in the user's transaction; a `Relay` sends what is
-committed and marks it. It dies between the two at worst: then the row is sent again, with the same id, which travels as
-deduplication id where the queue is FIFO and as an attribute where it has some. Relays share a table by holding rows for
-a time, by the database's clock. Plain SQL that SQLite, PostgreSQL and MySQL have; any DB-API driver (PEP 249).
+Strategy: `Outbox.add` writes a row through the user's cursor, in the user's transaction. A `Relay` sends committed rows
+and marks them. If it dies in between, the row is sent again with the same id, which travels as deduplication id on a
+FIFO queue and as an attribute where the queue has them. Relays share a table: each holds its rows for a time, by the
+database's clock. The SQL runs on SQLite, PostgreSQL and MySQL, with any DB-API driver (PEP 249).
+
 Source: document 002, "transaction messages" (the same promise, from a database).
 """
 
@@ -47,19 +48,19 @@ class Outbox:
     """The table. Shares nothing between calls; any thread."""
 
     def __init__(self, *, table: str = "veilmq_outbox", paramstyle: str | None = None) -> None:
-        """paramstyle: the driver's; None: asked of its module. Raises ParameterInvalid."""
+        """paramstyle: the driver's; None: read from its module. Raises ParameterInvalid."""
         self.table = table_name(table)
         self._paramstyle = paramstyle
 
     def ddl(self, dialect: str = "sqlite") -> tuple[str, ...]:
-        """The statements that make the table and its index. dialect: sqlite, postgresql or mysql.
+        """The statements that create the table and its index. dialect: sqlite, postgresql or mysql.
 
         Raises ParameterInvalid.
         """
         position = _POSITIONS.get(dialect)
         if position is None:
             raise ParameterInvalid(parameter="dialect", reason=f"must be one of {', '.join(_POSITIONS)}")
-        # MySQL's own TEXT ends at 64 KiB, and its usual collations take `order-a` and `ORDER-A` for one id.
+        # MySQL's TEXT ends at 64 KiB, and its default collations treat `order-a` and `ORDER-A` as the same id.
         text = "LONGTEXT" if dialect == "mysql" else "TEXT"
         exact = " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if dialect == "mysql" else ""
         float_ = "DOUBLE PRECISION"
@@ -71,7 +72,7 @@ class Outbox:
         )
 
     def add(self, cursor: Any, message: str | Message, *, deduplication_id: str | None = None) -> str:
-        """Write a message in the cursor's transaction; its id, which the message carries.
+        """Write a message in the cursor's transaction; return its id, which the message carries.
 
         deduplication_id: the application's own id, else the message's, else a new one; a second row with the same id is
         the driver's IntegrityError. Raises ParameterInvalid, and what the driver raises.
@@ -87,12 +88,12 @@ class Outbox:
         return identity
 
     def run(self, cursor: Any, statement: str, values: Sequence[object] = ()) -> Any:
-        """Execute a statement that was written with `?`; returns the cursor."""
+        """Execute a statement written with `?`; return the cursor."""
         return run(cursor, paramstyle_of(self._paramstyle, cursor), statement, values)
 
 
 class Failure(NamedTuple):
-    """A row that its queue refuses for good."""
+    """A row that its queue refuses permanently."""
 
     id: str
     reason: str
@@ -105,10 +106,10 @@ class _Row(NamedTuple):
 
 
 class Relay(Closing, Anew):
-    """Sends what an outbox holds. Run it in a thread (`start`), or call `run_once`; any number may share a table.
+    """Sends the rows of an outbox. Run it in a thread (`start`), or call `run_once`; any number may share a table.
 
-    One relay sends in the order of the rows' positions. On a FIFO queue a row that could not be sent keeps the later
-    ones of its group waiting; elsewhere it is sent after the others of its batch.
+    One relay sends in the order of the rows' positions. On a FIFO queue, a row that could not be sent holds back the
+    later rows of its group; elsewhere it is sent after the others of its batch.
     """
 
     def __init__(
@@ -122,10 +123,9 @@ class Relay(Closing, Anew):
         check_every: float = 1.0,
         clock: Clock = SYSTEM,
     ) -> None:
-        """connect: makes a connection that may change threads (sqlite3: check_same_thread=False). batch: rows a
-        transaction. hold: seconds that a relay's rows are its own; longer than it takes to send them. check_every:
-        seconds between looks of the thread. Raises ParameterInvalid.
-        """
+        """connect: makes a connection that may be used by several threads (sqlite3: check_same_thread=False). batch:
+        rows per transaction. hold: seconds for which a relay holds its rows; must exceed the time to send them.
+        check_every: seconds between two looks of the thread. Raises ParameterInvalid."""
         checked.at_least(batch, "batch", 1)
         checked.positive(hold, "hold")
         checked.positive(check_every, "check_every", may_be_endless=True)
@@ -150,20 +150,20 @@ class Relay(Closing, Anew):
         self._thread: threading.Thread | None = None
 
     def _alone(self) -> threading.Lock:
-        """The lock of what this process does."""
+        """This process's lock."""
         self._here()
         return self._lock
 
     def run_once(self) -> int:
-        """Send everything that is committed and nobody else's; how many were sent.
+        """Send all committed rows that no other relay holds; return how many were sent.
 
-        Rows that the queue refuses for good are marked with the reason and not tried again. Stops at the first error
-        that may pass: raises it, and what the driver raises; what was sent is marked.
+        Rows that the queue refuses permanently are marked with the reason and not tried again. Stops at the first
+        temporary error and raises it, and what the driver raises; rows sent before that are marked.
         """
         return self._work_off(lambda: False)
 
     def _work_off(self, ends: Callable[[], bool]) -> int:
-        """Until nothing is left, or `ends` says so."""
+        """Work until nothing is left or `ends` returns True."""
         sent = 0
         with self._alone():
             while not ends() and (rows := self._take()):
@@ -176,7 +176,7 @@ class Relay(Closing, Anew):
         return sent
 
     def failures(self, count_max: int = 100) -> list[Failure]:
-        """Rows that the queue refuses for good."""
+        """Rows that the queue refuses permanently."""
         statement = (
             f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
             f" LIMIT {count_max:d}"
@@ -185,13 +185,13 @@ class Relay(Closing, Anew):
             return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchall()]
 
     def retry(self, identity: str) -> bool:
-        """Try a failed row again; False if there is none of that id."""
+        """Try a failed row again; False if there is none with that id."""
         statement = f"UPDATE {self._outbox.table} SET failure = NULL WHERE id = ? AND failure IS NOT NULL"
         with self._alone(), _Transaction(self) as cursor:
             return bool(self._outbox.run(cursor, statement, (identity,)).rowcount == 1)
 
     def prune(self, older_than: float) -> int:
-        """Delete rows that were sent more than `older_than` seconds ago; how many."""
+        """Delete rows that were sent more than `older_than` seconds ago; return how many."""
 
         def delete(cursor: Any) -> int:
             statement = f"DELETE FROM {self._outbox.table} WHERE sent < {self._now()} - ?"
@@ -201,11 +201,11 @@ class Relay(Closing, Anew):
             return self._tried(delete)
 
     def wake(self) -> None:
-        """Something was committed: look now."""
+        """Look at once: something was committed."""
         self._wake.set()
 
     def start(self) -> None:
-        """Look every `check_every` seconds, in a thread of its own. Twice is once."""
+        """Look every `check_every` seconds, in a thread of its own. Idempotent."""
         self._alone()
         if self._thread is None:
             self._closing = False
@@ -214,7 +214,7 @@ class Relay(Closing, Anew):
             self._thread = thread
 
     def close(self) -> None:
-        """End the thread, after the rows in hand, and the connection; the queue stays open. Twice is once."""
+        """End the thread after its current rows, and close the connection; the queue stays open. Idempotent."""
         lock = self._alone()
         self._closing = True
         self._wake.set()
@@ -237,11 +237,11 @@ class Relay(Closing, Anew):
         return self._connection
 
     def _now(self) -> str:
-        """What is Unix seconds in a statement: the database's, which all relays share, or else our own."""
+        """The SQL expression for Unix seconds: the database's clock, which all relays share, or else our own."""
         return self._database_clock or repr(self._clock.wall())
 
     def drop(self) -> None:
-        """Let go of it: the next one is a new one."""
+        """Close the connection; the next use opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             end(connection)
@@ -250,15 +250,15 @@ class Relay(Closing, Anew):
         while not self._closing:
             try:
                 self._work_off(lambda: self._closing)
-            except VeilError as error:  # the queue's: no fault of this program
+            except VeilError as error:  # an error of the queue, not of this program
                 log.warning("the outbox was not sent to its end: %s", error)
-            except Exception:  # drivers raise what they like; the next look has a connection of its own
+            except Exception:  # drivers raise any exception; the next look opens a new connection
                 log.exception("the outbox was not sent to its end")
             self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))
             self._wake.clear()
 
     def _take(self) -> list[_Row]:
-        """Hold the next rows; fewer if others hold some of them."""
+        """Hold the next rows; fewer if other relays hold some of them."""
         table = self._outbox.table
 
         def look(cursor: Any) -> list[_Row]:
@@ -268,7 +268,8 @@ class Relay(Closing, Anew):
 
         def hold(cursor: Any) -> list[_Row]:
             now = self._now()
-            # By the row alone: InnoDB would lock the entry of the index on `sent` first, and `_mark` the row first.
+            # Select by the row's key alone: InnoDB would otherwise lock the index entry on `sent` before the row, and
+            # `_mark` locks the row first.
             free = _FREE.format(unsent="COALESCE(sent, -1) = -1", now=now)
             update = f"UPDATE {table} SET holder = ?, held_until = {now} + ? WHERE position = ? AND {free}"
             mine = []
@@ -278,13 +279,13 @@ class Relay(Closing, Anew):
                     mine.append(row)
             return mine
 
-        # Two transactions: what a strict isolation level saw at the first look must not forbid the second.
+        # Two transactions: under a strict isolation level, what the first one saw would block the update.
         found = self._tried(look)
         return self._tried(hold) if found else []
 
     def _tried(self, work: Callable[[Any], Found]) -> Found:
-        """`work` in a transaction, and again after a driver's error: a deadlock, a change that another made meanwhile,
-        a connection that was lost. What was sent and cannot be marked would be sent again."""
+        """Run `work` in a transaction, and retry after a driver's error: a deadlock, a concurrent change, a lost
+        connection. A sent row that cannot be marked would be sent again."""
         for left in reversed(range(_TRIES)):
             try:
                 with _Transaction(self) as cursor:
@@ -295,8 +296,8 @@ class Relay(Closing, Anew):
         raise AssertionError("the last try returns or raises")
 
     def _send(self, rows: Sequence[_Row]) -> list[Sent | VeilError]:
-        """A result a row. Those of one group are sent one after the other: of a batch, a service may refuse one message
-        and take the next. After a failure that may pass, the rest of its group waits, with the same result."""
+        """One result a row. Rows of one group are sent one after the other, because a service may refuse one message of
+        a batch and accept the next. After a temporary failure, the rest of the group waits and gets the same result."""
         unreadable = ParameterInvalid(parameter="message", reason="the row holds no message")
         results: list[Sent | VeilError] = [unreadable] * len(rows)
         read = {place: from_text(row.text) for place, row in enumerate(rows)}
@@ -314,7 +315,7 @@ class Relay(Closing, Anew):
         return results
 
     def _lines(self, messages: Mapping[int, Message]) -> list[list[int]]:
-        """The places of what must stay in order; only the groups of a FIFO queue have one."""
+        """Indexes of the rows, in lists that must keep their order; only a FIFO queue's groups have such an order."""
         fifo = self._queue.capabilities.native_fifo
         lines: dict[int | str, list[int]] = {}
         for place, message in messages.items():
@@ -355,7 +356,7 @@ class Relay(Closing, Anew):
 
 
 class _Transaction:
-    """A cursor of the relay's connection: committed at the end, rolled back and reconnected after any error."""
+    """A cursor of the relay's connection: commits at the end; rolls back and drops the connection after any error."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -363,7 +364,7 @@ class _Transaction:
     def __enter__(self) -> Any:
         connection = self._relay.connection()
         try:
-            self._cursor = connection.cursor()  # one driver looks here whether the connection was lost
+            self._cursor = connection.cursor()  # one driver notices a lost connection here
         except BaseException:
             self._relay.drop()
             raise
@@ -384,5 +385,5 @@ class _Transaction:
 
 
 def _hopeless(error: VeilError) -> bool:
-    """Whether this message can never be sent, whatever becomes of the queue."""
+    """Whether this message can never be sent, whatever happens to the queue."""
     return isinstance(error, ParameterInvalid | MessageTooLarge | CapabilityMissing)

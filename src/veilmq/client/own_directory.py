@@ -1,7 +1,7 @@
-"""A directory of this user's below one that everybody may write to, such as /tmp.
+"""A directory that belongs to this user alone, below one that everybody may write to, such as /tmp.
 
-Strategy: who makes it first could put into it what another user then runs or believes. So its name has the user's
-number, it is closed to others, and one that somebody else made, or may write to, is refused.
+Strategy: another user could create the directory first and put files into it that this user then runs or trusts. So the
+name contains the user's id, the mode is 0700, and a directory that another user owns or may write to is refused.
 """
 
 import errno

@@ -1,9 +1,10 @@
-"""Waiting on several queues at once: one parked poll a queue, however many threads wait.
+"""Waits on several queues at once, with one long poll for each queue, however many threads wait.
 
-Strategy: whoever waits parks the polls that are not parked already, each in a thread of its own and for a slice of
-time, and sleeps until one brings something. The first that comes goes to one of the waiters; the other polls stay for
-the next waiter or end with their slice. What a poll brings when nobody waits any more is released at once: a message is
-never held for a caller who may not come. A queue that answers "nothing" early is asked again more and more slowly.
+Strategy: a waiting thread starts a poll for each queue that has none, each in a thread of its own and for a limited
+time, and sleeps until one returns a message. The first message goes to one of the waiting threads; the other polls stay
+for the next one or time out. If nobody waits when a poll returns messages, they are released at once: a message is
+never held for a caller who may not come. A queue that returns nothing before its wait is over is polled less and less
+often.
 """
 
 import threading
@@ -18,7 +19,7 @@ from veilmq.client.unreadable import log
 from veilmq.model.errors import VeilError
 
 SLICE: Final = 5.0
-"""Seconds that a poll may outlive the wait that it was parked for."""
+"""Seconds that a poll may outlive the wait for which it was started."""
 _PAUSE_MIN: Final = 0.1
 _PAUSE_MAX: Final = 5.0
 
@@ -54,11 +55,11 @@ class Parked:
 
     @property
     def polls(self) -> int:
-        """How many are parked now."""
+        """How many polls are running now."""
         return len(self._polls)
 
     def wait(self, lease: Lease, wait: float, count_max: int) -> list[Received]:
-        """The first that come within `wait` seconds, or nothing. Raises what a poll raised."""
+        """The first messages that arrive within `wait` seconds, or none. Raises what a poll raised."""
         deadline = self._clock.monotonic() + wait
         with self._changed:
             self._waiting[lease] = self._waiting.get(lease, 0) + 1
@@ -75,20 +76,20 @@ class Parked:
         return messages
 
     def interrupt(self) -> None:
-        """The waits of now end; polls end with their slice, or when their queues are interrupted."""
+        """End the current waits; polls end at their time limit, or when their queues are interrupted."""
         with self._changed:
             self._interrupts += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Waits end; polls end with their queues."""
+        """End the waits; polls end with their queues."""
         self._closed = True
         self.interrupt()
 
     def _first(self, lease: Lease, deadline: float, count_max: int) -> list[_Arrived]:
         interrupts = self._interrupts
         while not self._closed and self._interrupts == interrupts:
-            # A poll brings one message.
+            # Each poll returns one message.
             came = [arrived for arrived in self._arrived if arrived.lease == lease][:count_max]
             if came:
                 self._arrived = [arrived for arrived in self._arrived if not any(arrived is each for each in came)]
@@ -101,7 +102,7 @@ class Parked:
         return []
 
     def _park(self, lease: Lease, deadline: float, now: float) -> float:
-        """Park what is not parked; returns seconds until the next one may be."""
+        """Start the missing polls; return the seconds until the next one may start."""
         soonest = SLICE
         for name in self._names:
             if (name, lease) in self._polls:
@@ -113,7 +114,7 @@ class Parked:
             arguments = (name, lease, min(SLICE, deadline - now))
             try:
                 threading.Thread(target=self._run, args=arguments, name=f"poll {name}", daemon=True).start()
-            except RuntimeError:  # "can't start new thread": the next look may
+            except RuntimeError:  # "can't start new thread": retried at the next look
                 soonest = min(soonest, _PAUSE_MIN)
             else:
                 self._polls.add((name, lease))
@@ -124,7 +125,7 @@ class Parked:
         came = _Arrived(lease, [])
         try:
             came.messages = self._poll(name, lease, wait)
-        except Exception as error:  # noqa: BLE001 raised by who waits: a policy of the user's may fail in any way
+        except Exception as error:  # noqa: BLE001 raised in the waiting thread: a user's policy may raise anything
             came.error = error
         now = self._clock.monotonic()
         with self._changed:
@@ -142,7 +143,7 @@ class Parked:
         self._release(over)
 
     def _over(self, lease: Lease) -> list[Received]:
-        """What came for waiters who are gone."""
+        """Messages for waits that have ended."""
         if self._waiting.get(lease):
             return []
         self._waiting.pop(lease, None)

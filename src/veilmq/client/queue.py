@@ -1,9 +1,9 @@
-"""The port that every adapter offers and every pattern stands on.
+"""The port: the interface that every adapter implements and every pattern uses.
 
-Strategy: one `Queue`, small enough to wrap. A handle is one opaque string that carries all that a later call needs
-(Azure's message id with its pop receipt, a large message's object), so that any process can use it. A batch returns one
-result or one error an entry, in order, and raises for no entry; it raises only if nothing of it can have happened. What
-a queue cannot do is CapabilityMissing before any I/O.
+Strategy: one `Queue`, small enough to wrap. A handle is one opaque string with everything that a later call needs
+(Azure's message id with its pop receipt, a large message's object), so any process can use it. A batch returns one
+result or one error for each entry, in order; it raises only if none of it can have happened. Something that a queue
+cannot do raises CapabilityMissing before any I/O.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from veilmq.model.reports import Failure
 
 
 class Queue(Protocol):
-    """A queue of some cloud, server or directory; also every pattern over one. Safe to call from many threads.
+    """A queue of some cloud, server or directory; also every pattern over one. Thread-safe.
 
-    All calls raise QueueMissing, TransportError (unreachable, or outcome unknown), ServiceError (what the cloud said
-    that we have no word for) and, of the calls' own, what they name.
+    All calls raise QueueMissing, TransportError (unreachable, or outcome unknown), ServiceError (a refusal for which we
+    have no own error), and the errors that each call names.
     """
 
     @property
@@ -35,54 +35,57 @@ class Queue(Protocol):
 
     @property
     def account(self) -> "Account":
-        """The place it lives in, for patterns that need more queues."""
+        """The account that it belongs to, for patterns that need more queues."""
         ...
 
     def send(self, message: str | Message) -> Sent:
-        """Durable when this returns. Raises MessageTooLarge, ParameterInvalid, CapabilityMissing, CapacityError."""
+        """The message is durable when this returns. Raises MessageTooLarge, ParameterInvalid, CapabilityMissing,
+        CapacityError."""
         ...
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """Any number; split into requests of `Capabilities.batch_messages_max` and of the protocol's size."""
+        """Any number; split into requests of at most `Capabilities.batch_messages_max` and the protocol's size
+        limit."""
         ...
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """Up to `count_max` messages, each leased for `lease` seconds.
 
-        None: for the sender's `lease_hint`, else, on our server and in directories, for what an applied plan says, else
-        for the queue's visibility timeout. 0, where the service has it: the lease is over at once.
+        lease=None: the sender's `lease_hint`; without one, on our server and in directories, the applied plan's lease;
+        else the queue's visibility timeout. 0, where the service allows it: the lease ends at once.
 
-        Waits up to `wait` seconds for the first one; 0 never waits, whatever the queue's own setting is. More than
-        `Capabilities.receive_messages_max` is ParameterInvalid.
+        Waits up to `wait` seconds for the first message; 0 never waits, whatever the queue's own setting is. A count
+        above `Capabilities.receive_messages_max` is ParameterInvalid.
         """
         ...
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """The lease ends `lease` seconds from now; returns the handle to use next.
+        """Let the lease end `lease` seconds from now; return the handle to use next.
 
-        `body` replaces the body where `Capabilities.body_replaceable`. After the lease's end the message is held again
-        if nobody else received it; on FIFO queues and MNS that is LeaseExpired. Raises LeaseExpired, LeaseTaken,
+        `body` replaces the body where `Capabilities.body_replaceable`. After the lease's end, the message is leased
+        again if nobody else received it; on FIFO queues and MNS that is LeaseExpired. Raises LeaseExpired, LeaseTaken,
         MessageGone, ReceiptInvalid.
         """
         ...
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
-        """Any number, as few requests as the protocol allows; the handle to use next, or an error, an entry."""
+        """Any number, in as few requests as the protocol allows; for each entry, the handle to use next or an error."""
         ...
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back, visible after `delay` seconds. Raises as `extend` does.
 
-        `failure`: why, for our server's history; a request of its own is not made for it, and clouds ignore it.
+        `failure`: the reason, for our server's history; it never causes an extra request, and clouds ignore it.
         """
         ...
 
     def delete(self, handle: str) -> None:
-        """Done with it. Raises LeaseTaken, MessageGone or LeaseExpired where the protocol tells, ReceiptInvalid."""
+        """Delete a message that is done. Raises LeaseTaken, MessageGone or LeaseExpired where the protocol reports it,
+        ReceiptInvalid."""
         ...
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """Any number; None for each that is done."""
+        """Any number; None for each that was deleted."""
         ...
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
@@ -90,21 +93,21 @@ class Queue(Protocol):
         ...
 
     def stats(self) -> Stats:
-        """The queue as it stands."""
+        """The current state of the queue."""
         ...
 
     def recommended(self) -> Recommended | None:
-        """First leases that were learnt for this queue, for producers and people; None where nobody can tell or
-        nothing was published yet. Our server and directories tell."""
+        """The first leases learnt for this queue, for producers and people; None if nothing was published yet, or the
+        service has no such feature. Our server and directories have it."""
         ...
 
     def interrupt(self) -> None:
-        """End the receives that wait in other threads: they return at once, with nothing unless a message was on its
-        way. The queue stays open; what a poll that cannot be ended still brings is released. Raises nothing."""
+        """End the receives that wait in other threads: they return at once, empty unless a message was on its way. The
+        queue stays open. If a poll cannot be ended, the messages that it still returns are released. Raises nothing."""
         ...
 
     def close(self) -> None:
-        """Let connections go; a parked receive of another thread ends. Twice is once."""
+        """Close connections; a receive that waits in another thread ends. Idempotent."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -115,18 +118,18 @@ class Queue(Protocol):
 
 
 class Account(Protocol):
-    """A place with queues: a data directory, or one account and region of a server or cloud."""
+    """A set of queues: a data directory, or one account and region of a server or cloud."""
 
     def queue(self, name: str) -> Queue:
-        """A queue that exists. Raises QueueMissing."""
+        """An existing queue. Raises QueueMissing."""
         ...
 
     def capabilities(self, name: str) -> Capabilities:
-        """What a queue of that name can do, whether it is there or not. No I/O."""
+        """What a queue of that name can do, whether it exists or not. No I/O."""
         ...
 
     def create(self, name: str, template: Template | None = None) -> bool:
-        """Make sure the queue exists; True if it did not. Raises QueueExists if its settings differ."""
+        """Make sure the queue exists; True if it is new. Raises QueueExists if its settings differ."""
         ...
 
     def delete(self, name: str) -> None:
@@ -134,11 +137,11 @@ class Account(Protocol):
         ...
 
     def names(self, prefix: str = "") -> list[str]:
-        """The queues there are, by name."""
+        """The names of the queues."""
         ...
 
     def close(self) -> None:
-        """Let connections go, those of its queues too."""
+        """Close connections, those of its queues too."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -1,7 +1,7 @@
 """A `Template` as the attributes of SQS's CreateQueue, for the adapters that create queues with it.
 
-Strategy: one pure function; whole seconds, as SQS has them. Ranges are the service's to judge. Source: CreateQueue in
-the SQS API Reference.
+Strategy: one pure function; whole seconds, as in SQS. The service checks the ranges. Source: CreateQueue in the SQS API
+Reference.
 """
 
 import json

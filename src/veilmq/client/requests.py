@@ -1,13 +1,13 @@
-"""Batches of any length over requests of a bounded one.
+"""Sends batches of any length in requests of limited size.
 
-Strategy: `batched` is the whole way of a batch: what cannot be sent is refused in its place, `split` cuts the rest by
-number and by size, keeping the order, and `in_requests` sends piece after piece and gives every entry its result or
-error. A request that fails as a whole raises only if nothing of the batch can have happened. Once the way is broken the
-rest is not tried: each such entry says so, and that nothing of it happened.
+Strategy: `batched` does it all: an entry that cannot be sent gets its error in its place, `split` cuts the rest by
+count and by size in order, and `in_requests` sends piece after piece and returns a result or error for each entry. A
+request that fails as a whole raises only if nothing of the batch can have happened. Once the connection fails, the rest
+is not tried, and each such entry gets an error that says that it did not happen.
 
-One by one, where the protocol has no request for a batch: the first entry goes alone, so that what is wrong with the
-whole call (the queue is gone, nobody answers) is raised before anything was done; the others go through a small pool of
-threads, in no promised order. Once the way is broken the rest is not tried: each such entry says so.
+One by one (`Singly`), where the protocol has no batch request: the first entry goes alone, so that an error of the
+whole call (the queue is gone, nobody answers) is raised before anything was done. The others go through a small thread
+pool, in no promised order. Once the connection fails, the rest is not tried, and each such entry says so.
 """
 
 import threading
@@ -35,7 +35,8 @@ def batched(
     bytes_max: int = 0,
     size: Callable[[Entry], int] = lambda entry: 0,
 ) -> list[Result | VeilError]:
-    """One result an entry, in order: what `make` raises of it, or what `request` answers for what it makes of it."""
+    """One result an entry, in order: the error that `make` raises for it, or the answer of `request` to what `make`
+    returns."""
 
     def in_pieces(entries: Sequence[Entry]) -> list[Result | VeilError]:
         return list(in_requests(split(entries, count_max, bytes_max, size), request))
@@ -44,9 +45,9 @@ def batched(
 
 
 def split(entries: Sequence[Entry], count_max: int, bytes_max: int, size: Callable[[Entry], int]) -> list[list[Entry]]:
-    """The entries in their order, in pieces of at most `count_max` entries and `bytes_max` bytes.
+    """The entries in order, in pieces of at most `count_max` entries and `bytes_max` bytes.
 
-    An entry that is larger than `bytes_max` is a piece of its own, for the server to refuse.
+    An entry larger than `bytes_max` becomes a piece of its own, for the server to refuse.
     """
     pieces: list[list[Entry]] = []
     room_bytes = -1
@@ -63,7 +64,7 @@ def split(entries: Sequence[Entry], count_max: int, bytes_max: int, size: Callab
 def in_requests(
     pieces: Sequence[Sequence[Entry]], request: Callable[[Sequence[Entry]], Sequence[Result | VeilError]]
 ) -> Iterator[Result | VeilError]:
-    """One result or error an entry, in order. Raises what the first request raised if nothing of it happened."""
+    """One result or error an entry, in order. Raises the first request's error if nothing of it happened."""
     broken = False
     for number, piece in enumerate(pieces):
         if broken:
@@ -81,11 +82,11 @@ def in_requests(
 
 THREADS: Final = 8
 OF_ALL: Final = (QueueMissing, TransportError, ServiceError)
-"""What is wrong with every entry if it is wrong with one."""
+"""Errors that every entry would get if one gets them."""
 
 
 class Singly:
-    """The threads of one account; they start when a batch needs them. Any thread."""
+    """The threads of one account, started when a batch needs them. Any thread."""
 
     def __init__(self, name: str) -> None:
         self._pool = DaemonPool(THREADS, f"veilmq-{name}")
@@ -93,12 +94,13 @@ class Singly:
     def batched(
         self, given: Sequence[Given], make: Callable[[Given], Entry], call: Callable[[Entry], Result]
     ) -> list[Result | VeilError]:
-        """As `run` with what `make` makes of each; what it raises of an entry takes the place of its result."""
+        """Like `run`, with what `make` returns for each entry; an error that `make` raises takes the place of the
+        result."""
         return through([attempt(make, each) for each in given], lambda entries: self.run(entries, call))
 
     def run(self, entries: Sequence[Entry], call: Callable[[Entry], Result]) -> list[Result | VeilError]:
-        """One result or error an entry, in order. Raises what the first call raised if it is wrong with all of them and
-        nothing can have happened."""
+        """One result or error an entry, in order. Raises the first call's error if it concerns all of them and nothing
+        can have happened."""
         if not entries:
             return []
         broken = threading.Event()
@@ -120,7 +122,7 @@ class Singly:
         return [first, *(each if isinstance(each, VeilError) else each.result() for each in started)]
 
     def close(self) -> None:
-        """No further batch starts; what is under way ends by itself."""
+        """Start no further batch; calls in progress end by themselves."""
         self._pool.shutdown()
 
     def _started(
@@ -128,5 +130,5 @@ class Singly:
     ) -> "Future[Result | VeilError] | VeilError":
         try:
             return self._pool.submit(one, entry)
-        except RuntimeError:  # the pool says so once it is shut down
+        except RuntimeError:  # raised by the pool after its shutdown
             return TransportError(reason="the account is closed", may_have_happened=False)

@@ -1,9 +1,11 @@
 """A queue and a timeout for each type of message, behind one `Queue`.
 
-Strategy: a table of routes, and a function that says to which of them a message belongs; what has no route goes to the
-default one. A handle carries its queue's name, so any process with the same table can use it. A receive first asks all
-queues without waiting, each for its share, beginning with another one each time; then it waits (`waiting`). Source: the
-documents' advice that types with different processing times belong in separate queues, and the pipeline's `split`.
+Strategy: a table of routes, and a function that returns a message's type; a message without a route goes to the default
+one. A handle contains its queue's name, so any process with the same table can use it. A receive first asks all queues
+without waiting, each for its share, starting with a different one each time; then it waits (`waiting`).
+
+Source: the documents' advice that types with different processing times belong in separate queues, and the pipeline's
+`split`.
 """
 
 import hashlib
@@ -31,12 +33,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 By = Callable[[Message], str | None]
-"""The type of a message; None: it has none."""
+"""Returns a message's type; None: it has none."""
 
 _NAME_CHARACTERS_MAX: Final = 63
-"""Azure's, the shortest limit on the name of a queue."""
+"""Azure's limit on a queue's name, the shortest of all."""
 _SEPARATOR: Final = ":"
-"""Between a queue's name and its handle; no cloud allows it in a name."""
+"""Between a queue's name and the handle; no cloud allows it in a name."""
 
 
 def by_type(message: Message) -> str | None:
@@ -53,7 +55,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class RoutedQueue(Closing):
-    """A `Queue` of several, one a type. Any thread."""
+    """A `Queue` made of several, one for each type. Any thread."""
 
     def __init__(
         self,
@@ -64,10 +66,9 @@ class RoutedQueue(Closing):
         name: str | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """routes: message type to queue; several types may share one. default: for messages without a type or with
-        another. by: what a message's type is, if not `Message.type`. name: what to call the whole; the default's if
-        None. Raises ParameterInvalid: two queues of one name, or two leases for one queue.
-        """
+        """routes: message type to queue; several types may share one. default: for messages without a type or with any
+        other. by: returns a message's type; default: `Message.type`. name: of the whole; None: the default queue's.
+        Raises ParameterInvalid: two queues of one name, or two leases for one queue."""
         self._default = _route(default)
         self._by = by
         self._name = name
@@ -93,12 +94,13 @@ class RoutedQueue(Closing):
         by: By = by_type,
         clock: Clock = SYSTEM,
     ) -> "RoutedQueue":
-        """Make the queues of a split, and route to them: `base_name` itself for all other types, and one for each entry
-        `{"types": ["resize", "crop"], "visibility_timeout": 30}` (seconds), as the pipeline's `split` gives them.
+        """Create the queues of a split, and route to them: `base_name` itself for all other types, and one for each
+        entry `{"types": ["resize", "crop"], "visibility_timeout": 30}` (seconds), as the pipeline's `split` returns
+        them.
 
-        A queue's name follows from its types, so the next split with the same types finds it again; if it has another
-        visibility timeout by then, receives name the split's. template: the other settings of all. Raises
-        ParameterInvalid for a split that is none, before anything is made; else what `Account.create` raises.
+        A queue's name follows from its types, so the next split with the same types finds it again; if its visibility
+        timeout differs by then, receives name the split's. template: the other settings of all queues. Raises
+        ParameterInvalid for an invalid split, before anything is created; else what `Account.create` raises.
         """
         groups = [_group(place, entry) for place, entry in enumerate(split)]
         seen: set[str] = set()
@@ -171,7 +173,7 @@ class RoutedQueue(Closing):
         return self._grouped([(self._queue_of(message), message) for message in checked.batch(messages)], send)
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """See `Queue.receive`. Waits on all queues at once, and lets the others go as soon as one has something."""
+        """See `Queue.receive`. Waits on all queues at once, and ends the other waits when one has a message."""
         able = self.capabilities
         checked.whole(count_max, "count_max", 1, able.receive_messages_max)
         checked.seconds(wait, "wait", 0, able.wait_max)
@@ -236,7 +238,7 @@ class RoutedQueue(Closing):
         return found
 
     def stats(self) -> Stats:
-        """See `Queue.stats`. Sums; settings where all agree, and every incarnation."""
+        """See `Queue.stats`. Sums; a setting only where all queues agree; every incarnation."""
         all_of = [route.queue.stats() for route in self._routes]
         return Stats(
             visible=sum(each.visible for each in all_of),
@@ -249,7 +251,7 @@ class RoutedQueue(Closing):
         )
 
     def recommended(self) -> Recommended | None:
-        """See `Queue.recommended`. Each type's lease as its own queue's, the default queue's for all others."""
+        """See `Queue.recommended`. For each type, the lease of its own queue; for all others, the default queue's."""
         found = {name: route.queue.recommended() for name, route in self._by_queue.items()}
         if all(each is None for each in found.values()):
             return None
@@ -277,16 +279,16 @@ class RoutedQueue(Closing):
             route.queue.close()
 
     def _look(self, count_max: int, lease: float | None) -> list[Received]:
-        """What is there now: a share from each queue, and the rest from those that had more.
+        """Messages that are there now: a share from each queue, then the rest from the queues that had more.
 
-        Raises the first queue's error if there is nothing; what others gave is given, or its leases would be lost.
+        Raises the first queue's error if there are no messages; otherwise returns them, or their leases would be lost.
         """
         order = self._in_turn()
         share = -(-count_max // len(order))
         found: list[Received] = []
         fuller: list[Route] = []
         failure: VeilError | None = None
-        # A first round with shares, and a second one for what is left.
+        # The first round asks for the shares, the second for the rest.
         for route, count in itertools.chain(
             ((route, share) for route in order), ((route, count_max) for route in fuller)
         ):
@@ -319,7 +321,7 @@ class RoutedQueue(Closing):
         self.release(message.handle)
 
     def _in_turn(self) -> list[Route]:
-        """All routes, beginning with the next one."""
+        """All routes, starting with the next one."""
         first = next(self._turn) % len(self._routes)
         return self._routes[first:] + self._routes[:first]
 
@@ -345,7 +347,7 @@ class RoutedQueue(Closing):
     def _grouped(
         self, entries: Iterable[tuple[Queue | VeilError, T]], call: Callable[[Queue, list[T]], Sequence[R]]
     ) -> list[R | VeilError]:
-        """`call` once a queue, with its entries; the results in the entries' places."""
+        """Call `call` once for each queue with its entries; return the results in the entries' order."""
         results: list[Any] = []
         groups: dict[str, list[tuple[int, T]]] = {}
         for queue, entry in entries:
@@ -357,7 +359,7 @@ class RoutedQueue(Closing):
             try:
                 answers: Sequence[Any] = call(self._by_queue[name].queue, [entry for _, entry in group])
             except VeilError as error:
-                # A batch raises only if nothing of it happened: of this one, a part may have.
+                # A batch raises only if nothing of it happened; here a part may have happened.
                 if not anything and len(groups) == 1:
                     raise
                 answers = [error] * len(group)
@@ -368,7 +370,7 @@ class RoutedQueue(Closing):
 
 
 def queue_name(base_name: str, types: Sequence[str]) -> str:
-    """The name of the queue of these types: readable, legal in every cloud, the same every time."""
+    """The name of the queue for these types: readable, valid in every cloud, and always the same."""
     ordered = sorted(types)
     readable = re.sub("[^a-z0-9]+", "-", ordered[0].lower()).strip("-")
     suffix = readable
@@ -382,7 +384,7 @@ def queue_name(base_name: str, types: Sequence[str]) -> str:
 
 
 def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
-    """What every one of them can do."""
+    """What all of them can do."""
     caps = [each.lease_total_max for each in all_of if each.lease_total_max is not None]
     never_first = list(HandleOnSend)
     return Capabilities(

@@ -1,10 +1,10 @@
-"""What a queue would refuse to send, found before anything else is done.
+"""Finds what a queue would refuse to send, before anything else is done.
 
-Strategy: by the queue's capabilities alone, for patterns that do something first that no refusal undoes: a
-transaction's operation, the first copies of a publish. The adapters judge again as they send, by `check_abilities` and
-by what their protocols allow; what only the service knows (rights, a queue's own smaller limits) is left to it.
+Strategy: decides by the queue's capabilities alone, for patterns that first do something that cannot be undone: a
+transaction's operation, the first copies of a publish. The adapters check again when they send, by `check_abilities`
+and by their protocol's rules. What only the service knows (rights, a queue's own smaller limits) is left to it.
 
-Preparing: an entry that cannot be sent never leaves; its error takes its place in the answer, as the port promises.
+Preparing: an entry that cannot be sent stays here; its error takes its place in the answer, as the port promises.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 
 def as_message(given: Any) -> Message:
-    """A str as the message with that body. Raises ParameterInvalid for anything else than the two, and for a message
-    whose fields are not of their types."""
+    """The given Message, or a str as the message with that body. Raises ParameterInvalid for anything else, and for a
+    message with a field of the wrong type."""
     if isinstance(given, Message):
         return checked.fields(given)
     if isinstance(given, str):
@@ -52,14 +52,14 @@ def send_prepared(queue: Queue, prepared: Sequence[Message | VeilError]) -> list
 
 
 def through(entries: Sequence[T | VeilError], call: Callable[[Sequence[T]], Sequence[R]]) -> list[R | VeilError]:
-    """`call` with the entries that are no errors, and its results in their places."""
+    """Call `call` with the entries that are no errors; return its results in their places."""
     good = [entry for entry in entries if not isinstance(entry, VeilError)]
     results = iter(call(good) if good else ())
     return [entry if isinstance(entry, VeilError) else next(results) for entry in entries]
 
 
 def attempt(make: Callable[[T], R], given: T) -> R | VeilError:
-    """What `make` makes of it, or the typed error that it raises."""
+    """The result of `make`, or the typed error that it raises."""
     try:
         return make(given)
     except VeilError as error:
@@ -74,11 +74,11 @@ _NEEDED_FOR: Final = (
     ("lease_hints", "lease_hint"),
     ("tags", "tag"),
 )
-"""Ability of a queue, and the field of a message that needs it."""
+"""A queue's ability, and the field of a message that needs it."""
 
 
 def check_sendable(message: Message, can: Capabilities) -> None:
-    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue that can do this would."""
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would."""
     checked.fields(message)
     check_abilities(message, can)
     checked.token(message.group, "group")

@@ -1,9 +1,11 @@
-"""What a service says in SQS's codes -> the house's errors.
+"""Maps SQS's error codes to our errors.
 
-Strategy: one total table from code to error; a code that is not in it is a ServiceError as it stands. Codes come in two
-dresses (`AWS.SimpleQueueService.NonExistentQueue` of the Query form, `QueueDoesNotExist` of the service model): both
-are read. InvalidParameterValue is many things; its wording tells which. Sequence and attempt of a LeaseError are 0:
-SQS does not tell them. Source: the error sections of the SQS API Reference and the service model's shapes.
+Strategy: one total table from code to error; a code that is not in it becomes a ServiceError with the service's text.
+Codes come in two forms, and both are read: `AWS.SimpleQueueService.NonExistentQueue` of the Query protocol,
+`QueueDoesNotExist` of the service model. InvalidParameterValue has many meanings; its text decides. Sequence and
+attempt of a LeaseError are 0, because SQS does not report them.
+
+Source: the error sections of the SQS API Reference and the service model's shapes.
 """
 
 import re
@@ -41,7 +43,7 @@ _SENT_BYTES: Final = re.compile(r"You have sent (\d+) bytes")
 
 
 class Answer(Protocol):
-    """What every service says of what it refuses."""
+    """What every service reports when it refuses."""
 
     @property
     def code(self) -> str: ...
@@ -57,7 +59,7 @@ Refused = TypeVar("Refused", bound=Answer)
 
 
 class Said(NamedTuple):
-    """What a service said, and about which queue."""
+    """A service's refusal, and the queue it is about."""
 
     code: str
     status: int
@@ -97,25 +99,25 @@ _PORT_NAMES: Final = {
     "Queue": "name",
     "QueueUrl": "name",
 }
-"""What SQS or VeilMQ calls a parameter -> what the port calls it."""
+"""The parameter's name in SQS or VeilMQ -> its name in the port."""
 
 
 def port_name(parameter: str) -> str:
-    """The port's name of a parameter, whose times are seconds; the service's own if the port has none."""
+    """The port's name of a parameter whose times are seconds; the service's own name if the port has none."""
     return _PORT_NAMES.get(parameter) or parameter.removesuffix("_us")
 
 
 def error_of(said: Said) -> VeilError:
-    """The error that the code stands for. Never raises."""
+    """The error for a code. Never raises."""
     if said.status == _ENTITY_TOO_LARGE:
         return with_request_id(_too_large(said), said)
     return error_in(_TABLE, said, said.code.removeprefix(_PREFIX))
 
 
 def error_in(table: Mapping[str, Callable[[Refused], VeilError]], said: Refused, code: str = "") -> VeilError:
-    """The error that the code stands for in a protocol's table, or what was said as it stands. Never raises.
+    """The error for a code in a protocol's table, or a ServiceError with the service's text. Never raises.
 
-    code: as the table has it, where that is not the code of `said`.
+    code: the key in the table, where that is not the code of `said`.
     """
     make = table.get(code or said.code)
     if make is None:
@@ -128,7 +130,7 @@ def error_in(table: Mapping[str, Callable[[Refused], VeilError]], said: Refused,
 
 
 def with_request_id(error: VeilError, said: Answer) -> VeilError:
-    """The error, with the service's id of the request."""
+    """The error, with the service's request id."""
     error.request_id = said.request_id
     return error
 

@@ -1,9 +1,10 @@
-"""Message attributes between Python's values and SQS's typed texts.
+"""Converts message attributes between Python values and SQS's typed texts.
 
-Strategy: pure functions of one attribute; all adapters that have attributes use them, so that a message sent through
-one reads the same through the other. A Number is text of up to 38 digits: it becomes a float only where that float is
-this very number, so that nothing is lost on the way, and what was a float is one again. Source: SQS Developer Guide,
-"Amazon SQS message metadata" and "message attribute data types".
+Strategy: pure functions of one attribute. All adapters with attributes use them, so a message sent through one reads
+the same through another. A Number is text of up to 38 digits. It becomes a float only if that float is exactly this
+number, so nothing is lost, and a float that was sent comes back as one.
+
+Source: SQS Developer Guide, "Amazon SQS message metadata" and "message attribute data types".
 """
 
 import math
@@ -27,13 +28,13 @@ _KINDS: Final = "must be str, int, float, Decimal or bytes"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
 _NAME_CHARACTERS_MAX: Final = 256
 _RESERVED: Final = ("aws.", "amazon.")
-"""How no attribute's name begins, in any case of its letters: SQS's own."""
+"""Prefixes that SQS reserves, in any letter case."""
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
 
 
 def with_fields(message: Message) -> dict[str, AttributeValue]:
-    """A message's attributes, with its type and its lease hint among them. Raises ParameterInvalid if one of them is an
-    attribute as well, or if they are too many."""
+    """A message's attributes including its type and its lease hint. Raises ParameterInvalid if one of these two is also
+    given as an attribute, or if there are too many."""
     given = dict(message.attributes)
     for name, value in ((TYPE_ATTRIBUTE, message.type), (LEASE_HINT_ATTRIBUTE, message.lease_hint)):
         if value is not None:
@@ -47,7 +48,7 @@ def with_fields(message: Message) -> dict[str, AttributeValue]:
 
 
 def named(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
-    """As `typed`; raises ParameterInvalid also for a name that SQS refuses, and for text that XML cannot carry."""
+    """Like `typed`; also raises ParameterInvalid for a name that SQS refuses, and for text that XML cannot carry."""
     parameter = f"attributes[{name!r}]"
     if len(name) > _NAME_CHARACTERS_MAX or not _NAME.match(name):
         reason = "a name has 1 to 256 of A-Z a-z 0-9 _ - and single periods between them"
@@ -65,12 +66,12 @@ def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
     """(SQS type, content) of an attribute.
 
     str: String; int, float and Decimal: Number; bytes: Binary. Raises ParameterInvalid naming the attribute for other
-    values, for empty ones (SQS has none), and for numbers that are not finite, or have more than 38 digits, or are
-    beyond 10^-128 to 10^126.
+    types, for empty values (SQS has none), and for numbers that are not finite, have more than 38 digits, or lie
+    outside 10^-128 to 10^126.
     """
     kind: str
     content: str | bytes
-    # The types' own texts: a subclass (an enumeration, numpy's float64) may print itself as something else.
+    # Use the base types' own text: a subclass (an enumeration, numpy's float64) may print itself differently.
     if isinstance(value, str):
         kind, content = "String", str.__str__(value)
     elif isinstance(value, bool):
@@ -93,7 +94,7 @@ def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
 def _digits(name: str, value: int) -> str:
     try:
         return int.__repr__(value)
-    except ValueError:  # beyond what Python prints
+    except ValueError:  # more digits than Python prints
         raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="has too many digits") from None
 
 
@@ -107,10 +108,10 @@ def _in_range(name: str, text: str) -> str:
 
 
 def untyped(kind: str, content: str | bytes) -> AttributeValue:
-    """The value of a typed attribute; a Number that is none, or that Python cannot read, stays text.
+    """The value of a typed attribute. A Number that is invalid, or that Python cannot read, stays text.
 
-    A Number of digits alone is an int; another is the float that is written as this number (`0.1`), or else a Decimal
-    with all its digits. `Decimal(str(value))` is the number that was sent, whichever it is.
+    A Number of digits alone is an int; any other is a float if it is that float's text (`0.1`), else a Decimal with all
+    its digits. `Decimal(str(value))` is always the number that was sent.
     """
     if isinstance(content, bytes) or kind.partition(".")[0] != "Number":
         return content
@@ -127,7 +128,7 @@ def untyped(kind: str, content: str | bytes) -> AttributeValue:
 
 
 def hint_of(value: AttributeValue | None) -> float | None:
-    """The seconds of a lease hint; None for what is none: some other sender may write anything under its name."""
+    """The seconds of a lease hint; None if the value is not one: other senders may use the name for anything."""
     if not isinstance(value, int | float | Decimal) or not value > 0:
         return None
     try:
@@ -138,7 +139,7 @@ def hint_of(value: AttributeValue | None) -> float | None:
 
 
 def size_bytes(attributes: Mapping[str, tuple[str, str | bytes]]) -> int:
-    """What the attributes count for in the limit of a message: names, types and values."""
+    """The attributes' share of a message's size: names, types and values."""
     return sum(
         len(name.encode()) + len(kind) + (len(content.encode()) if isinstance(content, str) else len(content))
         for name, (kind, content) in attributes.items()

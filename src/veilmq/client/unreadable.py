@@ -1,9 +1,10 @@
-"""What becomes of a message that a pattern cannot read.
+"""What happens to a message that a pattern cannot read.
 
 Strategy: such a message never reaches the application and never stops the queue. A policy is called with the queue, the
-message as it came and the error; what it does with the lease is its own business. `DeadLetters` puts a copy away and
-then deletes the message; `keep` leaves it to its lease, so that it comes back, and the queue's own redrive ends that. A
-policy that fails with a typed error leaves the message leased too: it comes again, and so does the policy's chance.
+message as received and the error, and decides about the lease. `DeadLetters` sends a copy to another queue and then
+deletes the message. `keep` does nothing: the lease ends, the message comes again, and the queue's own redrive finally
+moves it. If a policy fails with a typed error, the message also stays leased and comes again, and the policy is called
+again.
 """
 
 import logging
@@ -24,25 +25,26 @@ from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInv
 REASON_ATTRIBUTE: Final = "veilmq.unreadable"
 SOURCE_ATTRIBUTE: Final = "veilmq.source"
 ROUNDS_MAX: Final = 1_000
-"""Receives of one call that bring nothing readable, before it says that nothing came."""
+"""Receives in one call that return nothing readable before the call returns empty."""
 _REASON_CHARACTERS_MAX: Final = 200
 
 log = logging.getLogger("veilmq.client")
 
 
 class Policy(Protocol):
-    """Deals with one unreadable message."""
+    """Handles one unreadable message."""
 
     def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
-        """`message` is as `queue` gave it, body and handle. Whatever VeilError this raises is logged, no more."""
+        """`message` is as `queue` returned it, body and handle. A VeilError raised here is only logged."""
         ...
 
 
 class DeadLetters:
-    """Sends the message as it is to another queue, and then deletes it: a crash between leaves it twice, never away.
+    """Sends the message unchanged to another queue, then deletes it: a crash in between duplicates it but never loses
+    it.
 
-    The copy has the attributes of the message and, if they fit, `veilmq.unreadable` (why) and `veilmq.source` (the
-    queue it was in).
+    The copy has the message's attributes and, if they fit, `veilmq.unreadable` (the reason) and `veilmq.source` (the
+    original queue).
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -70,17 +72,18 @@ class DeadLetters:
                 msgspec.structs.replace(copy, attributes={**copy.attributes, **why} if can.attributes else {})
             )
         except (MessageTooLarge, ParameterInvalid, CapabilityMissing):
-            # Ten attributes are there already, or they count against the size: the message matters, not our note.
+            # It already has ten attributes, or ours would exceed the size limit: the message matters more than our
+            # note.
             self.queue.send(copy)
         queue.delete(message.handle)
 
 
 def keep(queue: Queue, message: Received, error: Unreadable) -> None:
-    """Leaves the message to its lease."""
+    """Leaves the message until its lease ends."""
 
 
 def set_aside(policy: Policy, queue: Queue, message: Received, error: Unreadable) -> None:
-    """Call the policy; log what it cannot do."""
+    """Call the policy; log its typed errors."""
     log.warning("queue %s: %s", queue.name, error)
     try:
         policy(queue, message, error)
@@ -89,7 +92,7 @@ def set_aside(policy: Policy, queue: Queue, message: Received, error: Unreadable
 
 
 def checked_policy(policy: Policy, inner: Queue) -> Policy:
-    """The policy. Raises ParameterInvalid if it cannot be one, or sends back into the queue it takes from."""
+    """The policy. Raises ParameterInvalid if it is not callable, or sends back into the queue that it takes from."""
     if not callable(policy):
         raise ParameterInvalid(parameter="unreadable", reason="must be DeadLetters(queue), keep, or a function")
     if isinstance(policy, DeadLetters) and policy.queue.name == inner.name and policy.queue.account is inner.account:
@@ -103,10 +106,10 @@ def receive_readable(
     wait: float,
     clock: Clock,
 ) -> list[Received]:
-    """Receive until something readable came, nothing came at all, or one of the unreadable comes round again.
+    """Receive until something readable came, nothing came at all, or an unreadable message came a second time.
 
-    `receive` takes the seconds it may still wait; `read` gives the readable ones of its messages and sets the others
-    aside. Raises ParameterInvalid for a wait that is no number.
+    `receive` takes the seconds that it may still wait; `read` returns the readable ones of its messages and sets the
+    others aside. Raises ParameterInvalid if the wait is not a number.
     """
     deadline = clock.monotonic() + checked.seconds(wait, "wait", 0, math.inf)
     seen: set[str] = set()
@@ -114,7 +117,7 @@ def receive_readable(
     for _ in range(ROUNDS_MAX):
         came = receive(left)
         found = read(came)
-        # A policy may have released it at once: going on would be a busy loop.
+        # A policy may have released it at once: to go on would be a busy loop.
         if found or not came or any(message.id in seen for message in came):
             return found
         seen.update(message.id for message in came)
@@ -125,9 +128,9 @@ def receive_readable(
 def read_each(
     messages: list[Received], read: Callable[[Received], Received], policy: Policy, queue: Queue
 ) -> list[Received]:
-    """`read` of each message, without those for which it raises Unreadable.
+    """The result of `read` for each message, except those for which it raises Unreadable.
 
-    If a policy raises what is no VeilError, the messages of this receive are released and it goes on up.
+    If a policy raises anything but a VeilError, the messages of this receive are released and the exception is raised.
     """
     found = []
     for place, message in enumerate(messages):
@@ -143,7 +146,7 @@ def read_each(
 
 
 def give_back(queue: Queue, handles: list[str], delay: float = 0) -> None:
-    """Release all that can be released."""
+    """Release every message that can be released."""
     for handle in handles:
         try:
             queue.release(handle, delay)

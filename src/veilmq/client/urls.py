@@ -7,9 +7,9 @@
     azure://[:key@][host:port]/account/name         Azure Queue Storage
     mns://[id:secret@]host[:port]/name              Alibaba Cloud MNS
 
-Strategy: one pure function from text to a frozen `Address`; a table says what each scheme takes. Everything between the
-separators is percent-encoded. What is wrong with a URL is told without repeating it: part of a secret that was not
-encoded may stand anywhere. Without the queue's name the URL names the account.
+Strategy: one pure function from text to a frozen `Address`; a table says what each scheme accepts. Everything between
+the separators is percent-encoded. An error never quotes the URL, because any part of it may be a secret that was not
+encoded. A URL without a queue's name names the account.
 """
 
 import re
@@ -28,7 +28,7 @@ _FLAG_NAMES: Final = frozenset({"tls", "create", "base64"})
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says. Its repr shows no secret."""
+    """The parts of a URL. Its repr shows no secret."""
 
     kind: str
     """`embedded`, `veil`, `sqs`, `azure` or `mns`."""
@@ -54,11 +54,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Form(NamedTuple):
-    """What a scheme takes."""
+    """What a scheme accepts."""
 
     parameters: frozenset[str]
     places: tuple[str, ...] = ()
-    """What the parts of the path are, the last ones first given up."""
+    """The parts of the path, in order; the last ones may be missing."""
     key_first: bool = True
     """key:secret@; False: only :key@."""
 
@@ -161,7 +161,7 @@ def _host_port(place: str) -> tuple[str, int | None]:
 
 
 def _path(path: str, form: _Form) -> dict[str, Any]:
-    """account, queue: from the right, the queue first; a trailing slash ends an account's URL."""
+    """account, queue: assigned from the right, the queue first; an account's URL ends with a slash."""
     if "@" in path:
         raise _wrong("an @ after the host; : / ? # and @ in a key or secret must be percent-encoded")
     parts = path.split("/")[1:]

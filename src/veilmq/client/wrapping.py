@@ -1,6 +1,6 @@
-"""A queue around a queue: what every pattern passes on as it is.
+"""A queue around a queue: passes every call on to `inner`.
 
-Strategy: a pattern inherits this and overrides what it changes. `inner` is public, so that a stack can be walked.
+Strategy: a pattern inherits from this and overrides what it changes. `inner` is public, so that a stack can be walked.
 """
 
 from collections.abc import Hashable, Sequence
@@ -34,7 +34,7 @@ class Wrapping(Closing):
 
     @property
     def identity(self) -> Hashable | None:
-        """See `veilmq.client.identity`: that of `inner`, unless the pattern receives in its own way."""
+        """See `veilmq.client.identity`: that of `inner`, unless the pattern receives differently."""
         return identity_of(self.inner) if type(self).receive is Wrapping.receive else None
 
     @property

@@ -1,17 +1,17 @@
-"""Calls of azure-storage-queue's clients, with the house's errors.
+"""Calls of azure-storage-queue's clients that raise our errors.
 
-Strategy: one door. What azure.core raises becomes a TransportError, a ServiceError or an error of the model here. The
-SDK retries by itself, and the exception that comes out tells of the last attempt only: its retry hook remembers whether
-an earlier one may have reached the service, because then "no such message" may be our own doing. Source: azure.core's
-exceptions, and the transport's choice between request and response errors.
+Strategy: all calls go through here; what azure.core raises becomes a TransportError, a ServiceError or an error of the
+model. The SDK retries by itself, and its final exception describes the last attempt only. Our retry hook records
+whether an earlier attempt may have reached the service, because then "no such message" may be our own doing. Source:
+azure.core's exceptions, and the transport's choice between request and response errors.
 
-Closing: a close at once would take the transport from under a receive, which must still give back what it brought. So
-calls are counted: the close lets those under way end, and whatever they still ask for; who comes when none is under way
-any more is refused.
+Closing: an immediate close would break the transport of a receive that must still give its messages back. So calls are
+counted: after a close, the calls in progress finish, together with the further calls that they make; once none is in
+progress, new calls are refused.
 
-Errors: one total table from code to error; a code that is not in it is a ServiceError as it stands. A refused query
-parameter is named by the service, and the call says what the port calls it. Sequence and attempt of a LeaseError are 0:
-the service does not tell them. Source: "Queue Storage error codes" and "Common REST API error codes".
+Errors: one total table from code to error; a code that is not in it becomes a ServiceError with the service's text. The
+service names a refused query parameter; the call maps it to the port's name. Sequence and attempt of a LeaseError are
+0, because the service does not report them. Source: "Queue Storage error codes" and "Common REST API error codes".
 """
 
 import threading
@@ -39,30 +39,31 @@ from veilmq.model.errors import (
 
 MESSAGE_BYTES_MAX: Final = 65_536
 _BEING_DELETED_US: Final = 30_000_000
-"""At least so long is a deleted queue's name taken ("Delete Queue")."""
+"""How long a deleted queue's name stays unavailable, at least ("Delete Queue")."""
 _HANDLE_PARAMETERS: Final = frozenset({"popreceipt", "messageid"})
 
 
 class Said(NamedTuple):
-    """What the service said, and about which queue."""
+    """The service's refusal, and the queue it is about."""
 
     code: str
     status: int
     request_id: str
     message: str
     extra: Mapping[str, str]
-    """The further elements of its answer, by their names in lower case."""
+    """The other elements of its answer, by their names in lower case."""
     queue: str
     names: Mapping[str, str]
-    """Query parameter -> what the port calls it in this call."""
+    """Query parameter -> the port's name for it in this call."""
     size_bytes: int
     """Of the message that was sent, if one was."""
     creating: bool
-    """The call makes the queue: one that is being deleted is in its way; to all others it is no queue any more."""
+    """Whether the call creates the queue. A queue that is being deleted blocks the creation; for all other calls it no
+    longer exists."""
 
 
 def error_of(said: Said) -> VeilError:
-    """The error that the code stands for. Never raises."""
+    """The error for a code. Never raises."""
     return error_in(_TABLE, said)
 
 
@@ -97,7 +98,7 @@ _TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
     "QueueNotFound": lambda said: QueueMissing(queue=said.queue),
     "QueueBeingDeleted": _being_deleted,
     "QueueAlreadyExists": lambda said: QueueExists(queue=said.queue, setting="metadata"),
-    # Deleted, expired, or of a receipt that another delivery or update made stale: the service does not tell which.
+    # Deleted, expired, or the receipt is stale after another delivery or update: the service does not say which.
     "MessageNotFound": lambda said: MessageGone(sequence=0, attempt=0),
     "PopReceiptMismatch": lambda said: LeaseTaken(sequence=0, attempt=0),
     "MessageTooLarge": _too_large,
@@ -123,7 +124,7 @@ T = TypeVar("T")
 _REQUEST_ID: Final = "x-ms-request-id"
 _CODE: Final = "x-ms-error-code"
 _CLOSED: Final = "HTTP transport has already been closed"
-"""How the text begins with which azure.core refuses to send over a client that was closed."""
+"""How azure.core's error begins when the client was closed."""
 
 
 def call(
@@ -183,10 +184,10 @@ CLOSED: Final = "the account is closed"
 
 
 class UnderWay:
-    """The calls of one account. Any thread."""
+    """The calls in progress of one account. Any thread."""
 
     def __init__(self, end: Callable[[], None]) -> None:
-        """end: called once, when the account is closed and no call is under way."""
+        """end: called once, when the account is closed and no call is in progress."""
         self._end = end
         self._lock = threading.Lock()
         self._calls = 0
@@ -194,7 +195,7 @@ class UnderWay:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around a call, or around several of which the last must not be refused. Raises TransportError."""
+        """Wrap a call, or several of which the last must not be refused. Raises TransportError."""
         with self._lock:
             if self._closed and not self._calls:
                 raise TransportError(reason=CLOSED, may_have_happened=False)
@@ -209,7 +210,7 @@ class UnderWay:
                 self._end()
 
     def close(self) -> None:
-        """End it now, or with the last call under way. Twice is once."""
+        """End it now, or when the last call in progress ends. Idempotent."""
         with self._lock:
             first, self._closed = not self._closed, True
             idle = first and not self._calls

@@ -1,11 +1,11 @@
-"""The port's messages as arguments of Put Message.
+"""The port's messages as arguments of Put Message, and the service's answers as messages.
 
-Strategy: what Queue Storage cannot carry is refused here, before any I/O, and so is what exceeds its limits. The SDK
-writes a carriage return into its XML as it is, where every XML reader makes a line feed of it: its request hook puts
-the character reference there instead. Source: "Put Message"; XML 1.0, section 2.11.
+Strategy: what Queue Storage cannot carry, and what exceeds its limits, is refused here before any I/O. The SDK writes a
+carriage return into its XML unescaped, and every XML reader turns it into a line feed; our request hook writes the
+character reference instead. Source: "Put Message"; XML 1.0, section 2.11.
 
-Read: a handle is the message's id and its pop receipt in one text, because a later call needs both. Instants are whole
-seconds, as the service writes them. Source: "Get Messages", "Peek Messages".
+Reading: a handle joins the message's id and its pop receipt, because later calls need both. Instants are whole seconds,
+as the service writes them. Source: "Get Messages", "Peek Messages".
 """
 
 import math
@@ -24,7 +24,7 @@ from veilmq.model.errors import MessageTooLarge, ParameterInvalid, ReceiptInvali
 
 
 class Entry(msgspec.Struct, gc=False):
-    """A message ready to travel."""
+    """A message ready to be sent."""
 
     given: dict[str, Any]
     """Arguments of `QueueClient.send_message`."""
@@ -63,7 +63,7 @@ def settle(entry: Entry, settings: Settings) -> Entry:
 
 
 def content_of(body: str, base64: bool) -> tuple[str, int]:
-    """The body as it travels, and its bytes. Raises ParameterInvalid, MessageTooLarge."""
+    """The body on the wire, and its bytes. Raises ParameterInvalid, MessageTooLarge."""
     raw = text_bytes(body)
     if not body:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
@@ -96,7 +96,7 @@ _NEVER_YEAR: Final = 9999
 
 
 def handle_of(message_id: str, receipt: str) -> str:
-    """One text of the two."""
+    """The handle for both."""
     return f"{message_id}{_SEPARATOR}{receipt}"
 
 
@@ -110,7 +110,7 @@ def parts_of(handle: str) -> tuple[str, str]:
 
 
 def received_of(message: Any, lease_end: float) -> Received:
-    """An SDK's QueueMessage from a receive."""
+    """The message in an SDK's QueueMessage from a receive."""
     return Received(
         id=message.id,
         body=message.content or "",
@@ -123,7 +123,7 @@ def received_of(message: Any, lease_end: float) -> Received:
 
 
 def peeked_of(message: Any) -> Peeked:
-    """An SDK's QueueMessage from a peek."""
+    """The message in an SDK's QueueMessage from a peek."""
     return Peeked(
         id=message.id,
         body=message.content or "",
@@ -138,5 +138,5 @@ def _seconds(instant: datetime | None) -> float | None:
 
 
 def _expiry(instant: datetime | None) -> float | None:
-    """None also for what never expires, which the service writes as the last day there is."""
+    """None also for a message that never expires: the service gives it the last representable day."""
     return None if instant is None or instant.year == _NEVER_YEAR else instant.timestamp()

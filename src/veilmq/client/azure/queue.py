@@ -1,13 +1,13 @@
 """An account of Azure Queue Storage, and its queues.
 
-Strategy: the service has no batches (but for a receive), so a batch is a few requests at a time; and no long poll, so a
-wait is polling. It knows whole seconds: what is asked for in fractions is rounded up, and `lease_end` still judged by
-what was asked. What it has no settings for is kept in the queue's metadata (`settings`), looked up when the queue is
-opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
+Strategy: only a receive is a batch in this service, so other batches are single requests, a few at a time. There is no
+long poll, so waiting is polling. The service has whole seconds: fractions are rounded up, but `lease_end` is computed
+from what was asked. Settings that the service lacks are kept in the queue's metadata (`settings`), read when the queue
+is opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
 
-The account: thin over a QueueServiceClient. Create Queue tells by its status whether the queue was there, and compares
-all metadata; the port compares only what the template names, so a refused creation looks the metadata up. Source:
-"Create Queue", "List Queues".
+The account: a thin layer over a QueueServiceClient. The status of Create Queue shows whether the queue existed, and the
+service compares all metadata. The port compares only what the template names, so after a refused creation we read the
+metadata. Source: "Create Queue", "List Queues".
 """
 
 import re
@@ -54,7 +54,8 @@ from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report
 RECEIVE_MAX: Final = 32
 _WAIT_MAX: Final = 30
 LEASE_DEFAULT: Final = 30
-"""Seconds, as Get Messages has it; but named: an answer tells the end of a lease on the service's clock alone."""
+"""Seconds; the default of Get Messages. Always sent, because an answer gives the lease's end by the service's clock
+only."""
 _SEND_NAMES: Final = {"visibilitytimeout": "delay", "messagettl": "ttl"}
 
 
@@ -93,7 +94,7 @@ class AzureQueue(CloudQueue):
 
     @property
     def account(self) -> "AzureAccount":
-        """The account it is of."""
+        """The account that it belongs to."""
         return self._account
 
     @property
@@ -107,11 +108,12 @@ class AzureQueue(CloudQueue):
         )  # fmt: skip
 
     def send(self, message: str | Message) -> Sent:
-        """Put Message. `ttl=math.inf`: never dies. The handle updates and deletes until somebody receives it."""
+        """Put Message. `ttl=math.inf`: never expires. The handle updates and deletes until somebody receives the
+        message."""
         return self._send(entry_of(message, self._capabilities))
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """Put Message for each, a few at a time: their order in the queue is not promised."""
+        """Put Message for each, a few at a time: their order in the queue is not guaranteed."""
         return self._account.singly.batched(
             checked.batch(messages), lambda message: entry_of(message, self._capabilities), self._send
         )
@@ -123,7 +125,7 @@ class AzureQueue(CloudQueue):
         return Sent(id=sent.id, handle=handle_of(sent.id, sent.pop_receipt))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """Get Messages, again and again while it waits. An empty list also if the queue is closed meanwhile."""
+        """Get Messages, repeated while it waits. Also returns an empty list if the queue is closed meanwhile."""
         self._check_open()
         self._check_count(count_max)
         checked.seconds(wait, "wait", 0, _WAIT_MAX)
@@ -131,7 +133,7 @@ class AzureQueue(CloudQueue):
             lease_of("lease", lease, 1)
 
         def polled(left: float) -> list[Received]:
-            with self._account.under_way.call():  # to its end, so that what comes after the close can be given back
+            with self._account.under_way.call():  # to its end: messages after the close are given back
                 return self._waiting.poll(partial(self._get, count_max, lease), left, self._give_back)
 
         return base64_bodies.receive(self, polled, wait, self._account.unreadable, self._clock)
@@ -147,7 +149,8 @@ class AzureQueue(CloudQueue):
         return [message for page in islice(pages, 1) for message in page]
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """Update Message, with `body` as its new content. A lease may outlast the message, which dies all the same."""
+        """Update Message, with `body` as its new content. A lease may exceed the message's time to live; it expires
+        anyway."""
         return self._update(handle, lease_of("lease", lease, 0), body)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
@@ -181,7 +184,7 @@ class AzureQueue(CloudQueue):
         return handle_of(message_id, updated.pop_receipt)
 
     def delete(self, handle: str) -> None:
-        """Delete Message. MessageGone also if the receipt is stale: the service does not tell them apart."""
+        """Delete Message. MessageGone also if the receipt is stale: the service does not distinguish them."""
         self._check_open()
         message_id, receipt = parts_of(handle)
         self._call(self.client.delete_message, message=message_id, pop_receipt=receipt)
@@ -199,7 +202,7 @@ class AzureQueue(CloudQueue):
         return base64_bodies.decoded_peeks(messages, self.name) if self._base64 else messages
 
     def stats(self) -> Stats:
-        """Get Queue Metadata. `visible` counts all messages; the other numbers are not told."""
+        """Get Queue Metadata. `visible` counts all messages; the other counts are not reported."""
         properties = self.look()
         settings = settings_of(properties.metadata or {})
         return Stats(
@@ -211,7 +214,7 @@ class AzureQueue(CloudQueue):
         )
 
     def look(self) -> Any:
-        """The queue's properties as the SDK gives them; its metadata is believed for a minute. Raises QueueMissing."""
+        """The queue's properties from the SDK; caches its metadata for a minute. Raises QueueMissing."""
         self._check_open()
         properties = self._call(self.client.get_queue_properties)
         self._settings.keep(settings_of(properties.metadata or {}))
@@ -221,7 +224,7 @@ class AzureQueue(CloudQueue):
         return self._settings.get(lambda: settings_of(self.look().metadata or {}))
 
     def _give_back(self, messages: list[Received]) -> None:
-        """The queue is closed, and nobody waits for these any more: let others have them at once."""
+        """Give back messages of a queue that was closed meanwhile, so that others can have them at once."""
         self._give_each_back(messages, lambda handle: self._updated(handle, 0))
 
     def _call(self, operation: Any, **given: Any) -> Any:
@@ -235,15 +238,15 @@ _NAME_CHARACTERS: Final = range(3, 64)
 
 
 class AzureAccount(CloudAccount):
-    """An `Account` over azure-storage-queue's QueueServiceClient, whose retries and timeouts stay its own."""
+    """An `Account` over azure-storage-queue's QueueServiceClient, which keeps its own retries and timeouts."""
 
     def __init__(
         self, client: Any, *, base64: bool = False, unreadable: Policy = keep, owns_client: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:  # fmt: skip
-        """base64: bodies travel in base64, as the SDKs of other languages and Azure Functions have them; by default
-        they travel as they are. unreadable: what to do with a received body that is no base64 then. owns_client: close
-        it too."""
+        """base64: send bodies in base64, as SDKs of other languages and Azure Functions do; the default sends them
+        unchanged. unreadable: with base64, the policy for received bodies that are not base64. owns_client: close the
+        client too."""
         super().__init__()
         self.client = client
         self.base64 = base64
@@ -253,7 +256,7 @@ class AzureAccount(CloudAccount):
         self._clock = clock
 
     def queue(self, name: str) -> AzureQueue:
-        """A queue that exists. Raises QueueMissing."""
+        """An existing queue. Raises QueueMissing."""
         queue = AzureQueue(self, self.client.get_queue_client(_checked_name(name)), self._clock)
         queue.look()
         return self._opened(queue)
@@ -263,7 +266,7 @@ class AzureAccount(CloudAccount):
         return capabilities_of(self.base64)
 
     def create(self, name: str, template: Template | None = None) -> bool:
-        """Create Queue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        """Create Queue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         wanted = metadata_of(template or Template())
         queue = self.client.get_queue_client(_checked_name(name))
         try:
@@ -293,18 +296,18 @@ class AzureAccount(CloudAccount):
         return [queue.name for queue in self.client.list_queues(name_starts_with=prefix or None, **given)]
 
     def close(self) -> None:
-        """Close the queues; the client too if it is ours, once no call is under way."""
+        """Close the queues; also the client if we own it, once no call is in progress."""
         self._close_queues()
         self.singly.close()
         self.under_way.close()
 
 
 def _nothing() -> None:
-    """The client is its owner's."""
+    """The client's owner closes it."""
 
 
 def _checked_name(name: str) -> str:
-    """The name, which goes into a path. Raises ParameterInvalid."""
+    """The name, which becomes part of a path. Raises ParameterInvalid."""
     if not _QUEUE_NAME.match(name) or len(name) not in _NAME_CHARACTERS:
         raise ParameterInvalid(parameter="name", reason="must be 3 to 63 of a-z, 0-9 and single hyphens between them")
     return name

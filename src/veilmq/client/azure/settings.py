@@ -1,9 +1,9 @@
-"""A queue's settings, which Queue Storage has none of, kept in the queue's metadata.
+"""Settings of a queue, kept in its metadata because Queue Storage has none.
 
-Strategy: what a template names travels as `veilmq_*` metadata, and every client of this adapter honours it: a receive
-that names no lease, a send that names no delay or time to live. Other clients of the queue do not know of it. What
-cannot be read there counts as not set, because anybody may write metadata. A creation also writes an incarnation, so
-that a queue that was deleted and made again can be told from its predecessor.
+Strategy: what a template names is stored as `veilmq_*` metadata, and every client of this adapter uses it: for a
+receive without a lease, or a send without a delay or time to live. Other clients of the queue do not know it. Metadata
+that cannot be read counts as not set, because anybody may write it. A creation also stores a unique incarnation, so
+that a queue that was deleted and created again differs from its predecessor.
 """
 
 import math
@@ -20,10 +20,10 @@ from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 LEASE_MAX: Final = 604_800
 DELAY_MAX: Final = 604_799
-"""Below the time to live, which is 7 days unless the message names another."""
+"""Less than the time to live, which is 7 days unless the message names another."""
 TTL_MAX: Final = 2_147_483_647
 NEVER: Final = -1
-"""The time to live of what never dies; math.inf in the port."""
+"""The time to live of a message that never expires; math.inf in the port."""
 
 _PREFIX: Final = "veilmq_"
 _INCARNATION: Final = "veilmq_incarnation"
@@ -38,12 +38,12 @@ _RANGES: Final = {
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a queue's metadata says. Seconds and bytes; None: the service's own."""
+    """The settings in a queue's metadata. Seconds and bytes; None: the service's default."""
 
     visibility_timeout: int | None = None
     delay: int | None = None
     retention: int | None = None
-    """-1: for ever."""
+    """-1: unlimited."""
     message_bytes_max: int | None = None
     incarnation: str | None = None
 
@@ -80,12 +80,12 @@ def _setting(field: str, value: float | None) -> int | None:
 
 
 def with_incarnation(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata, and what no other creation has."""
+    """The metadata with a value that is unique to this creation."""
     return {**metadata, _INCARNATION: uuid4().hex}
 
 
 def settings_of(metadata: Mapping[str, str]) -> Settings:
-    """What can be read of a queue's metadata."""
+    """The settings that can be read from a queue's metadata."""
     found = {name.lower(): value for name, value in metadata.items()}
     numbers = {field: _number(field, found.get(_PREFIX + field, "")) for field in _RANGES}
     return Settings(**numbers, incarnation=found.get(_INCARNATION) or None)
@@ -100,7 +100,7 @@ def _number(field: str, text: str) -> int | None:
 
 
 def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str | None:
-    """The first setting or tag that is wanted and is another one in the metadata of a queue that exists."""
+    """The first setting or tag that differs between what is wanted and the metadata of an existing queue."""
     there = {name.lower(): value for name, value in found.items()}
     for name, value in wanted.items():
         if there.get(name.lower()) != value:

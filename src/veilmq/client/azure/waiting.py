@@ -1,9 +1,9 @@
-"""Waiting without a long poll: Queue Storage is asked again, more and more slowly.
+"""Waiting without a long poll: Queue Storage is polled, less and less often.
 
-Strategy: the first pause is short, so that a message that is on its way is found at once; each is twice the last, up to
-one second, so that an idle wait costs at most a request a second. The last question is asked when the wait ends.
-Closing ends a pause at once, and what a question that was under way still brings is given back; an interruption ends
-it too, but that answer is still the caller's.
+Strategy: the first pause is short, so that a message that is just arriving is found at once. Each pause is twice the
+last, up to one second, so that an idle wait costs at most one request a second. The last request is made when the wait
+ends. A close ends a pause at once, and messages of a request still in progress are given back. An interruption ends it
+too, but the caller still gets that answer.
 """
 
 import threading
@@ -15,7 +15,7 @@ from veilmq.client.messages import Received
 
 _PAUSE_MIN: Final = 0.05
 PAUSE_MAX: Final = 1.0
-"""Seconds between two questions."""
+"""Seconds between two requests."""
 
 
 class Waiting:
@@ -30,7 +30,7 @@ class Waiting:
     def poll(
         self, ask: Callable[[], list[Received]], wait: float, give_back: Callable[[list[Received]], None]
     ) -> list[Received]:
-        """What `ask` brings within `wait` seconds, or nothing."""
+        """Repeat `ask` until it returns messages or `wait` seconds are over; return the messages."""
         deadline = self._clock.monotonic() + wait
         interrupts = self._interrupts
         pause = _PAUSE_MIN
@@ -50,12 +50,12 @@ class Waiting:
             pause = min(2 * pause, PAUSE_MAX)
 
     def interrupt(self) -> None:
-        """The waits of now end."""
+        """End the current waits."""
         with self._changed:
             self._interrupts += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """All waits end, and none begins."""
+        """End all waits, and start no more."""
         self._closed = True
         self.interrupt()

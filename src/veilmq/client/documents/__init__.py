@@ -1,8 +1,8 @@
-"""The source documents' own names, over our patterns: their listings run with the import changed.
+"""The names from the source documents, over our patterns: the documents' listings run with only the import changed.
 
-Strategy: thin. Each class here says in its docstring which of ours it is and where it is safer than the published
-sample; nothing is built here. This is the one room whose names are not ours: the documents' spelling, in Java's, C#'s
-and Python's case, is the point. Source: documents 000, 001, 002; docs/from-the-documents.md.
+Strategy: thin. Each class says in its docstring which of our classes it stands for, and where that is safer than the
+published sample; no pattern is implemented here. Only this package uses names that are not ours: the documents' Java,
+C# and Python names are its purpose. Source: documents 000, 001, 002; docs/from-the-documents.md.
 """
 
 from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient, ServiceSettings

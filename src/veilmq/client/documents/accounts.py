@@ -1,9 +1,9 @@
 """CloudAccount, MNSClient, CloudQueue and CloudPullTopic of the documents' Java listings.
 
-Strategy: an endpoint is one of MNS (`http://`, `https://`), as the documents have it, or any URL that
+Strategy: an endpoint is one of MNS (`http://`, `https://`), as in the documents, or any URL that
 `veilmq.client.connect.connect_account` takes (`veil://`, `sqs://`, `mns://`, a directory's `veil:///`); the access key
-fills in where the URL has none. A pull topic's list of queues is kept in the
-directory or store that `definitions` names, by default one of this user's.
+is used if the URL has none. The definition of a pull topic is kept in the directory or store named by `definitions`, by
+default a directory of this user.
 """
 
 import logging
@@ -45,17 +45,17 @@ _LOG_SUFFIX: Final = "-operation-log"
 _RETENTION_DEFAULT: Final = 4 * 24 * 3_600.0
 """Of a queue that is created without one, in SQS, MNS and on our server."""
 _TLS: Final = {"http": 0, "https": 1}
-"""Scheme of one of MNS's endpoints -> the same in an account's URL."""
+"""Scheme of an MNS endpoint -> `tls` in an account's URL."""
 
 log = logging.getLogger("veilmq.documents")
 
 
 @documented
 class CloudQueue(MessageQueue):
-    """A queue by the documents' names: putMessage, popMessage, peekMessage, deleteMessage, delete."""
+    """A queue with the documents' methods: putMessage, popMessage, peekMessage, deleteMessage, delete."""
 
     def __init__(self, queue: AnyQueue, *, owned: bool = False) -> None:
-        """queue: one of ours, of this room, or of an SDK. owned: it is ours, and is closed with this one."""
+        """queue: one of ours, of this package, or of an SDK. owned: close it with this object."""
         self.queue = queue_of(queue, owned=owned)
 
     def getQueueName(self) -> str:
@@ -69,34 +69,34 @@ class CloudQueue(MessageQueue):
 
 @documented
 class CloudPullTopic(Closing):
-    """One message to many queues (document 002): ours, `topic`."""
+    """One message to many queues (document 002); our class is PullTopic, in `topic`."""
 
     def __init__(self, topic: PullTopic, *, owned: bool = False) -> None:
-        """owned: it is closed with this one."""
+        """owned: close the topic with this object."""
         self.topic = topic
         self._owned = owned
 
     def publishMessage(self, message: TopicMessage) -> TopicMessage:
-        """A copy to every queue."""
+        """Send a copy to every queue."""
         self.topic.publish(Outgoing(message.message_body, tag=message.message_tag))
         return message
 
     def delete(self) -> None:
-        """The topic, and the queues that it created: not, as in the sample, those that were there before."""
+        """Delete the topic and the queues that it created; unlike the sample, keep the queues that existed before."""
         self.topic.delete()
 
     def close(self) -> None:
-        """Let its queues' connections go, unless the topic is the caller's."""
+        """Close the connections of its queues, unless the topic is the caller's."""
         if self._owned:
             self.topic.close()
 
 
 @documented
 class MNSClient(Closing):
-    """Queues and topics of one account: ours, `account`."""
+    """Queues and topics of one account; our object is `account`."""
 
     def __init__(self, account: Account, definitions: str | None = None, *, owned: bool = False) -> None:
-        """owned: the account is closed with this one."""
+        """owned: close the account with this object."""
         self.account = account
         self._owned = owned
         self._definitions = definitions
@@ -108,7 +108,7 @@ class MNSClient(Closing):
         return self.getQueueRef(name)
 
     def getQueueRef(self, queueName: str) -> CloudQueue:
-        """A queue that exists. Raises QueueMissing."""
+        """An existing queue. Raises QueueMissing."""
         return CloudQueue(self.account.queue(queueName), owned=True)
 
     def createPullTopic(
@@ -118,7 +118,7 @@ class MNSClient(Closing):
         needCreateQueue: bool = False,
         queueMetaTemplate: QueueMeta | None = None,
     ) -> CloudPullTopic:
-        """A topic over these queues; both forms of the document. All of it is made, or nothing."""
+        """A topic over these queues; both forms of the document. Creates everything or nothing."""
 
         def make(template: Template | None) -> PullTopic:
             return create_pull_topic(
@@ -137,11 +137,10 @@ class MNSClient(Closing):
     def createTransQueue(
         self, queueMeta: QueueMeta, checker: TransactionChecker, operationTimeout: float | None = None
     ) -> TransactionQueue:
-        """A transaction queue with its log, and the checker at work. All of it is made, or nothing.
+        """A transaction queue with its log, and a running checker. Creates everything or nothing.
 
-        operationTimeout: seconds after which the checker is asked about an operation that nobody finished; None: 600,
-        and 180 for a FIFO queue.
-        Raises ParameterInvalid for times that would lose a message.
+        operationTimeout: seconds after which the checker is asked about an unfinished operation; None: 600, and 180 for
+        a FIFO queue. Raises ParameterInvalid for times that would lose a message.
         """
         check_checker(checker)
         if operationTimeout is not None:
@@ -151,7 +150,7 @@ class MNSClient(Closing):
         log_name = name.removesuffix(FIFO_SUFFIX) + _LOG_SUFFIX
         template = self._checked_template(name, log_name, queueMeta.template(), times)
         with ExitStack() as undo:
-            # The queue first: what the service refuses in its settings is refused before there is a log.
+            # The queue first: if the service refuses its settings, no log has been created yet.
             with_wait_within(template, lambda within: self._create(undo, name, within))
             self._create(undo, log_name, Template())
             queue, entries = (undo.enter_context(self.account.queue(each)) for each in (name, log_name))
@@ -162,12 +161,13 @@ class MNSClient(Closing):
     def _checked_template(self, name: str, log_name: str, template: Template, times: Times) -> Template:
         """The settings of the queue. Raises ParameterInvalid for times that would lose a message there.
 
-        All of it before anything is created: a queue that was created and deleted leaves its name blocked for a while.
+        Checks everything before anything is created: the name of a queue that was created and deleted stays blocked for
+        a while.
         """
         able = self.account.capabilities(name)
         form, resolved = form_for(None, able), times_for(times, able)
         if form is Form.HIDDEN and not able.ttl and template.retention is None:
-            # A half message ends with its queue's retention, which the document's SDK sets.
+            # A half message expires with its queue's retention, which the document's SDK sets.
             template = msgspec.structs.replace(template, retention=resolved.half_life)
         if form is Form.HIDDEN:
             check_half(resolved, able, self._retention(name, template.retention))
@@ -175,7 +175,7 @@ class MNSClient(Closing):
         return template
 
     def _retention(self, name: str, wanted: float | None) -> float | None:
-        """That of the queue if it is there; else what it will be created with."""
+        """The queue's retention if it exists; else the one that it will be created with."""
         try:
             with self.account.queue(name) as queue:
                 return queue.stats().retention
@@ -193,13 +193,13 @@ class MNSClient(Closing):
             log.warning("queue %s was made, is not needed, and could not be deleted: %s", name, error)
 
     def close(self) -> None:
-        """Let connections go, those of its queues too, unless the account is the caller's."""
+        """Close connections, those of its queues too, unless the account is the caller's."""
         if self._owned:
             self.account.close()
 
 
 def _own_definitions() -> str:
-    """Raises ParameterInvalid if the default cannot be used."""
+    """The default place. Raises ParameterInvalid if it cannot be used."""
     try:
         make_own(DEFINITIONS_DEFAULT)
     except OSError as error:
@@ -228,10 +228,11 @@ class CloudAccount:
     """An account by its access key and endpoint."""
 
     def __init__(self, accessKeyId: str, accessKeySecret: str, endpoint: str, definitions: str | None = None) -> None:
-        """endpoint: one of MNS, `http://...` or `https://...`, as the documents have it, or an account's URL.
-        definitions: URL of the place where pull topics are written down; see docs/patterns/pull-topic.md.
+        """endpoint: an MNS endpoint, `http://...` or `https://...`, as in the documents, or an account's URL.
+        definitions: URL of the place where pull topics are recorded; see docs/patterns/pull-topic.md.
 
-        Raises ParameterInvalid for an endpoint without one of these schemes."""
+        Raises ParameterInvalid for an endpoint without one of these schemes.
+        """
         parts = _parts_of(endpoint)
         if accessKeyId and parts.netloc and "@" not in parts.netloc:
             user = f"{quote(accessKeyId, safe='')}:{quote(accessKeySecret, safe='')}"
@@ -243,7 +244,7 @@ class CloudAccount:
         self._definitions = definitions
 
     def getMNSClient(self) -> MNSClient:
-        """A client; initialise it once."""
+        """A new client; create it once."""
         return MNSClient(connect_account(self._endpoint), self._definitions, owned=True)
 
 
@@ -257,10 +258,10 @@ _LINE: Final = re.compile(r"\s*([^\s:=#!][^\s:=]*)\s*[:=]?\s*(.*?)\s*\Z")
 
 @documented
 class ServiceSettings:
-    """Endpoint and key of the account, from the file in which the documents' SDK for Java has them.
+    """Endpoint and key of the account, read from the file where the documents' SDK for Java keeps them.
 
     Lines `mns.accountendpoint=...`, `mns.accesskeyid=...`, `mns.accesskeysecret=...`. Each call reads the file and
-    raises ParameterInvalid if the setting is not there.
+    raises ParameterInvalid if the setting is missing.
     """
 
     path: ClassVar[Path] = Path("~/.aliyun-mns.properties")
@@ -291,5 +292,5 @@ class ServiceSettings:
         for line in lines:
             found = _LINE.match(line)
             if found is not None and found[1] == name and found[2]:
-                return found[2].replace("\\:", ":").replace("\\=", "=")  # as Java's Properties.store writes them
+                return found[2].replace("\\:", ":").replace("\\=", "=")  # as written by Java's Properties.store
         raise ParameterInvalid(parameter=name, reason=f"is not in {path}")

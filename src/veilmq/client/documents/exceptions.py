@@ -1,8 +1,8 @@
 """ClientException and ServiceException, as the documents' listings catch them.
 
-Strategy: an error that leaves a method of this room is one of ours and one of theirs at once: `except QueueMissing`
-catches it, and so does `except ServiceException`. What the network did is a ClientException, what the queue's service
-refused is a ServiceException; an error about this machine (a storage, a key file) stays ours alone.
+Strategy: an error raised by a method of this package has two parents, our class and one of theirs: both `except
+QueueMissing` and `except ServiceException` catch it. A network error is a ClientException, a refusal of the service is
+a ServiceException. An error about this machine (a storage, a key file) keeps our class only.
 """
 
 import functools
@@ -20,25 +20,25 @@ Documented = TypeVar("Documented", bound=type)
 
 
 class _Theirs(VeilError):
-    """What the Java SDK's exceptions can tell."""
+    """The methods of the Java SDK's exceptions."""
 
     ours: ClassVar[type[VeilError]] = VeilError
-    """The class that was raised below this room."""
+    """Our class of the error."""
 
     def getErrorCode(self) -> str:
-        """MNS's code, or what another service said."""
+        """MNS's code, or another service's."""
         return str(getattr(self, "code", None) or _code_of(type(self)))
 
     def getMessage(self) -> str:
-        """What happened, in a sentence."""
+        """A sentence that says what happened."""
         return str(self)
 
     def getRequestId(self) -> str:
-        """The service's id of the request, where it told one; else empty."""
+        """The service's request id; empty if it gave none."""
         return self.request_id
 
     def printStackTrace(self) -> None:
-        """To standard error."""
+        """Print to standard error."""
         traceback.print_exception(self, file=sys.stderr)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,11 +81,11 @@ _CODES: Final[dict[type[VeilError], str]] = {
     client.TransportError: "NetworkError",
     client.ObjectStoreFailed: "NetworkError",
 }
-"""Class of error -> code; the nearest class counts."""
+"""Class of error -> code; the nearest base class applies."""
 
 
 def in_their_words(error: VeilError) -> VeilError:
-    """The same error, which the documents' names catch, too."""
+    """The same error in a class that also has the documents' exception as a base."""
     if isinstance(error, (_Theirs, *_OF_THIS_MACHINE)):
         return error
     family = ClientException if isinstance(error, _OF_NETWORK) else ServiceException
@@ -98,7 +98,7 @@ _made: Final[dict[type[VeilError], type[VeilError]]] = {}
 
 
 def _both(family: type[_Theirs], ours: type[VeilError]) -> type[VeilError]:
-    """The class with both parents, made once."""
+    """The class with both bases, created once."""
     made = _made.get(ours)
     if made is None:
         made = type(ours.__name__, (family, ours), {"ours": ours, "__module__": __name__})
@@ -116,7 +116,7 @@ def _code_of(kind: type[VeilError]) -> str:
 
 
 def documented(kind: Documented) -> Documented:
-    """A class whose public methods, and whose constructor, raise errors that the documents' names catch."""
+    """Decorates a class: its public methods and its constructor raise errors that the documents' names also catch."""
     for name, each in list(vars(kind).items()):
         if inspect.isfunction(each) and (not name.startswith("_") or name == "__init__"):
             setattr(kind, name, _translating(each))

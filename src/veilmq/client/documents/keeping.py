@@ -1,6 +1,7 @@
-"""The manager (documents 000 and 002), which extends messages while they are worked on; MessageReceiver (document 002).
+"""The manager (documents 000 and 002), which extends messages while they are being processed; MessageReceiver (document
+002).
 
-Strategy: ours are LeaseKeeper and Receiver.
+Strategy: our classes are LeaseKeeper and Receiver.
 """
 
 import threading
@@ -21,9 +22,9 @@ from veilmq.client.receiver import Receiver
 
 @documented
 class Manager(Closing):
-    """Changes visibility in time, until a message is deleted or MessageTimeout is over.
+    """Extends a message's visibility in time, until it is deleted or MessageTimeout is over.
 
-    A message is one of this room, of ours, or of an SDK (aliyun-mns-sdk, boto3, azure-storage-queue).
+    A message may be one of this package, of ours, or of an SDK (aliyun-mns-sdk, boto3, azure-storage-queue).
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Manager(Closing):
             )
             undo.pop_all()
         self._leases: dict[str, Lease] = {}
-        """By the handle of the receive; those that are done leave with the next call."""
+        """By the handle of the receive; finished leases are removed at the next call."""
         self._lock = threading.Lock()
 
     def RegisterMessage(self, message: Message | Received | Any) -> Lease:
-        """Hold it from now on; do it when it is received. Raises LeaseExpired if it is too late."""
+        """Extend it from now on; call this right after the receive. Raises LeaseExpired if it is too late."""
         received = received_of(message)
         lease = self.keeper.register(received)
         with self._lock:
@@ -62,7 +63,7 @@ class Manager(Closing):
         return lease
 
     def DeleteMessage(self, message: Message | Received | Any) -> None:
-        """Done with it, with the newest handle; one that is not registered, with the handle of its receive.
+        """Delete a finished message by its newest handle; one that is not registered, by the handle of its receive.
 
         Raises as `Queue.delete`.
         """
@@ -77,11 +78,11 @@ class Manager(Closing):
             self._leases.pop(received.handle, None)
 
     def ChangeMessageVisibility(self, message: Message | Received | Any) -> bool:
-        """One ChangeVisibilityTask for this message; whether its visibility was changed."""
+        """Run one ChangeVisibilityTask for this message; return whether its visibility was changed."""
         return ChangeVisibilityTask(self, message).Run()
 
     def held(self, message: Message | Received | Any) -> Lease | None:
-        """The lease of a message that is registered, not deleted and not let go."""
+        """The lease of a registered message, unless it was deleted or given up."""
         with self._lock:
             lease = self._leases.get(received_of(message).handle)
         return None if lease is None or lease.state in _ENDED else lease
@@ -95,7 +96,7 @@ class Manager(Closing):
         self.DeleteMessage(message)
 
     def close(self) -> None:
-        """Extend no more, and release what is held. The caller's queue stays open."""
+        """Stop extending, and release all leases. The caller's queue stays open."""
         self.keeper.close()
         self.keeper.queue.close()
 
@@ -105,9 +106,9 @@ _ENDED = (State.DONE, State.LOST)
 
 @documented
 class ChangeVisibilityTask:
-    """One look at one registered message: the document's flowchart (docs/images/keeper-flow.svg).
+    """One check of one registered message: the document's flowchart (docs/images/keeper-flow.svg).
 
-    The manager looks by itself, once at the registration and then in time; this is for a look of one's own.
+    The manager checks by itself, at the registration and then in time; this is for an additional check.
     """
 
     def __init__(self, manager: Manager, message: Message | Received | Any) -> None:
@@ -115,7 +116,7 @@ class ChangeVisibilityTask:
         self._message = message
 
     def Run(self) -> bool:
-        """Change the visibility if that is due; whether it was. Raises as `Lease.extend`."""
+        """Change the visibility if that is due; return whether it was. Raises as `Lease.extend`."""
         lease = self._manager.held(self._message)
         if lease is None:
             return False
@@ -128,19 +129,19 @@ class ChangeVisibilityTask:
 
 @documented
 class MessageReceiver(Closing):
-    """Each thread makes one of its own, over a queue object of its own or a common one: all that receive from the same
-    queue in this process share one parked poll."""
+    """Each thread creates its own, over its own queue object or a shared one. All receivers of the same queue in this
+    process share one long poll."""
 
     def __init__(self, queue: AnyQueue) -> None:
         self._queue = queue_of(queue)
         self.receiver = Receiver(self._queue)
 
     def receiveMessage(self, waitSeconds: float | None = None) -> Message | None:
-        """The next message for this thread; None if none came in time. Without a wait, for ever."""
+        """The next message for this thread; None if none came in time. Without a wait, waits for ever."""
         found = self.receiver.receive(waitSeconds)
         return None if found is None else Message.of(found)
 
     def close(self) -> None:
-        """Callers that wait get None at once. The caller's queue stays open, and so do the other receivers."""
+        """Waiting callers get None at once. The caller's queue and the other receivers stay open."""
         self.receiver.close()
         self._queue.close()

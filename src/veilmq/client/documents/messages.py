@@ -1,7 +1,7 @@
-"""Messages and settings, as the documents' SDKs spell them.
+"""Messages and settings with the names of the documents' SDKs.
 
-Strategy: a `Message` is mutable, because the documents' code builds it by setters; what a receive gave is behind it.
-What takes a message to send also takes plain text and the message objects of aliyun-mns-sdk.
+Strategy: a `Message` is mutable, because the documents' code builds it by setters; `received` holds our own value. A
+method that takes a message to send also takes plain text and the message objects of aliyun-mns-sdk.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ class Message:
         self.dequeue_count = 0
         self.delay_seconds: float | None = None
         self.received: Received | None = None
-        """What our port gave, for those who need more."""
+        """Our port's message, for callers who need more."""
 
     @classmethod
     def of(cls, received: Received) -> Self:
-        """The message that a receive brought."""
+        """The message from a receive."""
         message = cls.peeked(received)
         message.receipt_handle = received.handle
         message.received = received
@@ -35,7 +35,7 @@ class Message:
 
     @classmethod
     def peeked(cls, shown: Peeked) -> Self:
-        """The message that a peek shows."""
+        """The message from a peek."""
         message = cls(shown.body)
         message.message_id = shown.id
         message.dequeue_count = shown.receive_count
@@ -43,7 +43,7 @@ class Message:
 
     @classmethod
     def like(cls, message: "Sendable") -> Self:
-        """A message of this class with the body and the delay of that one."""
+        """A message of this class with the body and the delay of `message`."""
         sent = outgoing(message)
         made = cls(sent.body)
         made.delay_seconds = sent.delay
@@ -54,11 +54,11 @@ class Message:
         self.message_body = body
 
     def setDelaySeconds(self, seconds: float) -> None:
-        """How long it is hidden after the send; without it the queue's own delay counts."""
+        """How long it is hidden after the send; by default the queue's own delay."""
         self.delay_seconds = seconds
 
     def getDelaySeconds(self) -> float | None:
-        """What setDelaySeconds said."""
+        """The value set by setDelaySeconds."""
         return self.delay_seconds
 
     def getMessageBody(self) -> str:
@@ -66,11 +66,11 @@ class Message:
         return self.message_body
 
     def getMessageBodyAsRawString(self) -> str:
-        """The text as it was published: what RawTopicMessage sends."""
+        """The text as it was published, by RawTopicMessage for instance."""
         return self.message_body
 
     def getReceiptHandle(self) -> str:
-        """What deleteMessage needs."""
+        """The argument for deleteMessage."""
         return self.receipt_handle
 
     def getMessageId(self) -> str:
@@ -88,22 +88,22 @@ _MISSING: Final = object()
 
 
 def outgoing(message: Sendable) -> Outgoing:
-    """The message to send in our words. Raises ParameterInvalid for what is none."""
+    """Our value of the message to send. Raises ParameterInvalid if it is not a message."""
     if isinstance(message, str):
         return Outgoing(message)
     body = getattr(message, "message_body", _MISSING)
     if not isinstance(body, str):
         raise ParameterInvalid(parameter="message", reason="must be a Message or text")
     delay = getattr(message, "delay_seconds", None)
-    # aliyun-mns-sdk writes -1 for a delay that was not named.
+    # aliyun-mns-sdk stores -1 if no delay was set.
     return Outgoing(body, delay=None if delay == -1 else delay)
 
 
 def received_of(message: Message | Received | Any) -> Received:
-    """What a receive gave, in our words: of ours, of this room, or of an SDK (MNS's, boto3's, Azure's).
+    """Our value of a received message: one of ours, of this package, or of an SDK (MNS's, boto3's, Azure's).
 
-    An SDK does not tell how much of the lease is left by this machine's clock: it counts as over, so that a keeper
-    extends the message before anything else. Raises ParameterInvalid for a message that nobody received.
+    An SDK does not report how much of the lease is left by this machine's clock. So the lease counts as over, and a
+    keeper extends the message first. Raises ParameterInvalid for a message that was not received.
     """
     if isinstance(message, Received):
         return message
@@ -119,12 +119,12 @@ def received_of(message: Message | Received | Any) -> Received:
 
 
 def _parts_of(message: Any) -> tuple[Any, Any, Any]:
-    """Id, handle and body of an SDK's message; None for what it lacks."""
-    if isinstance(message, Mapping):  # of boto3's client
+    """Id, handle and body of an SDK's message; None for each that is missing."""
+    if isinstance(message, Mapping):  # from boto3's client
         return message.get("MessageId"), message.get("ReceiptHandle"), message.get("Body")
     receipt = getattr(message, "pop_receipt", None)
     if receipt:
-        from veilmq.client.azure.messages import handle_of  # its package needs the SDK
+        from veilmq.client.azure.messages import handle_of  # the azure package needs the SDK
 
         return message.id, handle_of(message.id, receipt), message.content
     body = getattr(message, "message_body", None) or getattr(message, "body", None)
@@ -148,11 +148,11 @@ class TopicMessage:
 
 
 class RawTopicMessage(TopicMessage):
-    """A message whose text goes as it is. Bodies are never encoded here, so that it is the same as its parent."""
+    """A message whose text is sent unchanged. Bodies are never encoded here, so it behaves like its parent."""
 
 
 class QueueMeta:
-    """Settings of a queue to create; what is not set is the protocol's default."""
+    """Settings of a queue to create; those not set get the protocol's default."""
 
     def __init__(self) -> None:
         self.queue_name = ""
@@ -167,7 +167,7 @@ class QueueMeta:
         self.queue_name = name
 
     def setPollingWaitSeconds(self, seconds: float) -> None:
-        """How long a receive without a wait of its own waits."""
+        """How long a receive waits if it names no wait."""
         self.polling_wait_seconds = seconds
 
     def setVisibilityTimeout(self, seconds: float) -> None:
@@ -187,7 +187,7 @@ class QueueMeta:
         self.maximum_message_size = size_bytes
 
     def template(self) -> Template:
-        """The same in our words."""
+        """The settings as our Template."""
         return Template(
             visibility_timeout=self.visibility_timeout,
             delay=self.delay_seconds,

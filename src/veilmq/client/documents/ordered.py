@@ -1,9 +1,9 @@
 """OrderedQueueWrapper and LocalDiskStorage of the document's Python listings (document 002).
 
-Strategy: ours is OrderedQueue with the document's own marking, `#num#`. The sample deletes a message before it hands
-it out and loses it in a crash. Here a message is acknowledged when the program goes on without an error: by the next
-ReceiveMessageInOrder, by DeleteMessage, by `close`, or by the normal end of the program. A program that ends by an
-exception or is killed has not acknowledged it, and gets it again.
+Strategy: our class is OrderedQueue with the document's own marking, `#num#`. The sample deletes a message before it
+returns it, and a crash loses the message. Here a message is acknowledged when the program goes on without an error: by
+the next ReceiveMessageInOrder, by DeleteMessage, by `close`, or by the normal end of the program. A program that ends
+by an exception or is killed has not acknowledged the message, and gets it again.
 """
 
 import atexit
@@ -33,7 +33,7 @@ class LocalDiskStorage(LocalFile):
 
 @documented
 class OrderedQueueWrapper(OverQueue):
-    """Strict order over a queue that is only roughly ordered: one sending process, one receiving process."""
+    """Strict order over a queue that is only roughly ordered: one sending and one receiving process."""
 
     queue: OrderedQueue
 
@@ -43,7 +43,7 @@ class OrderedQueueWrapper(OverQueue):
         sendSeqIdPersistStorage: Storage | None = None,
         receiveSeqIdPersistStorage: Storage | None = None,
     ) -> None:
-        """Raises what `OrderedQueue` raises: a second process on the same storage, a queue that was created anew."""
+        """Raises what `OrderedQueue` raises: a second process on the same storage, a queue that was created again."""
         with ExitStack() as undo:
             self.queue = OrderedQueue(
                 undo.enter_context(queue_of(queue)),
@@ -53,19 +53,19 @@ class OrderedQueueWrapper(OverQueue):
             )
             undo.pop_all()
         self._handed: str | None = None
-        """Handle of the message that was handed out last and is not acknowledged."""
+        """Handle of the message that was returned last, until it is acknowledged."""
         self._by: threading.Thread | None = None
         """The thread that received it."""
 
     def SendMessageInOrder(self, message: Sendable) -> Message:
-        """Send it after all that was sent before."""
+        """Send it after everything that was sent before."""
         sent = self.queue.send(outgoing(message))
         put = message if isinstance(message, Message) else Message.like(message)
         put.message_id = sent.id
         return put
 
     def ReceiveMessageInOrder(self, wait_seconds: float = 0) -> Message | None:
-        """The next message in order, waiting up to so long; None if it did not come. Acknowledges the one before."""
+        """The next message in order, within the wait; None if none came. Acknowledges the previous one."""
         self._acknowledge()
         _AT_EXIT.add(self)
         found = self.queue.receive(wait=wait_seconds)
@@ -75,15 +75,15 @@ class OrderedQueueWrapper(OverQueue):
         return Message.of(found[0])
 
     def DeleteMessage(self, message: Message) -> None:
-        """Acknowledge it now, and not with the next receive."""
+        """Acknowledge it now instead of at the next receive."""
         self.queue.delete(message.receipt_handle)
         if self._handed == message.receipt_handle:
             self._handed = None
 
     def close(self) -> None:
-        """Acknowledge the message handed out last, and let the storages go; the caller's queue stays open.
+        """Acknowledge the message that was returned last, and close the storages; the caller's queue stays open.
 
-        While an exception is handled (in its `except` or `finally`, or at the end of a `with` that it leaves) the
+        While an exception is being handled (in its `except` or `finally`, or at the end of a `with` that it leaves) the
         message is not acknowledged, and comes again.
         """
         try:
@@ -95,7 +95,7 @@ class OrderedQueueWrapper(OverQueue):
             self.queue.close()
 
     def _acknowledge(self) -> None:
-        """What fails is tried again with the next call: until it is acknowledged nothing else comes."""
+        """A failed acknowledgement is retried at the next call; nothing else is returned until it succeeds."""
         if self._handed is None:
             return
         try:
@@ -106,7 +106,7 @@ class OrderedQueueWrapper(OverQueue):
         self._handed = None
 
     def _end(self, failed: bool) -> None:
-        """The program ends. A message of another thread may still be worked on: it comes again."""
+        """The program ends. A message that another thread received may still be in work, so it is not acknowledged."""
         try:
             if not failed and self._by is threading.main_thread():
                 self._acknowledge()
@@ -115,27 +115,27 @@ class OrderedQueueWrapper(OverQueue):
 
 
 class _AtExit:
-    """The wrappers that receive; lets them go when the interpreter ends, so that the next program need not wait."""
+    """Closes the receiving wrappers when the interpreter ends, so that the next program need not wait."""
 
     def __init__(self) -> None:
         self._wrappers: dict[int, OrderedQueueWrapper] = {}
 
     def add(self, wrapper: OrderedQueueWrapper) -> None:
-        """Let it go at the end, before what was opened earlier."""
+        """Close it at the end, before objects that were opened earlier."""
         if id(wrapper) not in self._wrappers:
             self._wrappers[id(wrapper)] = wrapper
             atexit.unregister(self.run)
             atexit.register(self.run)
 
     def discard(self, wrapper: OrderedQueueWrapper) -> None:
-        """It is closed."""
+        """Forget a wrapper that was closed."""
         self._wrappers.pop(id(wrapper), None)
 
     def run(self) -> None:
-        """At the interpreter's end; an exception that ended the program is in `sys.last_value`."""
+        """Called when the interpreter ends; `sys.last_value` holds an exception that ended the program."""
         for wrapper in list(self._wrappers.values()):
             if wrapper.queue.receiver.inherited:
-                continue  # of the process from which this one was forked
+                continue  # belongs to the process from which this one was forked
             try:
                 wrapper._end(failed=hasattr(sys, "last_value"))
             except (VeilError, OSError) as error:

@@ -1,17 +1,17 @@
-"""What the documents' classes take for a queue, and the calls that all of them share.
+"""The queues that the documents' classes accept, and the calls that all of these classes share.
 
-Strategy: whatever takes a queue takes any: one of ours, a class of this room, or an SDK's own queue object. Each class
-here stands on one queue of ours, `queue`, so that they can be stacked.
+Strategy: a parameter that takes a queue takes any: one of ours, a class of this package, or an SDK's own queue object.
+Each class here wraps one queue of ours, `queue`, so they can be stacked.
 
-Encryption: ours is EncryptedQueue: a standard format (JWE), a queue's messages bound to its name, keys that can be
-changed. A plain-text message that somebody sent by mistake stops nothing.
+Encryption: our class is EncryptedQueue. It has a standard format (JWE), binds messages to their queue's name, and its
+keys can be rotated. A plain-text message that somebody sent by mistake does not stop the queue.
 
-Large messages: ours is LargeMessageQueue. `ossClient` is a URL up to the bucket (`s3://`, `oss://`,
-`file:///directory`), since the object store comes through fsspec; `ossBucketName` is appended.
+Large messages: our class is LargeMessageQueue. `ossClient` is a URL up to the bucket (`s3://`, `oss://`,
+`file:///directory`), because fsspec provides the object store; `ossBucketName` is appended.
 
-Transactions: ours is the pattern of the same name. The samples' True and False are COMMIT and ROLLBACK; a checker may
-also answer `Verdict.UNKNOWN` to be asked again. The SDK's version, which its authors withdrew for losing messages,
-swallows a failed commit and deletes the log; ours keeps the log entry until the message is out.
+Transactions: our class is the pattern of the same name. The samples' True and False mean COMMIT and ROLLBACK; a checker
+may also return `Verdict.UNKNOWN` to be asked again. The SDK's version, which its authors withdrew because it lost
+messages, ignores a failed commit and deletes the log entry; ours keeps the entry until the message is sent.
 """
 
 import logging
@@ -42,7 +42,7 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 
 SQS_WAIT_SECONDS_MAX: Final = 20
-"""Longest wait that a queue of SQS, or of a server by its SQS port, can be created with."""
+"""Longest wait that a queue of SQS, or of a server through its SQS port, can be created with."""
 
 Made = TypeVar("Made")
 _told: set[str] = set()
@@ -51,7 +51,7 @@ log = logging.getLogger("veilmq.documents")
 
 
 class OverQueue(Closing):
-    """A class of this room that stands on a queue of ours."""
+    """A class of this package that wraps a queue of ours."""
 
     queue: Queue
 
@@ -61,17 +61,17 @@ AnyQueue = Queue | OverQueue | Any
 
 
 class _Lent(Wrapping):
-    """The caller's queue: it stays open when what stands on it is closed."""
+    """The caller's queue: closing its wrapper leaves it open."""
 
     def close(self) -> None:
-        """The caller closes it."""
+        """Does nothing: the caller closes the queue."""
 
 
 def queue_of(source: AnyQueue, *, owned: bool = False) -> Queue:
-    """The queue of ours behind it. To close it closes only what is opened here: our queue over an SDK's object; with
-    `owned`, the given queue too.
+    """Our queue for `source`. Closing it closes only what was opened here: our queue over an SDK's object; with
+    `owned`, also the given queue.
 
-    Raises ParameterInvalid for what is no queue, and as `connect` does.
+    Raises ParameterInvalid if it is not a queue, and as `connect` does.
     """
     if isinstance(source, OverQueue):
         source = source.queue
@@ -92,7 +92,7 @@ def wait_within(capabilities: Capabilities, seconds: float) -> float:
 
 
 def with_wait_within(template: Template, make: Callable[[Template], Made]) -> Made:
-    """`make(template)`; where the protocol refuses its polling wait, with the longest that SQS has."""
+    """`make(template)`; if the protocol refuses the polling wait, again with SQS's longest."""
     try:
         return make(template)
     except ParameterInvalid:
@@ -118,7 +118,7 @@ class MessageQueue(OverQueue):
     _dead_letters: Queue | None = None
 
     def putMessage(self, message: Sendable) -> Message:
-        """Send; the message with its id, and with its handle where the protocol gives one."""
+        """Send; return the message with its id, and with its handle where the protocol gives one."""
         sent = self.queue.send(outgoing(message))
         put = message if isinstance(message, Message) else Message.like(message)
         put.message_id = sent.id
@@ -126,34 +126,35 @@ class MessageQueue(OverQueue):
         return put
 
     def popMessage(self, waitSeconds: float = 0) -> Message | None:
-        """Receive one, waiting up to so long; None if nothing came (the SDK's MessageNotExist)."""
+        """Receive one message within the wait; None if none came (the SDK's MessageNotExist)."""
         found = self.queue.receive(wait=wait_within(self.queue.capabilities, waitSeconds))
         return Message.of(found[0]) if found else None
 
     def peekMessage(self) -> Message | None:
-        """The next message without a lease; None if there is none. CapabilityMissing where the protocol has no peek."""
+        """The next message, without a lease; None if there is none. CapabilityMissing where the protocol has no
+        peek."""
         found = self.queue.peek()
         return Message.peeked(found[0]) if found else None
 
     def deleteMessage(self, receiptHandle: str) -> None:
-        """Done with it."""
+        """Delete a finished message."""
         self.queue.delete(receiptHandle)
 
     def changeMessageVisibilityTimeout(self, receiptHandle: str, visibilityTimeout: float) -> str:
-        """The lease ends so many seconds from now; 0 gives the message back. Returns the handle to use next."""
+        """Let the lease end after that many seconds; 0 gives the message back. Returns the handle to use next."""
         if visibilityTimeout == 0:
             self.queue.release(receiptHandle)
             return receiptHandle
         return self.queue.extend(receiptHandle, visibilityTimeout)
 
     def close(self) -> None:
-        """Close what this object opened; a queue that the caller handed over stays open."""
+        """Close what this object opened; the caller's queue stays open."""
         self.queue.close()
         if self._dead_letters is not None:
             self._dead_letters.close()
 
     def _set_aside(self) -> Policy:
-        """What becomes of a message that cannot be read."""
+        """The policy for messages that cannot be read."""
         return keep if self._dead_letters is None else DeadLetters(self._dead_letters)
 
 
@@ -164,7 +165,7 @@ _WEAK: Final = frozenset({"DES", "DESEDE", "TRIPLEDES", "BLOWFISH", "RC2", "RC4"
 
 
 def _algorithm_of(name: Any) -> str:
-    """Our name of it; Java's names are taken, too. Raises ParameterInvalid."""
+    """Our name of the algorithm; accepts Java's names, too. Raises ParameterInvalid."""
     if not isinstance(name, str):
         raise ParameterInvalid(parameter="algorithm", reason=f"must be text, not {type(name).__name__}")
     ours = _JAVA.get(name.upper(), name)
@@ -176,7 +177,7 @@ def _algorithm_of(name: Any) -> str:
 
 
 class SecurityKeyGenerator:
-    """Makes keys. algorithm: one of ours, or Java's AES, which is A256GCM."""
+    """Generates keys. algorithm: one of ours, or Java's AES, which is A256GCM."""
 
     @staticmethod
     def generate(algorithm: str = _DEFAULT) -> Key:
@@ -185,7 +186,7 @@ class SecurityKeyGenerator:
 
     @staticmethod
     def generateToFile(path: str | Path, algorithm: str = _DEFAULT) -> KeyFile:
-        """A new key in a file of mode 0600; the older ones in it go on decrypting. Raises ParameterInvalid."""
+        """A new key in a file of mode 0600; its older keys can still decrypt. Raises ParameterInvalid."""
         add_key(path, new_key(_algorithm_of(algorithm)))
         return KeyFile(path)
 
@@ -201,11 +202,11 @@ class SecurityQueue(MessageQueue):
         algorithm: str | AnyQueue | None = None,
         deadLetterQueue: AnyQueue | None = None,
     ) -> None:
-        """algorithm: the only one that is allowed; None: each key's own, whichever the generator made it for.
-        deadLetterQueue: where a message goes that cannot be decrypted; without one it stays in the queue and comes
-        again. The third argument may also be the dead-letter queue.
+        """algorithm: the only one allowed; None: the one that each key was generated for. deadLetterQueue: where
+        messages go that cannot be decrypted; without one they stay in the queue and come again. The third argument may
+        also be the dead-letter queue.
 
-        Raises ParameterInvalid, also if the newest key is for another algorithm than that.
+        Raises ParameterInvalid, also if the newest key is for another algorithm.
         """
         if algorithm is not None and not isinstance(algorithm, str):
             if deadLetterQueue is not None:
@@ -223,15 +224,15 @@ class SecurityQueue(MessageQueue):
 
 @documented
 class BigMessageSizeQueue(MessageQueue):
-    """Large bodies go to the object store, small ones through the queue as they are."""
+    """Large bodies go to the object store; small ones go through the queue unchanged."""
 
     queue: LargeMessageQueue
 
     def __init__(
         self, cq: AnyQueue, ossClient: str, ossBucketName: str, deadLetterQueue: AnyQueue | None = None
     ) -> None:
-        """deadLetterQueue: where a message goes whose object is missing or damaged; without one it stays in the queue
-        and comes again."""
+        """deadLetterQueue: where messages go whose object is missing or damaged; without one they stay in the queue and
+        come again."""
         with ExitStack() as undo:
             inner = undo.enter_context(queue_of(cq))
             if deadLetterQueue is not None:
@@ -241,11 +242,11 @@ class BigMessageSizeQueue(MessageQueue):
             undo.pop_all()
 
     def setBigMessageSize(self, bigMessageSize: int) -> None:
-        """Bytes above which a body goes to the object store; 64 KiB without this."""
+        """Bytes above which a body goes to the object store; default 64 KiB."""
         self.queue.threshold_bytes = checked.at_least(bigMessageSize, "bigMessageSize", 0)
 
     def setNeedDeleteMessageObjectOnOSSFlag(self, flag: bool) -> None:
-        """Whether a delete takes the object along; yes without this."""
+        """Whether a delete also deletes the object; default yes."""
         self.queue.delete_object = flag
 
 
@@ -253,12 +254,12 @@ class TransactionOperations(Protocol):
     """The local transaction."""
 
     def doTransaction(self, message: Message) -> bool | Verdict:
-        """Do it; whether it is done. message: with its body, and its transaction's id as receipt handle."""
+        """Do it; return whether it is done. message: has its body, and the transaction's id as receipt handle."""
         ...
 
 
 class TransactionChecker(Protocol):
-    """Asked about a transaction that nobody finished."""
+    """Asked about unfinished transactions."""
 
     def checkTransactionStatus(self, message: Message) -> bool | Verdict:
         """Whether it was done."""
@@ -267,7 +268,7 @@ class TransactionChecker(Protocol):
 
 @documented
 class TransactionQueue(MessageQueue):
-    """Local operation and message together, or neither. popMessage receives what was committed."""
+    """A local operation and its message: both happen or neither does. popMessage receives committed messages."""
 
     queue: ours.TransactionQueue
 
@@ -281,8 +282,8 @@ class TransactionQueue(MessageQueue):
         *,
         owned: bool = False,
     ) -> None:
-        """owned: both queues are ours, and are closed with this one. Raises ParameterInvalid for times or queues that
-        would lose a message."""
+        """owned: close both queues with this object. Raises ParameterInvalid for times or queues that would lose a
+        message."""
         check_checker(checker)
         self._account = account
         with ExitStack() as undo:
@@ -296,7 +297,7 @@ class TransactionQueue(MessageQueue):
         self.queue.checker.start()
 
     def sendTransMessage(self, message: Sendable, operations: TransactionOperations) -> bool:
-        """Do the operation and send the message; whether both are done."""
+        """Do the operation and send the message; return whether both are done."""
         checked.function(getattr(operations, "doTransaction", None), "operations")
         transaction = self.queue.send_transaction(
             outgoing(message), lambda prepared: operations.doTransaction(_message(prepared))
@@ -308,10 +309,11 @@ class TransactionQueue(MessageQueue):
     def delete(self) -> None:
         """End the checker and delete both queues. Raises QueueMissing.
 
-        The log goes first: its name is free again before the queue's, so that one that can be created has its log.
+        The log goes first, so its name becomes free before the queue's: whenever the queue can be created again, its
+        log can be, too.
         """
         self.queue.checker.close()
-        with suppress(QueueMissing):  # an earlier call got no further
+        with suppress(QueueMissing):  # an earlier call may have stopped halfway
             self._account.delete(self.queue.log.name)
         self._account.delete(self.queue.inner.name)
 

@@ -1,8 +1,8 @@
 """The embedded adapter: a data directory's queues in this process, without a server.
 
-Strategy: one thread owns the directory's engine and store (`shell`), whoever opens the directory again in this process
-shares it (`directories`), and callers' threads only say commands and wait (`queue`). What a message looks
-like on either side is `translation`; what can be asked for is `limits`.
+Strategy: one thread owns the directory's engine and store (`shell`), shared by all who open the directory in this
+process (`directories`). Callers' threads only submit commands and wait (`queue`). `translation` converts messages
+between both sides; `limits` has the limits.
 """
 
 from veilmq.client.embedded.queue import EmbeddedAccount, EmbeddedQueue

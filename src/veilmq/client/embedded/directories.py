@@ -1,8 +1,8 @@
 """The data directories that this process has open: one shell each, however many accounts use it.
 
-Strategy: a table of shells by resolved path, with a count of users; the last one to leave closes the directory. What
-is still open when the interpreter ends is closed then. A forked child starts with an empty table: the parent keeps its
-directories, and the child's use of them is refused.
+Strategy: a table of shells by resolved path, with a count of users; the last user to leave closes the directory.
+Directories that are still open when the interpreter ends are closed then. A forked child starts with an empty table:
+the parent keeps its directories, and the child may not use them.
 """
 
 import atexit
@@ -30,14 +30,14 @@ class _Entry:
 
 
 class _Table:
-    """What is open here."""
+    """The open directories."""
 
     def __init__(self) -> None:
         self.entries: dict[Path, _Entry] = {}
         self.lock = threading.Lock()
 
     def forget(self) -> None:
-        """In a forked child nothing is open; SQLite forbids both use and end of its parent's connections there."""
+        """In a forked child nothing is open; SQLite forbids it to use or close its parent's connections."""
         for entry in self.entries.values():
             entry.shell.forget()
             KEPT.append(entry)
@@ -50,10 +50,10 @@ forget_in_child(_table)
 
 
 def take(path: Path, clock: Clock, options: Options | None, create: bool) -> Shell:
-    """The shell of the directory, opened if it is not yet. Give it back with `give_back`.
+    """The directory's shell, opened if necessary. Return it with `give_back`.
 
-    create: make the directory if it is missing. Raises TransportError (held by another process, unsafe, unusable;
-    the reason tells), ParameterInvalid (no directory, or open here with another clock or other options).
+    create: make the directory if it is missing. Raises TransportError (held by another process, unsafe, unusable; the
+    reason says which), ParameterInvalid (no directory, or open here with another clock or other options).
     """
     path = path.absolute().resolve()
     with _table.lock:
@@ -67,13 +67,13 @@ def take(path: Path, clock: Clock, options: Options | None, create: bool) -> She
 
 
 def give_back(shell: Shell) -> None:
-    """One user less; the last one closes the directory."""
+    """Remove one user; the last one closes the directory."""
     with _table.lock:
         for path, entry in _table.entries.items():
             if entry.shell is shell:
                 entry.users -= 1
                 if not entry.users:
-                    # Closed under the lock: whoever opens the directory again finds it free.
+                    # Closed under the lock, so that the next one to open the directory finds it free.
                     shell.close()
                     del _table.entries[path]
                 return
@@ -94,7 +94,7 @@ def _open(path: Path, clock: Clock, options: Options | None, create: bool) -> Sh
 
 
 def _held(error: DirectoryHeld) -> str:
-    """Who has it, and the URL to use instead."""
+    """Which process holds it, and the URL to use instead."""
     holder = error.holder
     who = f"pid {holder.pid}" if holder else "another process"
     url = holder.listeners.get("sqs") if holder else None
@@ -106,7 +106,7 @@ def _held(error: DirectoryHeld) -> str:
 
 
 def _close_all() -> None:
-    """The interpreter ends."""
+    """Called when the interpreter ends."""
     with _table.lock:
         for entry in _table.entries.values():
             entry.shell.close()

@@ -1,7 +1,7 @@
 """What the embedded adapter can do, as data.
 
-Strategy: the engine itself has few limits; these keep what is sent here legal to the other protocols where that costs
-nothing (attributes as in SQS), and bound the rest. Durations in seconds.
+Strategy: the engine itself has few limits. These keep messages valid in the other protocols where that is free
+(attributes as in SQS), and bound everything else. Durations in seconds.
 """
 
 import re
@@ -18,11 +18,11 @@ LEASE_MAX: Final = 7.0 * DAY_US / SECOND_US
 DELAY_MAX: Final = LEASE_MAX
 WAIT_MAX: Final = 3_600.0
 LIFE_MAX: Final = 3_650.0 * DAY_US / SECOND_US
-"""Longest retention and time to live."""
+"""Longest retention, and longest time to live."""
 MESSAGES_MAX: Final = 1_000
-"""Messages of one request: each is one batch of the engine, during which nobody else is served."""
+"""Messages in one request. Each request is one batch of the engine, which serves nobody else meanwhile."""
 REQUEST_BYTES_MAX: Final = 16 << 20
-"""Bodies of one request, but for a single larger one."""
+"""Bodies of one request, unless it has a single larger one."""
 BODY_BYTES_MAX: Final = 64 << 20
 RECEIVE_COUNT_MAX: Final = 1_000
 """As SQS's maxReceiveCount."""

@@ -1,10 +1,10 @@
 """An account on a data directory, and its queues.
 
-Strategy: each call checks what it was given, makes the commands and runs them on the shell; a batch is one call, and a
-long one several. An entry that cannot be a command never leaves: its error takes its place in the answer.
+Strategy: each call checks its arguments, makes the commands and runs them on the shell; a batch is one call, a long one
+several. An entry that gives no valid command is not submitted; its error takes its place in the answer.
 
-The account: an account holds the directory's shell until it is closed; its queues end with it. The defaults are the
-account and region that a server in development mode shows to every client, so that a directory can be served later.
+The account: it holds the directory's shell until it is closed, which also ends its queues. By default it has the
+account and region that a server in development mode shows to every client, so that the directory can be served later.
 """
 
 import threading
@@ -74,7 +74,7 @@ class EmbeddedQueue(Closing):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Queue.capabilities`; the largest body is the queue's setting as of when it was opened."""
+        """See `Queue.capabilities`; the largest body is the queue's setting when it was opened."""
         return self._capabilities
 
     @property
@@ -98,7 +98,7 @@ class EmbeddedQueue(Closing):
         return translation.sent(self._one(command), self._fifo)
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """See `Queue.send_batch`. A request has up to 1,000 messages and 16 MiB of bodies."""
+        """See `Queue.send_batch`. Up to 1,000 messages and 16 MiB of bodies in a request."""
         key, origin, fifo = self._key, self._origin, self._fifo
 
         def make(message: str | Message) -> Send:
@@ -122,13 +122,13 @@ class EmbeddedQueue(Closing):
                 return self._received(self._outcome(call))
         except VeilError:
             raise
-        except BaseException:  # the caller was interrupted: what the call brought, or still brings, goes back
+        except BaseException:  # the caller was interrupted: give back all messages of this call
             self._shell.cancel(call, abandoned=True)
             raise
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """See `Queue.extend`. The handle stays the same. After its lease's end it still works if nobody else received
-        the message, but not on a FIFO queue: LeaseExpired."""
+        """See `Queue.extend`. The handle does not change. After the lease's end it still works if nobody else received
+        the message, except on a FIFO queue: LeaseExpired."""
         command = self._extend(handle, _lease_us(lease), self._shell.now())
         if body is not None:
             raw = translation.checked_body(body)
@@ -137,7 +137,7 @@ class EmbeddedQueue(Closing):
         return extended.handle
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
-        """See `Queue.extend_batch`. A request has up to 1,000."""
+        """See `Queue.extend_batch`. Up to 1,000 in a request."""
         arrived = self._shell.now()
         last: tuple[float | None, int] = (None, 0)
 
@@ -158,12 +158,12 @@ class EmbeddedQueue(Closing):
         self._one(command)
 
     def delete(self, handle: str) -> None:
-        """See `Queue.delete`. After its lease's end it still works if nobody else received the message, but not on a
+        """See `Queue.delete`. After the lease's end it still works if nobody else received the message, except on a
         FIFO queue: LeaseExpired."""
         self._one(self._delete(handle, self._shell.now()))
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """See `Queue.delete_batch`. A request has up to 1,000."""
+        """See `Queue.delete_batch`. Up to 1,000 in a request."""
         arrived = self._shell.now()
         return self._batch(handles, lambda handle: self._delete(handle, arrived), _nothing)
 
@@ -235,7 +235,7 @@ class EmbeddedQueue(Closing):
             raise TransportError(reason="the queue was closed", may_have_happened=False)
 
     def _one(self, command: AnyCommand) -> Any:
-        """The outcome of one command, or its error raised."""
+        """The outcome of one command; raises its error."""
         self._check_open()
         return self._outcome(Call((command,)))
 
@@ -269,7 +269,7 @@ class EmbeddedQueue(Closing):
     def _batch(
         self, entries: Sequence[Any], make: Callable[[Any], Send | Extend | Delete], show: Callable[[Any], T]
     ) -> list[T | VeilError]:
-        """What each entry came to, in order."""
+        """The result of each entry, in order."""
         self._check_open()
         answers: list[Any] = []
         request = _Request()
@@ -306,7 +306,7 @@ class EmbeddedQueue(Closing):
 
 
 class _Request:
-    """Entries of a batch that go together."""
+    """Entries of a batch that are submitted together."""
 
     __slots__ = ("body_bytes", "commands", "places")
 
@@ -316,7 +316,7 @@ class _Request:
         self.body_bytes = 0
 
     def full(self, command: Send | Extend | Delete) -> bool:
-        """Whether the command must go into the next one."""
+        """Whether the command must go into the next request."""
         if len(self.commands) >= limits.MESSAGES_MAX:
             return True
         return (
@@ -326,7 +326,7 @@ class _Request:
         )
 
     def add(self, command: Send | Extend | Delete, place: int) -> None:
-        """The command of the entry at that place."""
+        """Add the command of the entry at that place."""
         self.commands.append(command)
         self.places.append(place)
         if type(command) is Send:
@@ -334,7 +334,7 @@ class _Request:
 
 
 def failed(error: VeilError, name: str) -> VeilError:
-    """The error in the client's words: a queue by its name alone."""
+    """The error in the client's terms: it has the queue's name only."""
     if type(error) is QueueMissing:
         return QueueMissing(queue=name)
     if type(error) is QueueExists:
@@ -408,7 +408,7 @@ class EmbeddedAccount(Closing):
         return limits.capabilities_of(QueueSettings(fifo=name.endswith(FIFO_SUFFIX)))
 
     def create(self, name: str, template: Template | None = None) -> bool:
-        """See `Account.create`. Raises ParameterInvalid and RedriveRefused too."""
+        """See `Account.create`. Also raises ParameterInvalid and RedriveRefused."""
         key = self._key(name)
         change = settings_change(template or _NO_TEMPLATE, key)
         created = self._do(CreateQueue(queue=key, origin=self._origin, change=change), name)
@@ -446,12 +446,12 @@ class EmbeddedAccount(Closing):
         return EmbeddedTopics(self._account, self._region, self._origin, run)
 
     def settle(self) -> None:
-        """Apply everything that is due, at once: for clocks that tests move. Nobody else needs it."""
+        """Apply everything that is due, at once; needed only for clocks that tests move."""
         self._check_open()
         self._shell.settle()
 
     def close(self) -> None:
-        """See `Account.close`. The last one to leave a directory in this process closes it; twice is once."""
+        """See `Account.close`. The last user of a directory in this process closes it. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -472,7 +472,7 @@ class EmbeddedAccount(Closing):
             raise TransportError(reason="the account was closed", may_have_happened=False)
 
     def _do(self, command: AnyCommand, name: str) -> Any:
-        """The outcome of a command, or its error raised."""
+        """The outcome of a command; raises its error."""
         self._check_open()
         (outcome,) = self._shell.run(Call((command,)))
         if isinstance(outcome, VeilError):

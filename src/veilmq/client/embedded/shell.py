@@ -1,9 +1,9 @@
-"""The thread around the engine of one data directory.
+"""The thread that runs the engine of one data directory.
 
-Strategy: callers put their calls into an inbox and wait; one thread takes in what has come, applies it as one batch,
-commits it and answers. While it commits, the next calls gather: many threads share one fsync. Receives that may wait
-park in the engine's waiting room; the thread sleeps until a call comes or something is due. If it ends for whatever
-reason, everybody who waits is told: nobody hangs.
+Strategy: callers put their calls into an inbox and wait. One thread takes all calls that have arrived, applies them as
+one batch, commits it and answers. The next calls gather during the commit, so many threads share one fsync. Receives
+that may wait are parked in the engine's waiting room; the thread sleeps until a call arrives or something is due. If
+the thread ends for any reason, every waiting caller gets an error: none hangs.
 """
 
 import logging
@@ -24,7 +24,7 @@ from veilmq.model.outcomes import Applied, Outcome, Received, Swept
 from veilmq.store import Store
 
 CLOSE_SECONDS: Final = 10.0
-"""How long `close` waits for a commit under way."""
+"""How long `close` waits for a commit in progress."""
 _REST_SECONDS_MAX: Final = 1.0
 
 logger = logging.getLogger("veilmq.embedded")
@@ -39,12 +39,12 @@ class Call:
         self.commands = commands
         self.outcomes: list[Outcome] | None = None
         self.cancelled = False
-        """Cancelled before it came."""
+        """Cancelled before it was taken in."""
         self._answered = threading.Lock()
         self._answered.acquire()
 
     def answer(self, outcomes: list[Outcome]) -> None:
-        """The first answer counts."""
+        """Set the outcomes; only the first answer counts."""
         if self.outcomes is None:
             self.outcomes = outcomes
             self._answered.release()
@@ -57,7 +57,7 @@ class Call:
 
 
 class _Cancel:
-    """Nobody shall wait for the call any more; `abandoned`: nobody takes an answer that is already there either."""
+    """The call's caller no longer waits; `abandoned`: nor will it take an answer that is already there."""
 
     __slots__ = ("abandoned", "call")
 
@@ -83,7 +83,7 @@ class Shell(OfProcess):
         self._clock_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Call | _Cancel | None] = queue.SimpleQueue()
         self._door = threading.Lock()
-        """Held to put something into the inbox, so that nothing is put there after the last look into it."""
+        """Held while something is put into the inbox, so that nothing is added after the last look into it."""
         self._shut: VeilError | None = None
         self._open_calls: set[Call] = set()
         self._stopping = False
@@ -91,12 +91,12 @@ class Shell(OfProcess):
         self._thread.start()
 
     def now(self) -> Instant:
-        """This instant of the lease clock. Any thread."""
+        """Now, on the lease clock. Any thread."""
         with self._clock_lock:
             return self._lease_clock.now()
 
     def monotonic(self, instant: Instant) -> float:
-        """That instant of the lease clock on the client's monotonic clock, in seconds; rather too early than late."""
+        """An instant of the lease clock, on the client's monotonic clock in seconds; if inexact, too early."""
         monotonic = self.clock.monotonic()
         return monotonic + (instant - self.now()) / SECOND_US
 
@@ -120,25 +120,25 @@ class Shell(OfProcess):
         return call.wait()
 
     def cancel(self, call: Call, *, abandoned: bool = False) -> None:
-        """End a receive that waits: it is answered empty. If it was abandoned, what it brought is released."""
+        """End a waiting receive, which returns no messages. If it was abandoned, its messages are released."""
         with self._door:
             if self._shut is None:
                 self._inbox.put(_Cancel(call, abandoned))
 
     def query(self, command: Peek) -> Outcome:
-        """Answered from committed state on the caller's thread."""
+        """Answer from committed state on the caller's thread."""
         self.check_usable()
         return self._store.query(command, self.now())
 
     def settle(self) -> None:
-        """Apply everything that is due by the clock as it is now, for clocks that tests move."""
+        """Apply everything that is due now, for clocks that tests move."""
         more = True
         while more:
             (outcome,) = self.run(Call((Sweep(),)))
             more = isinstance(outcome, Swept) and outcome.more
 
     def close(self) -> None:
-        """Answer who waits, finish what was submitted, close the files. Twice is once; not for a forked child."""
+        """Answer waiting calls, finish submitted ones, close the files. Idempotent; not for a forked child."""
         if self.inherited:
             return
         with self._door:
@@ -150,11 +150,11 @@ class Shell(OfProcess):
             logger.error("a commit did not end within %.0f s", CLOSE_SECONDS)
 
     def forget(self) -> None:
-        """In a forked child: let the parent's lock be the parent's alone."""
+        """In a forked child: leave the lock to the parent alone."""
         self._store.directory.close()
 
     def _run(self) -> None:
-        """The thread's life."""
+        """The thread's main loop."""
         failure: VeilError = StoreUnknown(reason="the thread of the data directory ended")
         try:
             while not (self._stopping and not self._engine.busy):
@@ -168,7 +168,8 @@ class Shell(OfProcess):
             self._end(failure)
 
     def _turn(self) -> None:
-        """Take in what has come, then apply, commit and answer one batch; without one, rest until something is due."""
+        """Take in new calls, then apply, commit and answer one batch; if there is none, sleep until something is
+        due."""
         self._take_in()
         engine = self._engine
         now = self.now()
@@ -205,7 +206,7 @@ class Shell(OfProcess):
             return
 
     def _take_in(self) -> None:
-        """Submit all that has come."""
+        """Submit all calls that have arrived."""
         while True:
             try:
                 item = self._inbox.get_nowait()
@@ -246,7 +247,7 @@ class Shell(OfProcess):
             call.answer(outcomes)
 
     def _end(self, failure: VeilError) -> None:
-        """Tell everybody who is left, and close the files."""
+        """Answer the remaining calls with the failure, and close the files."""
         with self._door:
             if self._shut is None:
                 self._shut = failure
@@ -263,5 +264,5 @@ class Shell(OfProcess):
 
 
 def _again(error: VeilError) -> VeilError:
-    """The same error as a new exception: one that is raised again and again gathers its old tracebacks."""
+    """The same error as a new exception: one that is raised repeatedly accumulates tracebacks."""
     return type(error)(**as_fields(error))

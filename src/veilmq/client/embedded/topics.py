@@ -1,7 +1,7 @@
 """Topics of a data directory.
 
-Strategy: commands on the shell; a batch of publishes is one call, and each is in all its queues or in none, in one
-transaction. The names are those of MNS, so that a server that serves the directory later shows the topics.
+Strategy: commands on the shell. A batch of publishes is one call; each message reaches all its queues or none, in one
+transaction. The names follow MNS's rules, so that a server that serves the directory later shows the topics.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -37,12 +37,12 @@ class EmbeddedTopics:
     def __init__(
         self, account: str, region: str, origin: Origin, run: Callable[[Sequence[AnyCommand]], list[Any]]
     ) -> None:
-        """run: the outcomes of commands. Raises TransportError."""
+        """run: returns the outcomes of commands. Raises TransportError."""
         self._account, self._region, self._origin = account, region, origin
         self._run = run
 
     def fits(self, topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
-        """See `NativeTopics`. A FIFO queue needs a group of each message: no."""
+        """See `NativeTopics`. False for a FIFO queue, which needs a group for each message."""
         return are_names(topic, subscriptions) and not any(each.queue.endswith(".fifo") for each in subscriptions)
 
     def carries(self, message: Message) -> bool:
@@ -63,7 +63,7 @@ class EmbeddedTopics:
         key = self._key(topic)
         (made,) = self._run([CreateTopic(topic=key, origin=self._origin, change=change)])
         if isinstance(made, TopicExists):
-            return False  # with another limit: its subscriptions decide whether it is the same
+            return False  # exists with another limit: its subscriptions decide whether it is the same
         if isinstance(made, VeilError):
             raise made
         return bool(made.created)
@@ -127,7 +127,7 @@ class EmbeddedTopics:
         return outcome
 
     def _told(self, error: VeilError, topic: str, queue: str) -> VeilError:
-        """In the client's words."""
+        """The error in the client's terms."""
         if isinstance(error, TopicMissing):
             return TopicMissing(topic=topic)
         if isinstance(error, SubscriptionExists):

@@ -1,7 +1,7 @@
-"""Messages between the client's words and the engine's.
+"""Converts messages between the client's values and the engine's.
 
 Strategy: everything that a caller can get wrong is refused here with the name of the field, before a command is made;
-durations become microseconds in one function. Nothing here waits or stores.
+one function converts durations to microseconds. Nothing here waits or stores.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def microseconds(seconds: Any, parameter: str, least: float, most: float) -> int
 
 
 def checked_body(body: Any) -> bytes:
-    """The body in UTF-8. Raises ParameterInvalid; for an empty one too, which comes from other protocols alone."""
+    """The body in UTF-8. Raises ParameterInvalid, also if it is empty: only other protocols can send empty bodies."""
     raw = text_bytes(body)
     if not raw:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
@@ -73,7 +73,8 @@ def send_command(queue: QueueKey, origin: Origin, given: Any, fifo: bool) -> Sen
 
 
 def _extras(message: Message) -> tuple[Extras, int]:
-    """What more than a body the message has, and the bytes of it that count against the queue's limit (as in SQS)."""
+    """Everything that the message has besides its body, and its bytes that count against the queue's limit (as in
+    SQS)."""
     attributes = _attributes(message.attributes) if message.attributes else ()
     hint_us = None
     if message.lease_hint is not None:
@@ -95,7 +96,7 @@ def _extras(message: Message) -> tuple[Extras, int]:
 
 
 def _check_text(text: Any, parameter: str) -> None:
-    """A name: one to 256 characters that XML can carry."""
+    """A name, if given: 1 to 256 characters that XML can carry. Raises ParameterInvalid."""
     if text is None:
         return
     if type(text) is not str or not 1 <= len(text) <= limits.TEXT_CHARACTERS_MAX:
@@ -115,7 +116,7 @@ def _attributes(given: Mapping[str, Any]) -> tuple[Attribute, ...]:
 
 
 def sent(outcome: outcomes.Sent, fifo: bool) -> Sent:
-    """What a sender gets; sequence numbers mean something on a FIFO queue alone."""
+    """The result for a sender; only a FIFO queue has meaningful sequence numbers."""
     return Sent(
         id_text(outcome.id), outcome.handle or None, outcome.sequence if fifo else None, duplicate=outcome.duplicate
     )
@@ -162,7 +163,7 @@ def received(delivery: Delivery, fifo: bool, lease_end: float) -> Received:
 
 
 def _attributes_of(extras: Extras) -> tuple[dict[str, Any], str | None]:
-    """Attributes by name, and the message type, which may have come as one of them."""
+    """Attributes by name, and the message type, which may be one of them."""
     if not extras.attributes:
         return {}, extras.type
     attributes = {each.name: untyped(each.type, each.value) for each in extras.attributes}
@@ -180,7 +181,7 @@ def checked_name(name: Any) -> str:
 
 
 def settings_change(template: Template, queue: QueueKey) -> SettingsChange:
-    """The settings that a template names; a name that ends in .fifo is a FIFO queue's. Raises ParameterInvalid."""
+    """The settings that a template names; a name that ends in .fifo makes a FIFO queue. Raises ParameterInvalid."""
     change: SettingsChange = {}
     if queue.name.endswith(FIFO_SUFFIX):
         change["fifo"] = True
@@ -229,7 +230,7 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def recommended(plans: PlanState) -> Recommended | None:
-    """What was learnt for a queue: what is in force, else what is suggested."""
+    """What was learnt for a queue: the plan in force, else the suggested one."""
     plan = plans.applied or plans.suggested
     if plan is None:
         return None

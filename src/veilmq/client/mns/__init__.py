@@ -1,8 +1,8 @@
-"""The MNS adapter: Alibaba Cloud MNS, and whatever speaks its protocol, through aliyun-mns-sdk.
+"""The MNS adapter: Alibaba Cloud MNS, and other services with its protocol, through aliyun-mns-sdk.
 
-Strategy: `thread_clients` is the only module that meets the SDK's connections and exceptions, one client a thread,
-because its objects are not thread-safe, and says what a code means; `messages` turns the port's values into the
-service's and back; `queue` is the port.
+Strategy: `thread_clients` is the only module that handles the SDK's connections and exceptions; it has one client a
+thread, because the SDK's objects are not thread-safe, and maps error codes. `messages` converts the port's values to
+the service's and back; `queue` implements the port.
 """
 
 from veilmq.client.mns.queue import MnsAccount, MnsQueue

@@ -1,11 +1,11 @@
-"""The port's messages as entries of SendMessage and BatchSendMessage.
+"""The port's messages as entries of SendMessage and BatchSendMessage, and the service's answers as messages.
 
-Strategy: what MNS cannot carry is refused here, before any I/O, and so is what exceeds its limits. Attributes travel as
-user properties under SQS's rules, so that every client can read them; those of tracing as system properties, where MNS
-has them. Source: the page of SendMessage.
+Strategy: what MNS cannot carry, and what exceeds its limits, is refused here before any I/O. Attributes travel as user
+properties under SQS's rules, so that every client can read them; tracing attributes travel as system properties, where
+MNS has them. Source: the page of SendMessage.
 
-Read: user properties become attributes by their types, and so do the system properties of tracing; the two that carry
-the port's own fields leave the mapping. Source: the page of ReceiveMessage.
+Reading: user properties become attributes by their types, and so do the tracing system properties. The two that carry
+the port's own fields are removed from the mapping. Source: the page of ReceiveMessage.
 """
 
 from typing import Any, Final
@@ -31,17 +31,17 @@ MESSAGE_BYTES_MAX: Final = 65_536
 LEASE_MAX: Final = 43_200
 DELAY_MAX: Final = 604_800
 TRACING: Final = frozenset({"traceparent", "tracestate", "baggage"})
-"""System properties that are attributes of the same names."""
+"""System properties that become attributes of the same names."""
 
 _TYPES: Final = {"String": "STRING", "Number": "NUMBER", "Binary": "BINARY"}
 
 
 class Entry(msgspec.Struct, gc=False):
-    """A message ready to travel."""
+    """A message ready to be sent."""
 
     body: str
     delay: int
-    """-1: the queue's own, as the SDK has it."""
+    """-1: the queue's own, as in the SDK."""
     priority: int
     user: dict[str, Any]
     system: dict[str, Any]

@@ -1,13 +1,15 @@
 """An account and region of Alibaba Cloud MNS, and its queues.
 
-Strategy: sends and deletes go in batches of 16 and 64 KiB, changes of visibility one by one, a few at a time. MNS has
-no lease of a receive: one that names a lease other than the queue's visibility timeout changes each message's at once,
-and whose change fails is not handed out unless its lease still stands. It knows whole seconds, and no release below
-one. The timeout is looked up when the queue is opened and again after a minute. Source: the MNS API, "Limits".
+Strategy: sends and deletes go in batches of at most 16 messages and 64 KiB, changes of visibility one by one, a few at
+a time. A receive in MNS cannot name a lease. So if the caller's lease differs from the queue's visibility timeout, the
+receive changes each message's visibility at once; a message whose change fails is returned only if its lease is still
+valid. MNS has whole seconds, and no release below one. The timeout is read when the queue is opened and again after a
+minute. Source: the MNS API, "Limits".
 
-The account: thin over aliyun-mns-sdk, of whose Account only the host and the credentials are used: each thread has a
-client of its own. CreateQueue compares all attributes, with defaults for those that are left out; the port compares
-only what the template names, so a queue that is there is looked at. Source: the pages of CreateQueue and ListQueue.
+The account: a thin layer over aliyun-mns-sdk. Of its Account, only the host and the credentials are used: each thread
+has its own client. CreateQueue compares all attributes, with defaults for those that are left out. The port compares
+only what the template names, so we read the attributes of an existing queue. Source: the pages of CreateQueue and
+ListQueue.
 """
 
 import re
@@ -68,7 +70,7 @@ from veilmq.model.reports import RELEASED, WORKING, Failure, Report, Reported
 BATCH_MAX: Final = 16
 WAIT_MAX: Final = 30
 _HANDLE: Final = re.compile(r"[A-Za-z0-9._=+/~-]{1,1024}\Z")
-"""The SDK pastes it into a URL as it is."""
+"""The SDK pastes the handle into a URL unescaped."""
 
 
 def capabilities_of(base64: bool) -> Capabilities:
@@ -108,7 +110,7 @@ class MnsQueue(CloudQueue):
 
     @property
     def account(self) -> "MnsAccount":
-        """The account it is of."""
+        """The account that it belongs to."""
         return self._account
 
     @property
@@ -125,7 +127,7 @@ class MnsQueue(CloudQueue):
         )
 
     def send(self, message: str | Message) -> Sent:
-        """SendMessage. A handle comes with a message that is delayed."""
+        """SendMessage. Returns a handle for a delayed message."""
         return self._send(entry_of(message, self._capabilities))
 
     def _send(self, entry: Entry) -> Sent:
@@ -133,7 +135,7 @@ class MnsQueue(CloudQueue):
         return Sent(id=answer.message_id, handle=answer.receipt_handle or None)
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """BatchSendMessage, as often as it takes; without handles, because its answer has none."""
+        """BatchSendMessage, as often as needed; without handles, because the answer has none."""
         return batched(
             checked.batch(messages),
             lambda message: entry_of(message, self._capabilities),
@@ -153,11 +155,11 @@ class MnsQueue(CloudQueue):
         except VeilError as error:
             if isinstance(error, OF_ALL):
                 raise
-            # All were refused, with one error for all: each asked alone has its own.
+            # All were refused with one common error: sent alone, each gets its own error.
             return self._account.singly.run(entries, self._send)
         else:
             told = [Sent(id=each.message_id) for each in answer.message_list]
-        # An entry that the service forgets in its answer may have happened.
+        # An entry that is missing in the answer may have been done.
         return [*told, *[entry_unanswered() for _ in entries]][: len(entries)]
 
     def _sent_or_error(self, fields: dict[str, str], refused: BatchRefused) -> Sent | VeilError:
@@ -170,7 +172,7 @@ class MnsQueue(CloudQueue):
         return error_of(Said(code, refused.status, refused.request_id, message, self._name))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """BatchReceiveMessage. An empty list also if the queue is closed meanwhile."""
+        """BatchReceiveMessage. Also returns an empty list if the queue is closed meanwhile."""
         self._check_open()
         self._check_count(count_max)
         checked.whole_seconds(wait, "wait", 0, WAIT_MAX)
@@ -202,8 +204,8 @@ class MnsQueue(CloudQueue):
         return [kept for message, _ in wanted if (kept := changed.get(message.id, message)) is not None]
 
     def _changed(self, changes: list[tuple[Received, float]]) -> dict[str, Received | None]:
-        """By id: the message with its new lease, as it came if the change certainly was not made, or None if its handle
-        may be worth nothing."""
+        """By id: the message with its new lease; the message unchanged if the change certainly was not made; None if
+        its handle may be invalid now."""
 
         def change(entry: tuple[Received, float]) -> Received:
             message, lease = entry
@@ -227,12 +229,12 @@ class MnsQueue(CloudQueue):
         return kept
 
     def _release_late(self, messages: list[Received]) -> None:
-        """Nobody waits for these any more: let others have them soon."""
+        """Release messages that nobody waits for any more, so that others can have them soon."""
         report = Report(Reported.RETRY, RELEASED)
         self._give_each_back(messages, lambda handle: self._updated(handle, 1, report))
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """ChangeMessageVisibility. Less than a second is one."""
+        """ChangeMessageVisibility. The lease is rounded up to whole seconds, at least 1 s."""
         if body is not None:
             raise CapabilityMissing(capability="body_replaceable")
         return self._extend((handle, _lease("lease", lease)))
@@ -261,11 +263,11 @@ class MnsQueue(CloudQueue):
         return str(answer.receipt_handle)
 
     def delete(self, handle: str) -> None:
-        """DeleteMessage. MessageGone also if the handle is stale: the service does not tell them apart."""
+        """DeleteMessage. MessageGone also if the handle is stale: the service does not distinguish them."""
         self._call("delete_message", DeleteMessageRequest(self._name, _checked_handle(handle)), DeleteMessageResponse())
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """BatchDeleteMessage, as often as it takes."""
+        """BatchDeleteMessage, as often as needed."""
         return batched(handles, _checked_handle, self._delete_piece, BATCH_MAX, MESSAGE_BYTES_MAX, len)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
@@ -302,12 +304,12 @@ class MnsQueue(CloudQueue):
             visibility_timeout=told.visibility_timeout,
             retention=told.message_retention_period,
             delay=told.delay_seconds,
-            # In whole seconds: a queue that is made again within the second is not told from the first.
+            # In whole seconds: a queue that is created again within the same second looks like the first one.
             incarnation=str(told.create_time),
         )
 
     def look(self) -> Any:
-        """The queue's attributes as the SDK gives them; its timeout is believed for a minute. Raises QueueMissing."""
+        """The queue's attributes from the SDK; caches its timeout for a minute. Raises QueueMissing."""
         self._check_open()
         told = self._account.look(self._name)
         self._visibility_timeout.keep(told.visibility_timeout)
@@ -326,7 +328,7 @@ def _seconds(lease: float) -> int:
 
 
 def _lease(parameter: str, seconds: float) -> int:
-    """Whole seconds, at least one: MNS has no zero here. Raises ParameterInvalid."""
+    """Whole seconds, at least 1: MNS allows no 0 here. Raises ParameterInvalid."""
     return max(1, checked.whole_seconds(seconds, parameter, 0, LEASE_MAX))
 
 
@@ -347,15 +349,15 @@ _SETTINGS: Final = {
     "wait": "polling_wait_seconds",
     "message_bytes_max": "maximum_message_size",
 }
-"""Field of a template -> of the SDK's requests and answers."""
+"""A template's field -> the field of the SDK's requests and answers."""
 
 
 class MnsAccount(CloudAccount):
     """An `Account` over aliyun-mns-sdk's `mns.account.Account`."""
 
     def __init__(self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM) -> None:
-        """base64: bodies travel in base64, as the SDKs of Python and Java have them by default; False: as they are,
-        as those of Go and Node.js have them. unreadable: what to do with a received body that is no base64 then."""
+        """base64: send bodies in base64, the default of the SDKs for Python and Java; False: unchanged, as the SDKs for
+        Go and Node.js do. unreadable: with base64, the policy for received bodies that are not base64."""
         super().__init__()
         self.base64 = base64
         self.unreadable = unreadable
@@ -364,7 +366,7 @@ class MnsAccount(CloudAccount):
         self._clock = clock
 
     def queue(self, name: str) -> MnsQueue:
-        """A queue that exists. Raises QueueMissing."""
+        """An existing queue. Raises QueueMissing."""
         queue = MnsQueue(self, _checked_name(name), self._clock)
         queue.look()
         return self._opened(queue)
@@ -374,7 +376,7 @@ class MnsAccount(CloudAccount):
         return capabilities_of(self.base64)
 
     def create(self, name: str, template: Template | None = None) -> bool:
-        """CreateQueue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         wanted = _wanted(template or Template())
         _checked_name(name)
         if self._agrees(name, wanted):
@@ -383,14 +385,15 @@ class MnsAccount(CloudAccount):
         try:
             answer = self.clients.call("create_queue", request, CreateQueueResponse(), name)
         except QueueExists:
-            # Somebody was faster, with other settings: perhaps not with those that are asked for here.
+            # Another creation came first, with other settings, which need not conflict with the ones that the template
+            # names.
             if self._agrees(name, wanted):
                 return False
             raise
         return bool(answer.status == _CREATED)
 
     def _agrees(self, name: str, wanted: dict[str, int]) -> bool:
-        """Whether the queue is there as it is wanted. Raises QueueExists if it is there and is not."""
+        """Whether the queue exists with the wanted settings. Raises QueueExists if it exists with others."""
         try:
             there = self.look(name)
         except QueueMissing:
@@ -408,7 +411,7 @@ class MnsAccount(CloudAccount):
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
         _checked_name(name)
-        self.look(name)  # the service deletes what is not there without a word
+        self.look(name)  # the service reports no error if there is no such queue
         self.clients.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
 
     def names(self, prefix: str = "") -> list[str]:
@@ -437,7 +440,7 @@ class MnsAccount(CloudAccount):
 
 
 def _checked_name(name: str) -> str:
-    """The name, which goes into a path. Raises ParameterInvalid."""
+    """The name, which becomes part of a path. Raises ParameterInvalid."""
     if not _NAME.match(name):
         reason = "must have letters, digits and hyphens, and begin with a letter or digit"
         raise ParameterInvalid(parameter="name", reason=reason)

@@ -1,15 +1,16 @@
-"""aliyun-mns-sdk's client, one a thread, with the house's errors.
+"""aliyun-mns-sdk's client, one for each thread, with our errors.
 
-Strategy: the SDK's objects are not thread-safe, so every thread has a client and a connection of its own; a connection
-that another thread is using is closed by that thread, and a forked child leaves its parent's alone. The SDK tells a
-connection that was refused from one that broke by nothing but a text: our connections note whether a request went out.
-A connection whose answer did not come whole, for whatever reason (Ctrl-C too), is never used again. It also writes a
-carriage return into its XML as it is, where every XML reader makes a line feed of it: our client puts the character
-reference there before it is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML 1.0, section 2.11.
+Strategy: the SDK's objects are not thread-safe, so every thread has its own client and connection. A connection in use
+is closed by the thread that uses it; a forked child leaves its parent's alone. The SDK distinguishes a refused
+connection from a broken one only by text, so our connections record whether a request went out. A connection whose
+answer was not read completely, for whatever reason (Ctrl-C too), is never used again. The SDK writes a carriage return
+into its XML unescaped, and every XML reader turns it into a line feed; our client writes the character reference
+instead, before the request is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML 1.0, section
+2.11.
 
-Errors: one total table from code to error; a code that is not in it is a ServiceError as it stands. InvalidArgument is
-many things; its wording tells which. Sequence and attempt of a LeaseError are 0: the service does not tell them.
-Source: the table of error codes of the MNS API.
+Errors: one total table from code to error; a code that is not in it becomes a ServiceError with the service's text.
+InvalidArgument has many meanings; its text decides. Sequence and attempt of a LeaseError are 0, because the service
+does not report them. Source: the table of error codes of the MNS API.
 """
 
 import re
@@ -61,11 +62,11 @@ _PORT_NAMES: Final = {
     "MaximumMessageSize": "message_bytes_max",
     "PollingWaitSeconds": "wait",
 }
-"""What MNS calls a parameter -> what the port calls it."""
+"""MNS's name for a parameter -> the port's name."""
 
 
 def error_of(said: Said) -> VeilError:
-    """The error that the code stands for. Never raises."""
+    """The error for a code. Never raises."""
     return error_in(_TABLE, said)
 
 
@@ -86,7 +87,7 @@ _TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
     "QueueNotExist": lambda said: QueueMissing(queue=said.queue),
     "QueueAlreadyExist": lambda said: QueueExists(queue=said.queue, setting="attributes"),
     "QueueDeletedRecently": lambda said: QueueDeletedRecently(queue=said.queue, wait_us=_MINUTE_US),
-    # Of a handle: deleted, expired, or one that a later receive or change made stale. The service does not tell which.
+    # For a handle: deleted, expired, or stale after a later receive or change. The service does not say which.
     "MessageNotExist": lambda said: MessageGone(sequence=0, attempt=0),
     "ReceiptHandleError": lambda said: ReceiptInvalid(reason=said.message),
     "MissingReceiptHandle": lambda said: ReceiptInvalid(reason=said.message),
@@ -101,7 +102,7 @@ _TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
 
 
 TIMEOUT_SECONDS: Final = 60
-"""Of a connection, longer than any wait; the SDK itself has none for TLS."""
+"""Of a connection; longer than any wait. The SDK itself has none for TLS."""
 
 
 class BatchRefused(Exception):
@@ -114,7 +115,7 @@ class BatchRefused(Exception):
 
 
 class _Noting:
-    """Of a connection: whether something went out."""
+    """A connection that records whether anything was sent."""
 
     went_out = False
 
@@ -133,7 +134,7 @@ class _Tls(_Noting, MNSHTTPSConnection):  # type: ignore[misc]
 
 class _Client(MNSClient):  # type: ignore[misc]
     report: str | None = None
-    """The header of the call that is being made: none that MNS signs."""
+    """The header of the current call; MNS does not sign it."""
 
     def build_header(self, req: Any, req_inter: Any) -> None:
         if isinstance(req_inter.data, bytes):
@@ -158,8 +159,8 @@ class _ThreadClient(OfProcess):
         weakref.finalize(self, self.connection.close)
 
     def drop_ended(self) -> None:
-        """What can be read before anything was asked is the connection's end: the SDK would write into it all the same,
-        and then nobody could tell whether the request arrived."""
+        """Drop a connection that the server has closed. If it is readable before a request, it has ended; the SDK would
+        still write into it, and nobody could tell whether the request arrived."""
         sock = self.connection.sock
         if sock is None:
             return
@@ -169,7 +170,7 @@ class _ThreadClient(OfProcess):
             self.connection.close()
 
     def close(self) -> None:
-        """At once, or when the call that is under way ends."""
+        """Close at once, or when the call in progress ends."""
         self.closing = True
         if self.lock.acquire(blocking=False):
             self.connection.close()
@@ -183,7 +184,7 @@ class ThreadClients:
         """account: an `mns.account.Account`; only its host and credentials are used. Raises nothing."""
         client = account.mns_client
         self.host = str(client.host)
-        """With its port, if one was given."""
+        """Including the port, if one was given."""
         self._url = f"{'https' if client.is_https else 'http'}://{client.host}"
         self._credentials = client.credentials_provider
         self._mine = threading.local()
@@ -192,7 +193,8 @@ class ThreadClients:
 
     @property
     def identity(self) -> Hashable:
-        """The endpoint, and a fingerprint of fixed credentials; credentials that may change stand for themselves."""
+        """The endpoint, and a fingerprint of fixed credentials; credentials that may change are identified by their
+        object."""
         provider = self._credentials
         if type(provider) is not StaticCredentialsProvider:
             return self._url, ById(provider)
@@ -227,7 +229,7 @@ class ThreadClients:
         except MNSClientParameterException as error:
             raise ParameterInvalid(parameter="request", reason=str(error.message)) from error
         except (MNSClientException, KeyError, ValueError, TypeError) as error:
-            # Broken on the way, or an answer that the SDK cannot read.
+            # The connection broke, or the SDK cannot read the answer.
             reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
             raise TransportError(reason=advised(reason), may_have_happened=mine.connection.went_out) from error
         finally:
@@ -238,14 +240,15 @@ class ThreadClients:
         return response
 
     def close(self) -> None:
-        """Let the connections go. A call after it opens one for itself."""
+        """Close the connections. A later call opens its own."""
         with self._lock:
             clients = list(self._all)
         for mine in clients:
             mine.close()
 
     def _taken(self) -> _ThreadClient:
-        """This thread's, which has none until its call is over: whatever ends the call leaves no half of it behind."""
+        """This thread's client, which counts as missing until its call is over: a call that breaks off leaves no
+        half-used client behind."""
         mine: _ThreadClient | None = getattr(self._mine, "client", None)
         self._mine.client = None
         if mine is None or mine.inherited:

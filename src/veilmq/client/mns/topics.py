@@ -1,8 +1,8 @@
 """Topics of MNS.
 
-Strategy: subscriptions with a queue's endpoint and the SIMPLIFIED form, so that a copy is the published body; a publish
-is one request, encoded as a send to a queue is. The endpoint's account and region are read off the host as the SDK
-does. Source: the pages of CreateTopic, Subscribe and PublishMessage; the SDK's CloudPullTopic (Java).
+Strategy: a subscription has a queue's endpoint and the SIMPLIFIED format, so that a copy is the published body; a
+publish is one request, encoded as a send to a queue is. The endpoint's account and region are read from the host name,
+as in the SDK. Source: the pages of CreateTopic, Subscribe and PublishMessage; the SDK's CloudPullTopic (Java).
 """
 
 from collections.abc import Collection, Sequence
@@ -36,12 +36,13 @@ from veilmq.model.errors import VeilError
 _QUEUES: Final = ":queues/"
 _PAGE_MAX: Final = 1_000
 _MESSAGE_BYTES_MAX: Final = 65_536
-"""Of a topic; a queue that another protocol made takes more."""
+"""Of a topic; a queue that was created by another protocol may accept more."""
 _CREATED: Final = 201
 
 
 def _is_tag(text: str) -> bool:
-    """Whether a publish brings it as it is: a push has it in a header, and blanks around it get lost in the XML."""
+    """Whether a publish delivers the text unchanged: a push puts it into a header, and XML loses the blanks around
+    it."""
     return (
         1 <= len(text) <= TAG_CHARACTERS_MAX
         and text == text.strip()
@@ -50,7 +51,7 @@ def _is_tag(text: str) -> bool:
 
 
 class Owner(Protocol):
-    """What is needed of the account (veilmq.client.mns.queue)."""
+    """What topics need from the account (veilmq.client.mns.queue)."""
 
     clients: ThreadClients
     singly: Singly
@@ -75,7 +76,7 @@ class MnsTopics:
         return are_names(topic, subscriptions) and all(each.tag is None or _is_tag(each.tag) for each in subscriptions)
 
     def carries(self, message: Message) -> bool:
-        """See `NativeTopics`. Delay and priority are of a queue's messages alone."""
+        """See `NativeTopics`. Delay and priority exist only for a queue's messages."""
         return message.delay is None and message.priority is None and (message.tag is None or _is_tag(message.tag))
 
     def create(self, topic: str, queues: Collection[str]) -> bool:
@@ -86,7 +87,7 @@ class MnsTopics:
             answer = self._call("create_topic", CreateTopicRequest(topic, limit_bytes), CreateTopicResponse(), topic)
         except ServiceError as error:
             if error.code == "TopicAlreadyExist":
-                return False  # with another limit: its subscriptions decide whether it is the same
+                return False  # exists with another limit: its subscriptions decide whether it is the same
             raise
         return bool(answer.status == _CREATED)
 
@@ -117,7 +118,7 @@ class MnsTopics:
         except ServiceError as error:
             if error.code != "SubscriptionAlreadyExist":
                 raise
-            # The region of an endpoint may be written otherwise than we would.
+            # The service may write an endpoint's region differently than we do.
             if self._subscription(topic, name) != subscription:
                 raise SubscriptionExists(topic=topic, subscription=name, setting="endpoint") from error
 

@@ -1,7 +1,7 @@
-"""The SQS adapter: Amazon SQS, and whatever speaks its protocol, through boto3.
+"""The SQS adapter: Amazon SQS, and other services with its protocol, through boto3.
 
-Strategy: `calls` is the only module that meets botocore's exceptions; `messages` turns the port's values into SQS's
-and back; `queue` is the port.
+Strategy: `calls` is the only module that handles botocore's exceptions; `messages` converts the port's values to SQS's
+and back; `queue` implements the port.
 """
 
 from veilmq.client.sqs.queue import SqsAccount, SqsQueue

@@ -1,9 +1,9 @@
-"""Calls of a boto3 client, with the house's errors.
+"""Calls of a boto3 client that raise our errors.
 
-Strategy: one door. What botocore raises becomes a TransportError, a ServiceError or an error of the model here.
-botocore retries by itself, so the exception that comes out tells of the last attempt only: a listener on its
-`needs-retry` event sees every attempt, and remembers whether one of them may have reached the service. A forked child
-closes its copies of its parent's connections before its first call: either would read the other's answers. Source:
+Strategy: all calls go through here; what botocore raises becomes a TransportError, a ServiceError or an error of the
+model. botocore retries by itself, and its final exception describes the last attempt only. A listener on its
+`needs-retry` event sees every attempt, and records whether one of them may have reached the service. A forked child
+closes its copies of its parent's connections before its first call, or each would read the other's answers. Source:
 botocore's exceptions.py and endpoint.py.
 """
 
@@ -37,15 +37,15 @@ _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
 
 
 class _Attempts(threading.local):
-    """Of the call that this thread is making."""
+    """The state of the call that this thread is making."""
 
     reached = False
-    """An attempt may have been carried out."""
+    """Whether an attempt may have been carried out."""
 
 
 _REPORTING: Final = ("ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
 _report: Final[ContextVar[str | None]] = ContextVar("veilmq_report", default=None)
-"""The header of the call that is being made."""
+"""The header of the current call."""
 
 
 def _add_report(params: dict[str, Any], **_: Any) -> None:
@@ -56,7 +56,7 @@ def _add_report(params: dict[str, Any], **_: Any) -> None:
 
 
 class Calls(OfProcess):
-    """A boto3 SQS client whose calls raise the house's errors. As thread-safe as the client is: fully."""
+    """A boto3 SQS client whose calls raise our errors. Thread-safe, like the client."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -66,12 +66,12 @@ class Calls(OfProcess):
         events = client.meta.events
         events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
         for operation in _REPORTING:
-            # Once a client, whoever uses it: it adds nothing but what its own call says.
+            # Once for each client, whoever uses it: it adds only what the current call set.
             events.register(f"before-call.sqs.{operation}", _add_report, unique_id=f"veilmq-report-{operation}")
 
     @contextmanager
     def reporting(self, report: Report | None) -> Iterator[None]:
-        """Calls within tell our server what they are for."""
+        """Calls within this context report to our server what they are for."""
         header = None if report is None else write_header(report.reported, report.failure)
         token = _report.set(header)
         try:
@@ -80,9 +80,9 @@ class Calls(OfProcess):
             _report.reset(token)
 
     def credentials(self) -> bytes | None:
-        """A fingerprint of what the client signs with now; None where it cannot be looked up."""
+        """A fingerprint of the client's current credentials; None where they cannot be read."""
         try:
-            # The client shows them nowhere else; those that were fetched are kept in it, so this asks nobody.
+            # The client exposes them nowhere else. It caches credentials that it fetched, so this makes no request.
             found = self.client._request_signer._credentials
             frozen = None if found is None else found.get_frozen_credentials()
         except (AttributeError, BotoCoreError):
@@ -90,11 +90,11 @@ class Calls(OfProcess):
         return fingerprint() if frozen is None else fingerprint(frozen.access_key, frozen.secret_key, frozen.token)
 
     def close(self) -> None:
-        """Take the listener off the client."""
+        """Remove the listener from the client."""
         self.client.meta.events.unregister("needs-retry.sqs", unique_id=self._id)
 
     def _attempted(self, response: Any = None, caught_exception: Any = None, **_: Any) -> None:
-        """Called by botocore after each attempt; says nothing about whether to retry."""
+        """Called by botocore after each attempt; does not influence whether it retries."""
         if caught_exception is not None:
             self._attempts.reached |= not isinstance(caught_exception, _UNSENT)
         elif response is not None:
@@ -103,12 +103,12 @@ class Calls(OfProcess):
     def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
         """The answer of one operation (snake case). `queue` and `size_bytes` are for errors.
 
-        Raises QueueMissing, TransportError, ServiceError and what `service_errors` has.
+        Raises QueueMissing, TransportError, ServiceError and the errors of `service_errors`.
         """
         self._attempts.reached = False
         if self.inherited:
             self._pid = self._this()
-            self.client.close()  # which opens new ones when it needs them
+            self.client.close()  # it opens new ones when it needs them
         try:
             answer: dict[str, Any] = getattr(self.client, method)(**given)
         except ClientError as error:
@@ -139,7 +139,7 @@ class Calls(OfProcess):
 
 
 def member(answer: dict[str, Any], name: str) -> Any:
-    """A member that an answer must have; botocore reads whatever comes. Raises TransportError."""
+    """A member that an answer must have; botocore does not check that. Raises TransportError."""
     value = answer.get(name)
     if value is None:
         raise TransportError(reason=f"the answer has no {name}", may_have_happened=True)
@@ -147,7 +147,7 @@ def member(answer: dict[str, Any], name: str) -> Any:
 
 
 def entry_error(failed: dict[str, Any], answer: dict[str, Any], queue: str, size_bytes: int = 0) -> VeilError:
-    """The error of one entry under `Failed`. SQS gives it no status: 400 if it blames the sender, else 500."""
+    """The error of one entry under `Failed`. SQS gives no status for it: 400 if it blames the sender, else 500."""
     return error_of(
         Said(
             code=str(failed.get("Code", "")),

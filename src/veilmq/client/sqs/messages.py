@@ -1,11 +1,10 @@
-"""The port's messages as entries of SendMessage and SendMessageBatch.
+"""The port's messages as entries of SendMessage and SendMessageBatch, and SQS's answers as messages.
 
-Strategy: what SQS cannot carry is refused here, before any I/O; what is left are SQS's own limits on size and
-characters, which are checked too, so that an entry that cannot pass never costs its neighbours a request. Source:
-SendMessage in the SQS API Reference.
+Strategy: what SQS cannot carry is refused here, before any I/O. SQS's limits on size and characters are checked too, so
+that an invalid entry never spoils the request of the others. Source: SendMessage in the SQS API Reference.
 
-Read: the texts of system attributes become numbers, the two attributes that carry the port's own fields leave the
-mapping. Source: ReceiveMessage in the SQS API Reference.
+Reading: the texts of system attributes become numbers; the two attributes that carry the port's own fields are removed
+from the mapping. Source: ReceiveMessage in the SQS API Reference.
 """
 
 import math
@@ -24,7 +23,7 @@ from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 
 class Entry(msgspec.Struct, gc=False):
-    """A message ready to travel."""
+    """A message ready to be sent."""
 
     given: dict[str, Any]
     """Members of SendMessage, without QueueUrl."""

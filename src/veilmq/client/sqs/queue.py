@@ -1,13 +1,13 @@
 """An account and region of Amazon SQS, and its queues.
 
 Strategy: a batch of any length is cut at ten entries and 1 MiB; each entry's `Id` is its number in the request. A
-receive always names its wait, 0 too, so that the queue's own setting never counts. SQS knows whole seconds: what is
-asked for in fractions is rounded up, and `lease_end` still judged by what was asked. A receive that names no lease
-looks the queue's visibility timeout up (remembered for a minute), and honours senders' hints with one extension more.
-Source: SQS API Reference.
+receive always names its wait, even 0, so the queue's own setting is never used. SQS has whole seconds: fractions are
+rounded up, but `lease_end` is computed from what was asked. A receive without a lease looks up the queue's visibility
+timeout (cached for a minute), and applies senders' hints with one additional extension. Source: SQS API Reference.
 
-The account: thin over a boto3 client. Queue URLs come from SQS itself (GetQueueUrl), never from a guess. SQS does not
-tell whether CreateQueue created, so `create` asks before: of two who create at the same time both may be told True.
+The account: a thin layer over a boto3 client. Queue URLs come from SQS itself (GetQueueUrl) and are never constructed.
+CreateQueue does not report whether it created the queue, so `create` asks before: of two concurrent callers, both may
+get True.
 """
 
 import math
@@ -38,7 +38,7 @@ _WAIT_MAX: Final = 20
 def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
     """What SQS can do on a queue of that name (Developer Guide, "Amazon SQS quotas").
 
-    `extends_late` is not among it: AWS grants a late extend to a handle that another receive has superseded, too.
+    `extends_late` is not set: AWS also grants a late extend to a handle that another receive has superseded.
     """
     fifo = name.endswith(FIFO_SUFFIX)
     return Capabilities(
@@ -71,7 +71,7 @@ class SqsQueue(CloudQueue):
         self.url = url
         self._clock = clock
         timeout = calls.client.meta.config.read_timeout
-        # A socket that gives up before the poll does would make an error of every empty answer.
+        # If the socket timed out before the poll, every empty answer would be an error.
         wait_max = _WAIT_MAX if timeout is None else max(0, min(_WAIT_MAX, timeout - 1))
         self._polls = CancellableWaits(name)
         super().__init__(name, capabilities_of(name, wait_max), self._polls)
@@ -79,7 +79,7 @@ class SqsQueue(CloudQueue):
 
     @property
     def account(self) -> "SqsAccount":
-        """The account it is of."""
+        """The account that it belongs to."""
         return self._account
 
     @property
@@ -98,7 +98,7 @@ class SqsQueue(CloudQueue):
         return _sent(answer)
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """SendMessageBatch, as often as it takes."""
+        """SendMessageBatch, as often as needed."""
         return batched(
             checked.batch(messages),
             lambda message: entry_of(message, self._capabilities),
@@ -113,8 +113,8 @@ class SqsQueue(CloudQueue):
         try:
             return self._batch("send_message_batch", [entry.given for entry in entries], _sent, sizes)
         except ParameterInvalid as refused:
-            # SQS refuses a FIFO batch as a whole for a message that has no deduplication id and gets none: nothing was
-            # sent, and each is sent for itself.
+            # SQS refuses a whole FIFO batch if one message needs a deduplication id and has none. Nothing was sent, so
+            # each is sent alone.
             if not self._capabilities.native_fifo:
                 raise
             if len(entries) == 1:
@@ -122,7 +122,7 @@ class SqsQueue(CloudQueue):
             return list(in_requests([[entry] for entry in entries], self._send_piece))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """ReceiveMessage, with all attributes. An empty list also if the queue is closed meanwhile."""
+        """ReceiveMessage, with all attributes. Also returns an empty list if the queue is closed meanwhile."""
         self._check_open()
         self._check_count(count_max)
         checked.seconds(wait, "wait", 0, self._capabilities.wait_max)
@@ -154,7 +154,7 @@ class SqsQueue(CloudQueue):
         return messages
 
     def _release_late(self, messages: list[dict[str, Any]]) -> None:
-        """Nobody waits for these any more: let others have them at once."""
+        """Release messages that nobody waits for any more, so that others can have them at once."""
         if messages:
             entries = [{"ReceiptHandle": message["ReceiptHandle"], "VisibilityTimeout": 0} for message in messages]
             self._entries_call("change_message_visibility_batch", entries)
@@ -197,7 +197,7 @@ class SqsQueue(CloudQueue):
             self._call("change_message_visibility", **given)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
-        """ChangeMessageVisibilityBatch, as often as it takes."""
+        """ChangeMessageVisibilityBatch, as often as needed."""
 
         def made(given: Extension) -> dict[str, Any]:
             extension = checked.extension(given)
@@ -215,15 +215,15 @@ class SqsQueue(CloudQueue):
         self._change(handle, _lease_seconds(delay, "delay"), report_of(delay, failure))
 
     def delete(self, handle: str) -> None:
-        """DeleteMessage. On a standard queue SQS does not tell whether the handle was stale."""
+        """DeleteMessage. On a standard queue SQS does not report a stale handle."""
         self._call("delete_message", ReceiptHandle=checked.handle(handle))
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """DeleteMessageBatch, as often as it takes."""
+        """DeleteMessageBatch, as often as needed."""
         return self._entries("delete_message_batch", handles, lambda given: {"ReceiptHandle": checked.handle(given)})
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
-        """SQS has none."""
+        """SQS has no peek."""
         raise CapabilityMissing(capability="peek")
 
     def stats(self) -> Stats:
@@ -236,7 +236,7 @@ class SqsQueue(CloudQueue):
             visibility_timeout=self._visibility_timeout.keep(float(member(texts, "VisibilityTimeout"))),
             retention=float(member(texts, "MessageRetentionPeriod")),
             delay=float(member(texts, "DelaySeconds")),
-            # In whole seconds; that is enough, because SQS makes no queue of that name again within a minute.
+            # In whole seconds, which is enough: SQS creates no queue of the same name within a minute.
             incarnation=member(texts, "CreatedTimestamp"),
         )
 
@@ -260,10 +260,10 @@ class SqsQueue(CloudQueue):
         self, method: str, entries: Sequence[dict[str, Any]],
         read: Callable[[dict[str, Any]], Any] = lambda entry: None, sizes: Sequence[int] = (),
     ) -> list[Any]:  # fmt: skip
-        """One batch request of at most ten entries: `read` of each that succeeded, in order, or its error."""
+        """One batch request of at most ten entries: for each entry, in order, `read` of its result, or its error."""
         numbered = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
         answer = self._calls.call(method, self._name, size_bytes=sum(sizes), QueueUrl=self.url, Entries=numbered)
-        # An entry that the service forgets in its answer may have happened.
+        # An entry that is missing in the answer may have been done.
         results: list[Any] = [entry_unanswered() for _ in entries]
         places = {entry["Id"]: place for place, entry in enumerate(numbered)}
         for entry in answer.get("Successful", ()):
@@ -300,12 +300,13 @@ _PAGE_MAX: Final = 1_000
 
 
 class SqsAccount(CloudAccount):
-    """An `Account` over a boto3 SQS client (`boto3.client("sqs", ...)`), whose retries and timeouts stay its own."""
+    """An `Account` over a boto3 SQS client (`boto3.client("sqs", ...)`), which keeps its own retries and timeouts."""
 
     def __init__(
         self, client: Any, *, owner: str | None = None, owns_client: bool = False, clock: Clock = SYSTEM
     ) -> None:
-        """`owner`: account of 12 digits whose queues are meant, if not the caller's. `owns_client`: close it too."""
+        """`owner`: 12 digits, the account that owns the queues, if not the caller's. `owns_client`: close the client
+        too."""
         super().__init__()
         self.client = client
         self._owner = owner
@@ -314,7 +315,7 @@ class SqsAccount(CloudAccount):
         self._calls = Calls(client)
 
     def queue(self, name: str) -> SqsQueue:
-        """A queue that exists. Raises QueueMissing."""
+        """An existing queue. Raises QueueMissing."""
         queue = SqsQueue(self, self._calls, name, self._url(name), self._clock)
         return self._opened(queue)
 
@@ -323,7 +324,7 @@ class SqsAccount(CloudAccount):
         return capabilities_of(name)
 
     def create(self, name: str, template: Template | None = None) -> bool:
-        """CreateQueue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         template = template or Template()
         dead_letter_arn = None
         if template.dead_letter_queue is not None:
@@ -362,7 +363,7 @@ class SqsAccount(CloudAccount):
             given["NextToken"] = token
 
     def close(self) -> None:
-        """Close the queues; the client too if it is ours."""
+        """Close the queues; also the client if we own it."""
         self._close_queues()
         self._calls.close()
         if self._owns_client:

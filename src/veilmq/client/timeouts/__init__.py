@@ -1,8 +1,8 @@
-"""How long a lease should be: learnt from what processing takes.
+"""How long a lease should be: learnt from processing times.
 
-Strategy: `Survival` is what is known of processing times, `plan_of` the cheapest schedule of leases for it,
-`AdaptiveTimeout` the two together, message type by message type, as a plan for a LeaseKeeper. `ThresholdTimeout` is the
-document's own counter rule (document 003). Source: documents 003 and 004; docs/patterns/adaptive-timeout.md.
+Strategy: `Survival` holds what is known of processing times, and `plan_of` computes the cheapest schedule of leases for
+it. `AdaptiveTimeout` combines the two for each message type, as a plan for a LeaseKeeper. `ThresholdTimeout` is
+document 003's own rule of counting failed deletes. Source: documents 003 and 004; docs/patterns/adaptive-timeout.md.
 """
 
 from veilmq.client.timeouts.adaptive import AdaptiveTimeout, PublishedPlan

@@ -1,12 +1,13 @@
-"""Leases that fit the work: learnt per message type, planned anew when enough was learnt.
+"""Leases that fit the work: learnt for each message type, and planned again as more is learnt.
 
-Strategy: what happens to attempts goes into a survival curve a type; every so often the cheapest schedule for it is
-planned, and swapped in whole, so that readers need no lock. Too many duplicates shut the guard: margins grow until they
-cease. A type of which little is known yet plays by what all types together show. See docs/patterns/adaptive-timeout.md.
+Strategy: the outcome of each attempt goes into its type's survival curve. From time to time the cheapest schedule for
+the curve is computed and replaced as a whole, so readers need no lock. If there are too many duplicates, margins grow
+until they stop. A type about which little is known uses the schedule of all types together. See
+docs/patterns/adaptive-timeout.md.
 
-Published: asked for now and then through `Queue.recommended`, which both our adapters answer; between two questions the
-last answer holds, and where nobody published anything a steady heartbeat does. A type's first lease is also the length
-of each extension: the pipeline chose it with renewals in mind.
+Published plans: read at intervals through `Queue.recommended`, which both our adapters implement. Between two reads the
+last answer is used; where nothing was published, a steady heartbeat. A type's first lease is also the length of each
+extension: the pipeline chose it with renewals in mind.
 """
 
 import threading
@@ -22,20 +23,20 @@ from veilmq.client.timeouts.schedule import MARGINS, Costs, Schedule, Survival, 
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 TYPES_MAX: Final = 256
-"""Types that are told apart; what comes after them is learnt together."""
+"""Types that are learnt separately; all further types are learnt together."""
 GUARD_SHARE: Final = 0.005
-"""Of the attempts, duplicates beyond which margins grow (the promise is one in a hundred)."""
+"""Share of attempts: with more duplicates than this, margins grow (the promise is one in a hundred)."""
 _LEARNT_MIN: Final = 10
-"""Attempts of a type before it has a schedule of its own."""
+"""Attempts of a type before it gets its own schedule."""
 _REPLAN_GROWTH: Final = 1.15
 _REPLAN_MAX: Final = 50
-"""A schedule is planned anew after 15 % more attempts, but after 50 at the latest."""
+"""A new schedule is computed after 15 % more attempts, but after 50 at the latest."""
 _CRASH_SHARE_MIN: Final = 0.1
-"""Of the given rate of crashes: no quiet time makes workers look safer than that."""
+"""Of the given crash rate: the learnt rate never falls below this share, however long no crash is seen."""
 _CRASH_PRIOR: Final = 3.0
-"""Crashes that the given rate is worth before any was seen ..."""
+"""The weight of the given crash rate, in crashes ..."""
 _LATE_PRIOR: Final = 2_000.0
-"""... and extensions, for the given share of late ones."""
+"""... and of the given share of late extensions, in extensions."""
 _GUARD_MEMORY: Final = 400.0
 
 
@@ -51,10 +52,10 @@ class _Kind:
 class AdaptiveTimeout:
     """A plan (`veilmq.client.keeper.states.Plan`) that learns. Thread-safe.
 
-    It names a lease for every message, so that no queue's own timeout counts. LeaseKeeper feeds it. Crashes are learnt
-    from what they leave: in a fleet of like workers each receives as many messages again, on the average, as it
-    causes to be received again, so what comes again beyond its own releases and losses is what crashes brought.
-    `vanished` is for whoever knows of a crash itself, and then in the place of `redelivered`.
+    It names a lease for every message, so a queue's own timeout is never used. LeaseKeeper feeds it. Crashes are learnt
+    from redeliveries: in a fleet of similar workers, each worker on average receives as many redeliveries as it causes.
+    So the redeliveries beyond its own releases and lost leases are due to crashes. Callers that detect a crash
+    themselves call `vanished`, in place of `redelivered`.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class AdaptiveTimeout:
         longest: float = 43_200.0,
         half_life: float = 400.0,
     ) -> None:
-        """costs: what things are worth; its rates are where learning starts. shortest, longest: of a lease, seconds.
+        """costs: the relative costs; its rates are the starting point of learning. shortest, longest: of a lease,
+        seconds.
 
-        half_life: attempts after which one counts half. Raises ParameterInvalid for values that cannot be.
+        half_life: attempts after which an attempt counts half. Raises ParameterInvalid for invalid values.
         """
         if checked.positive(shortest, "shortest") >= checked.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="shortest", reason=f"{shortest!r} is not below longest, {longest!r}")
@@ -78,7 +80,7 @@ class AdaptiveTimeout:
         self._kinds: dict[str | None, _Kind] = {}
         self._everything = _Kind(half_life)
         self._lock = threading.Lock()
-        # Rates are learnt over all types: events and what they are counted against, both with a prior.
+        # Rates are learnt over all types, as events and the amount that they are divided by, both with a prior.
         self._crashes = _CRASH_PRIOR
         self._held_s = _CRASH_PRIOR / max(self._costs.crashes_per_second, 1e-9)
         self._late = _LATE_PRIOR * self._costs.late_share
@@ -92,7 +94,7 @@ class AdaptiveTimeout:
     @property
     def margin(self) -> float:
         """Seconds before a lease's end at which it is extended: the longest of any type's schedule."""
-        # A list first: other threads learn of new types meanwhile.
+        # Copy to a list first: other threads may add types meanwhile.
         schedules = [kind.schedule for kind in list(self._kinds.values()) if kind.schedule is not None]
         return max((schedule.margin for schedule in schedules), default=self.schedule_of(None).margin)
 
@@ -102,12 +104,12 @@ class AdaptiveTimeout:
         return schedule.first + self.margin - schedule.margin
 
     def next_lease(self, message: Received, held: float) -> float:
-        """Seconds from an extension of a message that was held for `held` seconds."""
+        """Seconds from an extension of a message that has been held for `held` seconds."""
         schedule = self.schedule_of(message.type)
         return schedule.lease_at(held) + self.margin - schedule.margin
 
     def schedule_of(self, type: str | None) -> Schedule:  # noqa: A002 the field's name
-        """The schedule of a message type, or of all together while little is known of it."""
+        """The schedule of a message type, or that of all types while little is known of it."""
         kind = self._kinds.get(type)
         schedule = self._everything.schedule if kind is None or kind.schedule is None else kind.schedule
         assert schedule is not None
@@ -124,25 +126,25 @@ class AdaptiveTimeout:
         self._learn(message.type, held, finished=False)
 
     def lost(self, message: Received, held: float) -> None:
-        """The lease ended under a living worker: a duplicate start."""
+        """The lease ended while its worker was alive: a duplicate start."""
         with self._lock:
             self._duplicates += 1
-            self._crashes -= 1  # somebody gets it again
+            self._crashes -= 1  # it will be redelivered
             self._guard()
         self._learn(message.type, held, finished=False)
 
     def redelivered(self, message: Received) -> None:
-        """A message came that somebody had before: a worker crashed, or gave it back, or lost it."""
+        """A message was received that had been received before: a worker crashed, released it, or lost its lease."""
         with self._lock:
             self._crashes += 1
 
     def given_back(self, message: Received) -> None:
-        """A worker of ours released it: somebody gets it again, and none crashed."""
+        """One of our workers released it: it will be redelivered without a crash."""
         with self._lock:
             self._crashes -= 1
 
     def late(self, seconds: float) -> None:
-        """An extension took effect; `seconds` after it was due, 0 if it came in time."""
+        """An extension took effect `seconds` after it was due; 0 if it was in time."""
         with self._lock:
             self._extensions += 1
             if seconds > 0:
@@ -178,7 +180,7 @@ class AdaptiveTimeout:
             kind.replan_at = _LEARNT_MIN
 
     def _guard(self) -> None:
-        """Longer margins while too many messages are started twice."""
+        """Increase margins while too many messages are started twice."""
         if self._duplicates > 1 and self._duplicates / self._attempts > GUARD_SHARE:
             longer = [margin for margin in MARGINS if margin > self._margin_floor]
             if longer:
@@ -187,7 +189,7 @@ class AdaptiveTimeout:
 
     @property
     def costs(self) -> Costs:
-        """What things are worth, with the rates as they were learnt so far."""
+        """The costs, with the rates learnt so far."""
         return msgspec.structs.replace(
             self._costs,
             crashes_per_second=max(self._crashes / self._held_s, self._costs.crashes_per_second * _CRASH_SHARE_MIN),
@@ -203,9 +205,8 @@ class PublishedPlan:
         self, queue: Queue, *, default: float = 30.0, margin: float = 15.0, every: float = 300.0, clock: Clock = SYSTEM
     ) -> None:
         """default: seconds of a lease where nothing is published. margin: seconds before its end at which a lease is
-        extended. every: seconds between two questions. Raises ParameterInvalid; what that raises is raised by the
-        first question, here, and passed over later.
-        """
+        extended. every: seconds between two reads. Raises ParameterInvalid. An error of the first read is raised here;
+        errors of later reads are ignored."""
         if not checked.positive(margin, "margin") < checked.positive(default, "default"):
             raise ParameterInvalid(parameter="margin", reason=f"must be above 0 and below default = {default:g} s")
         checked.positive(every, "every", may_be_endless=True)
@@ -232,7 +233,7 @@ class PublishedPlan:
         return max(self._default if lease is None else lease, self._margin * 2)
 
     def next_lease(self, message: Received, held: float) -> float:
-        """Seconds; the first lease again."""
+        """Seconds; the same as the first lease."""
         return self.first_lease(message)
 
     def _current(self) -> Recommended | None:
@@ -244,5 +245,5 @@ class PublishedPlan:
         try:
             self._found = self._queue.recommended()
         except VeilError:
-            return self._found  # the plan of before is better than none
+            return self._found  # an old plan is better than none
         return self._found

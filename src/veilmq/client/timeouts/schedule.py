@@ -1,18 +1,18 @@
 """The cheapest schedule of leases for a survival curve: optimal inspection.
 
-Strategy: a lease is a promise to look again. Looking often costs calls, and each call may be late; looking seldom costs
-recovery when a worker dies. At each age of an attempt the schedule says how long the next lease should be. Found
-backwards from the greatest age (dynamic programming over the survival curve's bucket bounds): at age t, the next look
-at age u costs what a crash between t and u would wait for, plus, if the attempt lives to u, the call, the chance that
-it comes too late, and the best that follows. The margin (how long before its end a lease is extended) is one number for
-the whole schedule, the best of a few. Source: Barlow and Proschan, "Mathematical Theory of Reliability", on optimal
-inspection.
+Strategy: a lease's end is the next inspection of an attempt. Frequent inspections cost calls, and each call may be
+late; rare ones cost recovery time when a worker dies. For each age of an attempt, the schedule gives the length of the
+next lease. It is computed backwards from the greatest age (dynamic programming over the survival curve's bucket
+bounds). At age t, a next inspection at age u costs the expected wait after a crash between t and u; if the attempt
+lives to u, it also costs the call, the risk that the call is late, and the best schedule from u on. The margin (how
+long before its end a lease is extended) is one number for the whole schedule, the best of a few. Source: Barlow and
+Proschan, "Mathematical Theory of Reliability", on optimal inspection.
 
-Survival: times fall into buckets whose bounds grow by a constant factor, so that seconds and hours cost the same few
-numbers. An attempt that finished is an event in its bucket; one whose worker vanished is censored at its last sign of
-life: it took longer than that, nobody knows how much. The curve is Kaplan and Meier's. Old attempts count less and less
-(`half_life`), so that the curve follows a drift; a prior of a few attempts, spread evenly over the logarithm of time,
-speaks where nothing was seen yet. Source: docs/patterns/adaptive-timeout.md; Kaplan and Meier 1958.
+Survival: times fall into buckets whose bounds grow by a constant factor, so that short and long times need equally few
+buckets. An attempt that finished is an event in its bucket. One whose worker vanished is censored at its last sign of
+life: it took longer, but nobody knows how much. The estimator is Kaplan-Meier's. Old attempts count less and less
+(`half_life`), so that the curve follows a drift. A prior of a few attempts, spread evenly over the logarithm of time,
+applies where nothing has been seen yet. Source: docs/patterns/adaptive-timeout.md; Kaplan and Meier 1958.
 """
 
 from bisect import bisect_right
@@ -25,13 +25,13 @@ import msgspec
 from veilmq.client import checked
 
 SHORTEST: Final = 0.05
-"""Seconds: everything shorter is one bucket."""
+"""Seconds: all shorter times share one bucket."""
 LONGEST: Final = 2 * 86_400.0
 GROWTH: Final = 1.1
 BUCKETS: Final = int(log(LONGEST / SHORTEST) / log(GROWTH)) + 1
 PRIOR_WEIGHT: Final = 3.0
 _PRIOR_FADES: Final = 20.0
-"""Attempts seen at which the prior is worth half."""
+"""Number of attempts at which the prior's weight is halved."""
 _PRIOR_SHORTEST: Final = 1.0
 _PRIOR_LONGEST: Final = 4 * 3_600.0
 _SCALE_MAX: Final = 1e100
@@ -54,9 +54,9 @@ class Survival:
     """Processing times of one kind of message. Not thread-safe."""
 
     def __init__(self, half_life: float | None = 400, prior_weight: float = PRIOR_WEIGHT) -> None:
-        """half_life: after so many attempts more, 1 at the least, one counts half; None: never less.
+        """half_life: after this many more attempts, at least 1, an attempt counts half; None: attempts never fade.
 
-        prior_weight: how many attempts the prior is worth; 0: no prior. Raises ParameterInvalid.
+        prior_weight: the weight of the prior in attempts; 0: no prior. Raises ParameterInvalid.
         """
         if half_life is not None:
             checked.number(half_life, "half_life", 1, inf)
@@ -67,29 +67,29 @@ class Survival:
         self._censored = [0.0] * (BUCKETS + 1)
         self._prior_weight = prior_weight
         self.attempts = 0
-        """Ever added."""
+        """All attempts ever added."""
 
     def finished(self, seconds: float) -> None:
-        """An attempt took exactly so long."""
+        """An attempt took exactly this long."""
         self._finished[bucket_of(seconds)] += self._weight()
 
     def censored(self, seconds: float) -> None:
-        """An attempt was alive at `seconds`, and then nobody knows."""
+        """An attempt was alive at `seconds`; its end is unknown."""
         self._censored[bucket_of(seconds)] += self._weight()
 
     @property
     def weight(self) -> float:
-        """How many attempts of today all that is remembered is worth."""
+        """The total weight of all attempts remembered; a new attempt has weight 1."""
         return (sum(self._finished) + sum(self._censored)) / self._scale
 
     @property
     def reach(self) -> float:
-        """Seconds up to which the curve rests on attempts seen; beyond, on the prior alone. 0: nothing seen."""
+        """Seconds up to which the curve is based on attempts seen; beyond, on the prior alone. 0: nothing seen."""
         seen = [at for at in range(BUCKETS + 1) if self._finished[at] + self._censored[at] > 1e-6 * self._scale]
         return bound_of(seen[-1]) if seen else 0.0
 
     def curve(self) -> list[float]:
-        """For each bucket, the chance that an attempt takes longer than its upper bound; never quite 0."""
+        """For each bucket, the probability that an attempt takes longer than its upper bound; never exactly 0."""
         seen = self.weight
         prior = _prior(self._prior_weight * self._scale * _PRIOR_FADES / (_PRIOR_FADES + seen))
         at_risk = sum(self._finished) + sum(self._censored) + sum(prior)
@@ -98,7 +98,7 @@ class Survival:
         for finished, censored, expected in zip(self._finished, self._censored, prior, strict=True):
             ended = finished + expected
             if at_risk > 0 and ended > 0:
-                # Within a bucket, the censored ones left on the average in its middle.
+                # Censored attempts left, on average, in the middle of the bucket.
                 hazard = ended / max(at_risk - censored / 2, ended)
                 alive *= 1 - hazard
             at_risk -= ended + censored
@@ -106,7 +106,7 @@ class Survival:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Seconds within which that share of attempts finishes; None if the attempts seen do not reach so far."""
+        """Seconds within which that share of attempts finishes; None beyond the range of the attempts seen."""
         for bucket, alive in enumerate(self.curve()):
             if alive <= 1 - share:
                 bound = bound_of(bucket)
@@ -133,31 +133,31 @@ def _prior(weight: float) -> list[float]:
 MARGINS: Final = (2.0, 3.0, 5.0, 8.0, 11.0, 15.0, 20.0, 25.0, 30.0, 40.0, 60.0)
 """Seconds: the margins that a schedule chooses from."""
 DUPLICATES_MAX: Final = 0.004
-"""Duplicate starts an attempt that a schedule may expect (the promise is one in a hundred messages)."""
+"""Duplicate starts that a schedule may expect for an attempt (the promise is one in a hundred messages)."""
 STEP_MIN: Final = 1.0
-"""Seconds between two looks, at the least."""
+"""Minimum seconds between two inspections."""
 _ALIVE_MIN: Final = 1e-200
 _COST_MAX: Final = 1e12
-"""Sums of products of them have a float."""
+"""So that sums of products of costs stay within a float."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a second, a duplicate and a call are worth, and how the world behaves. All in one unit of cost.
+    """The costs of a second, a duplicate and a call, and the rates of crashes and late calls. All costs in one unit.
 
-    Raises ParameterInvalid for values that cannot be.
+    Raises ParameterInvalid for invalid values.
     """
 
     recovery: float = 1.0
-    """A second in which a crashed worker's message waits for its lease to end."""
+    """Per second that a crashed worker's message waits for its lease to end."""
     duplicate: float = 120.0
-    """A message started again while its first worker lives."""
+    """Per message that is started again while its first worker is alive."""
     extend: float = 0.01
-    """One call that extends a lease."""
+    """Per call that extends a lease."""
     crashes_per_second: float = 1 / 7_200
     late_share: float = 0.002
-    """Of the extensions, how many come late ..."""
+    """Share of the extensions that are late ..."""
     late_mean: float = 8.0
-    """... and by how many seconds, exponentially."""
+    """... and their mean delay in seconds, exponentially distributed."""
 
     def __post_init__(self) -> None:
         for name in ("recovery", "duplicate", "extend", "crashes_per_second"):
@@ -167,19 +167,19 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """Which lease at which age of an attempt. `ages` grow from 0, each with its lease, in seconds."""
+    """The lease for each age of an attempt. `ages` increase from 0, each with its lease, in seconds."""
 
     ages: tuple[float, ...]
     leases: tuple[float, ...]
     margin: float
     cost: float
-    """What an attempt is expected to cost."""
+    """Expected cost of an attempt."""
     duplicates: float = 0.0
-    """How many duplicate starts an attempt is expected to have."""
+    """Expected duplicate starts of an attempt."""
 
     @property
     def first(self) -> float:
-        """The lease to receive with."""
+        """The lease to ask for at receive."""
         return self.leases[0]
 
     def lease_at(self, age: float) -> float:
@@ -196,9 +196,9 @@ def plan_of(
     margins: Sequence[float] = MARGINS,
     duplicates_max: float = DUPLICATES_MAX,
 ) -> Schedule:
-    """The cheapest schedule for a curve (`Survival.curve`) whose leases are from `shortest` to `longest` seconds.
+    """The cheapest schedule for a curve (`Survival.curve`) with leases from `shortest` to `longest` seconds.
 
-    Schedules with more than `duplicates_max` duplicate starts an attempt are passed over, while there are others.
+    Schedules with more than `duplicates_max` duplicate starts an attempt are chosen only if there are no others.
     """
     costs = costs or Costs()
     usable = [margin for margin in margins if margin + STEP_MIN <= longest] or [min(margins)]
@@ -212,7 +212,8 @@ def _with_margin(curve: Sequence[float], costs: Costs, margin: float, shortest: 
     alive = [1.0, *(curve[bucket] for bucket in range(BUCKETS + 1) if bound_of(bucket) >= STEP_MIN)]
     rate = costs.crashes_per_second
     alive = [max(share * exp(-rate * age), _ALIVE_MIN) for age, share in zip(ages, alive, strict=True)]
-    # Areas under the curve up to each age, and of age times it: a crash at age s waits from s to the lease's end.
+    # Integrals of the curve up to each age, and of age times the curve: after a crash at age s, the message waits from
+    # s to the lease's end.
     area, moment = _integrals(ages, alive)
     too_late = costs.late_share * exp(-margin / costs.late_mean)
     late = costs.extend + costs.duplicate * too_late
@@ -226,7 +227,7 @@ def _with_margin(curve: Sequence[float], costs: Costs, margin: float, shortest: 
     leap[-1] = steady
     for i in range(count - 2, -1, -1):
         at, living = ages[i], alive[i]
-        # First choice: look at a steady pace until the next age, several times if the ages lie far apart.
+        # First option: inspect at a steady pace until the next age, several times if the ages are far apart.
         looks = max(1, round((ages[i + 1] - at) / steady))
         chosen, to = (ages[i + 1] - at) / looks, i + 1
         at_risk = area[i + 1] - area[i]
@@ -260,22 +261,22 @@ def _integrals(ages: Sequence[float], alive: Sequence[float]) -> tuple[list[floa
         low, high = alive[i - 1], alive[i]
         part = width * (low + high) / 2
         area.append(area[-1] + part)
-        # Of a trapezoid, exactly.
+        # Exact for a trapezoid.
         centre = ages[i - 1] * part + width * width * (low + 2 * high) / 6
         moment.append(moment[-1] + centre)
     return area, moment
 
 
 def _steady_step(costs: Costs, late: float) -> float:
-    """The step of a steady heartbeat, for an attempt of which nothing is known but that it goes on.
+    """The step of a steady heartbeat, for an attempt that is only known to go on.
 
-    A second costs rate * step / 2 for crashes and late / step for calls: the best step is their balance.
+    A second costs rate * step / 2 for crashes and late / step for calls: the best step balances both.
     """
     rate = max(costs.crashes_per_second * costs.recovery, 1e-12)
     return float((2 * late / rate) ** 0.5)
 
 
 def _for_ever(costs: Costs, late: float, margin: float, step: float) -> float:
-    """What such an attempt costs until it crashes, or for two hours where nothing ever does."""
+    """The cost of such an attempt until it crashes, or for two hours if there are no crashes."""
     rate = costs.crashes_per_second
     return (costs.recovery * rate * (step / 2 + margin) + late / step) / max(rate, 1 / 7_200)

@@ -1,8 +1,8 @@
-"""Document 003's counter rule, as it stands.
+"""Document 003's rule of counting failed deletes, unchanged.
 
-Strategy: count the deletes that fail because the message came back; when so many failed within a window, raise the
-timeout, and tell the senders. Nothing lowers it again. Source: document 003, "counting at the worker roles how many
-times message deletes are failing ... communicate that back to the front-end web roles".
+Strategy: count the deletes that fail because the message was redelivered. When enough of them failed within a window,
+raise the timeout and report it to the senders. The timeout is never lowered. Source: document 003, "counting at the
+worker roles how many times message deletes are failing ... communicate that back to the front-end web roles".
 """
 
 import math
@@ -17,7 +17,7 @@ from veilmq.model.errors import ParameterInvalid
 
 
 class ThresholdTimeout:
-    """A plan (`veilmq.client.keeper.states.Plan`) of one timeout that grows. Thread-safe."""
+    """A plan (`veilmq.client.keeper.states.Plan`) with one growing timeout. Thread-safe."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class ThresholdTimeout:
         tell: Callable[[float], object] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """After `failures` failed deletes within `window` seconds the timeout is `factor` times as long.
+        """After `failures` failed deletes within `window` seconds, the timeout is multiplied by `factor`.
 
         timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. tell: called
-        with each new timeout, in the thread in which a delete failed: it passes it on to the senders, which name it as
-        their messages' `lease_hint`. Raises ParameterInvalid for values that cannot be.
+        with each new timeout, in the thread whose delete failed; it passes the timeout to the senders, which set it as
+        their messages' `lease_hint`. Raises ParameterInvalid for invalid values.
         """
         if checked.positive(timeout, "timeout") > checked.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is above longest, {longest!r}")
@@ -71,10 +71,10 @@ class ThresholdTimeout:
         return self.timeout
 
     def finished(self, message: Received, held: float) -> None:
-        """A delete that worked says nothing here."""
+        """Ignored: the delete succeeded."""
 
     def lost(self, message: Received, held: float) -> None:
-        """A delete failed because the message had come back."""
+        """A delete failed because the message was redelivered."""
         now = self._clock.monotonic()
         with self._lock:
             self._failed.append(now)
@@ -89,7 +89,7 @@ class ThresholdTimeout:
             self._tell(raised)
 
     def vanished(self, message: Received, held: float) -> None:
-        """A worker that crashed says nothing here."""
+        """Ignored: a crash does not count."""
 
     def late(self, seconds: float) -> None:
-        """A late extension says nothing here."""
+        """Ignored: a late extension does not count."""

@@ -1,8 +1,8 @@
 """Topics whose subscribers pull: every subscription is a queue.
 
-Strategy: `definitions` is which topics there are and what their subscriptions are, durable and shared; `making` creates
-and deletes them; `topic` publishes; `encoding` is raw or base64 bodies; `native` is where a topic of the service's own
-serves (`Capabilities.native_topics`). Source: the documents' CloudPullTopic.
+Strategy: `definitions` stores which topics exist and their subscriptions, durably and for all publishers; it also
+encodes bodies, raw or base64. `making` creates and deletes topics. `topic` publishes, through a topic of the service's
+own where it has one (`Capabilities.native_topics`). Source: the documents' CloudPullTopic.
 """
 
 from veilmq.client.topics.definitions import Definition, Definitions, Encoding, Form, Subscription, decoded

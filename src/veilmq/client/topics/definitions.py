@@ -1,15 +1,15 @@
-"""Which topics there are: one small JSON object each, in a directory or bucket that all publishers can reach.
+"""Which topics exist: one small JSON object each, in a directory or bucket that all publishers can reach.
 
     {"topic": "news", "state": "ready", "created": ["a"],
      "form": "fan-out", "subscriptions": [{"name": "a", "queue": "a", "tags": ["urgent"], "encoding": "raw"}]}
 
-Strategy: a queue has no place to keep such a list that every protocol lets us read, so it is kept beside the queues.
-The object exists before the first queue is made and after the last one is deleted, and lists the queues that were made
-for the topic as they are made: whatever a crash leaves can be deleted, and nothing else is.
+Strategy: no place in a queue for such a list is readable in every protocol, so it is kept beside the queues. The object
+is written before the first queue is created and removed after the last one is deleted. It lists each queue that was
+created for the topic. So everything that a crash leaves can be deleted, and nothing else is.
 
-Encodings: what a subscription gets is settled when it is made, and a base64 body says so in an attribute where there
-are any. A reader says which it wants; what is not that is a typed error, never a guess. Source: the documents'
-RawTopicMessage and getMessageBodyAsRawString; RFC 4648, section 4.
+Encodings: a subscription's encoding is fixed when it is created; a base64 body says so in an attribute, where
+attributes exist. A reader names the encoding that it expects; any other is a typed error, never a guess. Source: the
+documents' RawTopicMessage and getMessageBodyAsRawString; RFC 4648, section 4.
 """
 
 import base64
@@ -34,9 +34,9 @@ class Encoding(StrEnum):
     """How a subscription gets bodies."""
 
     RAW = "raw"
-    """As they were published."""
+    """Unchanged."""
     BASE64 = "base64"
-    """In base64 of their UTF-8, as MNS's own topics and older SDKs have them."""
+    """The UTF-8 in base64, as in MNS's own topics and older SDKs."""
 
 
 def encoded(body: str, encoding: Encoding) -> str:
@@ -64,7 +64,7 @@ _DIRECTORY: Final = "topics"
 
 
 class State(StrEnum):
-    """How far the making of a topic got."""
+    """How far the creation of a topic has progressed."""
 
     CREATING = "creating"
     READY = "ready"
@@ -75,9 +75,9 @@ class Form(StrEnum):
     """How a publish reaches the queues."""
 
     NATIVE = "native"
-    """By a topic of the service's own: one request, to all queues or to none."""
+    """Through a topic of the service's own: one request, to all queues or to none."""
     FAN_OUT = "fan-out"
-    """By us: a batch a queue."""
+    """By us: one batch for each queue."""
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class Subscription(msgspec.Struct, frozen=True):
     queue: str
     """Its endpoint."""
     tags: tuple[str, ...] = ()
-    """Gets messages with one of these tags; none: all."""
+    """Gets messages with one of these tags; empty: all."""
     encoding: Encoding = Encoding.RAW
 
 
@@ -98,12 +98,12 @@ class Definition(msgspec.Struct, frozen=True):
     subscriptions: tuple[Subscription, ...]
     state: State = State.READY
     created: tuple[str, ...] = ()
-    """Queues that were made for it, and go with it."""
+    """Queues that were created for the topic, and are deleted with it."""
     form: Form = Form.FAN_OUT
 
 
 class _Added(Definition, frozen=True):
-    """A definition as it is first written: readers pass over the token, by which its writer knows it again."""
+    """A definition as it is first written: the writer recognises its own write by the token; readers ignore it."""
 
     token: str = ""
 
@@ -112,23 +112,22 @@ class Definitions:
     """The topics below one URL. Any thread; all calls raise ObjectStoreFailed."""
 
     def __init__(self, store: str | ObjectStore) -> None:
-        """store: a URL as large messages take it, e.g. `file:///var/lib/app` or `s3://bucket/app`, the same for
-        everybody who publishes. Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
-        """
+        """store: a URL as for large messages, e.g. `file:///var/lib/app` or `s3://bucket/app`; the same for all
+        publishers. Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`)."""
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
 
     def add(self, definition: Definition) -> None:
-        """Raises TopicExists. Of two who add at once one wins, on local files, memory and Amazon S3."""
+        """Raises TopicExists. Of two concurrent calls one succeeds, on local files, memory and Amazon S3."""
         added = _Added(**structs.asdict(definition), token=secrets.token_hex(16))
         if not self._store.create(_key(definition.topic), msgspec.json.encode(added)):
             raise TopicExists(topic=definition.topic, reason="it was made at the same time")
 
     def write(self, definition: Definition) -> None:
-        """Over what is there."""
+        """Overwrite the definition."""
         self._store.put(_key(definition.topic), msgspec.json.encode(definition))
 
     def find(self, topic: str) -> Definition | None:
-        """The topic, in any state. Raises TopicExists if there is something else in its place."""
+        """The topic, in any state. Raises TopicExists if something else is stored under its name."""
         raw = self._store.get(_key(topic))
         if raw is None:
             return None
@@ -138,7 +137,7 @@ class Definitions:
             raise TopicExists(topic=topic, reason=f"its definition cannot be read: {error}") from None
 
     def get(self, topic: str) -> Definition:
-        """The topic, if it is ready. Raises TopicMissing, TopicExists (half made or half deleted)."""
+        """The topic, if it is ready. Raises TopicMissing, TopicExists (partly created or partly deleted)."""
         found = self.find(topic)
         if found is None:
             raise TopicMissing(topic=topic)
@@ -147,11 +146,11 @@ class Definitions:
         return found
 
     def remove(self, topic: str) -> None:
-        """Twice is once."""
+        """Idempotent."""
         self._store.remove(_key(topic))
 
     def names(self) -> list[str]:
-        """The topics there are, in any state."""
+        """The names of all topics, in any state."""
         found = (each.key.rpartition("/")[2] for each in self._store.list(_DIRECTORY))
         return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
 

@@ -1,9 +1,10 @@
-"""Making a topic, whole or not at all, and opening one that is there.
+"""Creates a topic completely or not at all, and opens an existing one.
 
-Strategy: the definition is written first, so that one of two who make the same topic at once wins; then the queues,
-each noted as it is made; then the definition is ready. An error on the way takes back what this call made, and what a
-crash leaves is finished by making the topic again or by deleting it. An existing topic is taken only if it is the same.
-Source: the documents' createPullTopic(topicMeta, queueNameList, needCreateQueue, queueMetaTemplate).
+Strategy: the definition is written first, so that only one of two concurrent calls for the same topic succeeds. Then
+the queues are created, each recorded in the definition; then the definition becomes ready. After an error, everything
+that this call created is removed. After a crash, creating the topic again completes it, or deleting it removes the
+rest. An existing topic is accepted only if it is the same. Source: the documents' createPullTopic(topicMeta,
+queueNameList, needCreateQueue, queueMetaTemplate).
 """
 
 import contextlib
@@ -45,17 +46,17 @@ def create_pull_topic(
     bodies: Bodies | None = None,
     form: Form | str | None = None,
 ) -> PullTopic:
-    """Make the topic, or open it if it is there and the same.
+    """Create the topic, or open it if the same one exists.
 
-    queue_names: one queue a subscription; a mapping names subscriptions that are called otherwise than their queues.
-    definitions: where topics are written down, or its URL. create_queues: make the queues that are missing, with the
-    settings of `template`; they go when the topic is deleted. tags, encodings: by subscription; without: all messages,
-    raw. bodies: see `PullTopic`. form: None takes a topic of the service's own where it has any and the names, tags and
-    encodings fit it; of a topic that is there, its own form.
+    queue_names: one queue for each subscription; a mapping for subscriptions whose names differ from their queues'.
+    definitions: where topics are recorded, or its URL. create_queues: create missing queues, with the settings of
+    `template`; they are deleted with the topic. tags, encodings: by subscription; default: all messages, raw. bodies:
+    see `PullTopic`. form: None uses a topic of the service's own if it has them and the names, tags and encodings fit;
+    for an existing topic, its own form.
 
-    Raises ParameterInvalid; SubscriptionExists, TopicExists (it is there, and another); QueueMissing (without
-    create_queues); CapabilityMissing (form=native where there is none, or what it cannot do); what `Account.create`
-    raises; ObjectStoreFailed. After any of them there is no more than before.
+    Raises ParameterInvalid; SubscriptionExists, TopicExists (a different one exists); QueueMissing (without
+    create_queues); CapabilityMissing (form=native where it does not exist or cannot do this); what `Account.create`
+    raises; ObjectStoreFailed. After any of them, nothing new is left.
     """
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
     wanted = Definition(topic, _subscriptions(queue_names, tags or {}, encodings or {}), State.CREATING)
@@ -88,7 +89,7 @@ def create_pull_topic(
 
 
 class _Making:
-    """A topic on the way, and what of it this call made: what an error takes back."""
+    """A topic being created, and which parts this call created: an error removes these."""
 
     def __init__(
         self, account: Account, where: Definitions, wanted: Definition, there: Definition | None, bodies: Bodies | None
@@ -102,36 +103,36 @@ class _Making:
         self._native = False
 
     def make_queues(self, template: Template | None) -> None:
-        """Those that are missing, each noted as it is made."""
+        """Create the missing queues, each recorded when it is created."""
         for each in self._wanted.subscriptions:
             if self._account.create(each.queue, template):
                 self._queues.append(each.queue)
                 self._note(created=(*self._wanted.created, each.queue))
 
     def make_native(self, form: Form | None) -> None:
-        """The service's own topic with its subscriptions, if it can have it and `form` does not forbid it.
+        """Create the service's own topic with its subscriptions, if the service can and `form` allows it.
 
         Raises CapabilityMissing, TopicExists, SubscriptionExists.
         """
         native = form is not Form.FAN_OUT and native_topics_of(self._account, self._wanted, self._bodies)
         if native:
-            self._note(form=Form.NATIVE)  # before the service has it: a crash from here on leaves nothing unknown
+            self._note(form=Form.NATIVE)  # recorded before the service creates it, so a crash leaves nothing unrecorded
             self._native = native.create(self._wanted.topic, [each.queue for each in self._wanted.subscriptions])
             _subscribe(native, self._wanted)
         elif form is Form.NATIVE:
             raise CapabilityMissing(capability="native_topics")
         elif self._there is not None:
-            delete_native(self._account, self._there)  # begun in the other form
+            delete_native(self._account, self._there)  # an earlier call began in the other form
 
     def end(self) -> PullTopic:
-        """The definition says that all is there."""
+        """Mark the definition as ready."""
         ready = msgspec.structs.replace(self._wanted, state=State.READY)
         topic = PullTopic(self._account, self._where, ready, bodies=self._bodies)
         self._where.write(ready)
         return topic
 
     def take_back(self) -> None:
-        """Undo what this call did; what cannot be undone is logged, and the definition says what is left."""
+        """Undo what this call did. A failure to undo is logged, and the definition still lists what is left."""
         topic = self._wanted.topic
         if self._native:
             try:
@@ -161,7 +162,7 @@ def _checked_form(form: Any) -> Form:
 
 
 def _subscribe(native: NativeTopics, wanted: Definition) -> None:
-    """Raises TopicExists, SubscriptionExists if the service has a topic of that name with others than ours."""
+    """Raises TopicExists, SubscriptionExists if the service's topic of that name has other subscriptions."""
     ours = {each.name: each for each in natively(wanted.subscriptions)}
     for there in native.subscriptions(wanted.topic):
         mine = ours.get(there.name)
@@ -177,13 +178,13 @@ def _subscribe(native: NativeTopics, wanted: Definition) -> None:
 def open_pull_topic(
     account: Account, topic: str, *, definitions: Definitions | str, bodies: Bodies | None = None
 ) -> PullTopic:
-    """A topic that somebody made. Raises TopicMissing, TopicExists (half made or half deleted), QueueMissing."""
+    """An existing topic. Raises TopicMissing, TopicExists (partly created or partly deleted), QueueMissing."""
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
     return PullTopic(account, where, where.get(topic), bodies=bodies)
 
 
 def delete_pull_topic(account: Account, topic: str, *, definitions: Definitions | str) -> None:
-    """As `PullTopic.delete`, for one in any state: what a crash left, too. Raises TopicMissing."""
+    """Like `PullTopic.delete`, for a topic in any state, even after a crash. Raises TopicMissing."""
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
     found = where.find(topic)
     if found is None:

@@ -1,14 +1,13 @@
 """Publishing: one message to every subscription that wants it.
 
-Strategy: where the service has a topic of its own for this, one request of it, which reaches all queues or none; what
-that cannot carry, and everywhere else, one batch a queue, the queues side by side. Every copy carries the publish's id:
-as deduplication id where the queue is FIFO, so that publishing again with that id adds no second copy there; as an
-attribute elsewhere, by which a consumer can drop one. What failed is named by subscription, and only that need be
-published again. Source: the documents' CloudPullTopic.publishMessage.
+Strategy: if the service has its own topic for this, a publish is one request to it, which reaches all queues or none.
+For messages that it cannot carry, and everywhere else, a publish is one batch for each queue, to all queues at the same
+time. Every copy carries the publish's id: on a FIFO queue as deduplication id, so that publishing again with that id
+adds no second copy; elsewhere as an attribute, by which a consumer can drop duplicates. Failures are reported by
+subscription, and only these need to be published again. Source: the documents' CloudPullTopic.publishMessage.
 
-Native topics: only if all that the pull topic says can be said there: one tag a subscription, bodies as they are
-published and alike for all, and queues that nothing wraps: what is published past a wrapper would miss what the wrapper
-does.
+Native topics: used only if the service can do all that the pull topic asks: one tag a subscription, bodies unchanged
+and the same for all, and queues without wrappers, because a native publish would bypass a wrapper.
 """
 
 import secrets
@@ -38,14 +37,14 @@ from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissin
 
 
 def natively(subscriptions: Iterable[Subscription]) -> list[NativeSubscription]:
-    """The same in the service's words."""
+    """The subscriptions in the service's form."""
     return [NativeSubscription(each.name, each.queue, each.tags[0] if each.tags else None) for each in subscriptions]
 
 
 def native_topics_of(
     account: Account, definition: Definition, bodies: Any, queues: Collection[Queue] | None = None
 ) -> NativeTopics | None:
-    """The service's topics if they serve this one. Raises QueueMissing, if the queues are not given."""
+    """The service's topics if they can serve this one. Raises QueueMissing, if the queues are not given."""
     topics = _topics_of(account)
     if topics is None or _unfit(topics, definition, bodies) is not None:
         return None
@@ -65,7 +64,7 @@ def check_fits(account: Account, definition: Definition, bodies: Any) -> None:
 
 
 def delete_native(account: Account, definition: Definition) -> None:
-    """Delete the service's topic, if there is one of this definition. Raises what the service does."""
+    """Delete the service's topic of this definition, if it exists. Raises what the service does."""
     topics = _topics_of(account)
     if definition.form is Form.NATIVE and topics is not None:
         topics.delete(definition.topic)
@@ -77,7 +76,7 @@ def _topics_of(account: Account) -> NativeTopics | None:
 
 
 def _unfit(topics: NativeTopics, definition: Definition, bodies: Any) -> str | None:
-    """What it asks that the service's topics cannot do."""
+    """What the definition needs that the service's topics cannot do; None if nothing."""
     if bodies is not None:
         return "native topics with bodies that differ"
     if any(each.encoding is not Encoding.RAW for each in definition.subscriptions):
@@ -91,15 +90,15 @@ def _unfit(topics: NativeTopics, definition: Definition, bodies: Any) -> str | N
 ID_ATTRIBUTE: Final = "veilmq.id"
 """Carries the publish's id."""
 ID_CHARACTERS_MAX: Final = 128
-"""SQS's for a deduplication id."""
+"""SQS's limit on a deduplication id."""
 _THREADS_MAX: Final = 8
 
 Bodies = Callable[[Message, Sequence[str]], Sequence[Message]]
-"""From a message and the subscriptions that get it to one message for each (`large.SharedBodies`)."""
+"""Takes a message and its subscriptions, returns one message for each (`large.SharedBodies`)."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """All subscriptions that want it have it."""
+    """All subscriptions that want the message have it."""
 
     id: str
     sent: dict[str, Sent]
@@ -107,7 +106,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class _Copies(msgspec.Struct):
-    """One published message on its way."""
+    """One published message in progress."""
 
     id: str
     given: Message
@@ -122,7 +121,7 @@ class PullTopic(Closing):
     def __init__(
         self, account: Account, definitions: Definitions, definition: Definition, *, bodies: Bodies | None = None
     ) -> None:
-        """bodies: makes the copies of a message, if they are not all alike. Raises QueueMissing."""
+        """bodies: makes the copies of a message, if they differ. Raises QueueMissing."""
         self._account, self._definitions, self._definition = account, definitions, definition
         self._bodies = bodies
         self._queues = {each.name: account.queue(each.queue) for each in definition.subscriptions}
@@ -137,7 +136,7 @@ class PullTopic(Closing):
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
-        """As they were when the topic was opened."""
+        """As of when the topic was opened."""
         return self._definition.subscriptions
 
     def queue(self, subscription: str) -> Queue:
@@ -151,16 +150,16 @@ class PullTopic(Closing):
         self,
         message: str | Message,
         *,
-        id: str | None = None,  # noqa: A002 - the word of the port
+        id: str | None = None,  # noqa: A002 - the port's name
         to: Collection[str] | None = None,
         encoding: Encoding | str | None = None,
     ) -> Published:
-        """Send it to every subscription whose tags it meets.
+        """Send it to every subscription with a matching tag.
 
-        id: of an earlier try, to publish again; None: the message's deduplication id, or a new one. to: these
-        subscriptions only. encoding: what the subscriptions must have; None: each its own. Raises PublishIncomplete
-        (with what is needed to try again); and before anything is sent EncodingMismatch, ParameterInvalid,
-        MessageTooLarge, CapabilityMissing, and what `bodies` raises.
+        id: of an earlier attempt, to publish again; None: the message's deduplication id, or a new one. to: these
+        subscriptions only. encoding: the one that the subscriptions must have; None: each its own. Raises
+        PublishIncomplete (with everything needed to try again). Before anything is sent, raises EncodingMismatch,
+        ParameterInvalid, MessageTooLarge, CapabilityMissing, and what `bodies` raises.
         """
         (answer,) = self._publish([message], id, to, encoding)
         if isinstance(answer, VeilError):
@@ -170,18 +169,18 @@ class PullTopic(Closing):
     def publish_batch(
         self, messages: Sequence[str | Message], *, encoding: Encoding | str | None = None
     ) -> list[Published | VeilError]:
-        """Any number, as one batch a queue; one result or error a message, in order."""
+        """Any number, as one batch for each queue; one result or error for each message, in order."""
         return self._publish(messages, None, None, encoding)
 
     def delete(self) -> None:
-        """Delete the topic and the queues that were made for it, with their messages; other queues stay.
+        """Delete the topic and the queues that were created for it, with their messages; other queues stay.
 
-        Can be repeated after an error. Raises what `Account.delete` raises, but for a queue that is gone.
+        Can be repeated after an error. Raises what `Account.delete` raises, except for a queue that no longer exists.
         """
         delete_topic(self._account, self._definitions, self._definition)
 
     def close(self) -> None:
-        """Let the queues' connections go."""
+        """Close the queues' connections."""
         for queue in self._queues.values():
             queue.close()
 
@@ -209,7 +208,8 @@ class PullTopic(Closing):
         return [each if isinstance(each, VeilError) else self._outcome(each) for each in copies]
 
     def _publish_natively(self, copies: list[_Copies]) -> list[_Copies]:
-        """Publish what the service's own topic can carry to exactly these subscriptions; the others."""
+        """Publish the messages that the service's own topic can carry to exactly these subscriptions; return the
+        others."""
         native = self._native
         if native is None:
             return copies
@@ -284,7 +284,7 @@ class PullTopic(Closing):
         )
 
     def _copy(self, message: Message, publish_id: str, target: Subscription) -> Message:
-        """The message for one queue, which can carry it; an attribute is added where there are any."""
+        """The message for one queue, with our attributes where the queue has them. Raises as `check_sendable`."""
         can = self._queues[target.name].capabilities
         body = encoded(message.body, target.encoding)
         added: dict[str, Any] = {}
@@ -296,7 +296,7 @@ class PullTopic(Closing):
             message,
             body=body,
             attributes={**message.attributes, **added},
-            # The tag did its work: who gets the message is settled.
+            # The tag has already decided who gets the message.
             tag=None,
             deduplication_id=publish_id if can.native_fifo else None,
         )

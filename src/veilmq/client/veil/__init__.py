@@ -1,8 +1,8 @@
 """The veil adapter: our own server, through the VeilMQ operations.
 
-Strategy: thin and fast. `calls` makes the bytes of a signed request and is a queue's way to the server, with our own
-errors; `connections` carries them over sockets that stay open; `messages` turns the port's values into the wire's and
-back; `queue` is the port.
+Strategy: thin and fast. `calls` builds the bytes of a signed request, makes a queue's calls and maps errors;
+`connections` sends them over sockets that stay open; `messages` converts the port's values to the wire's and back;
+`queue` implements the port.
 """
 
 from veilmq.client.veil.queue import VeilAccount, VeilQueue

@@ -1,11 +1,12 @@
-"""A way to the server: one call after another, each with its answer or one of the house's errors.
+"""Calls to the server, each with its answer or one of our errors.
 
-Strategy: a queue and an account have a line each over the same pool, so that each can be closed alone. A request goes
-out again, once and on a new connection, only if nothing of it can have happened, or if to do it twice is to do it once.
-A close cuts off what is under way, but for calls that bring leases: what the server granted comes still, for a while.
+Strategy: each queue and the account have their own calls over a shared pool of connections, so that each can be closed
+alone. A request is repeated, once and on a new connection, only if nothing of it can have happened, or if it is
+idempotent. A close aborts the calls in progress, except calls that bring leases: their answers may still arrive for a
+while.
 
 Signing: three headers are signed (host, x-amz-date, x-amz-target). What stays the same is computed once: the signing
-key for a day (as two prepared states, veilmq.protocols.keyed), everything but the payload's hash and the signature for
+key for a day (as two prepared states, veilmq.protocols.keyed); everything but the payload's hash and the signature for
 a second and operation. A request then costs two SHA-256 and one HMAC. Source: AWS IAM User Guide, "Signature Version 4
 for API requests".
 """
@@ -34,7 +35,7 @@ _TERMINATOR: Final = b"aws4_request"
 
 
 class _Day:
-    """What holds for all requests of a day."""
+    """Values shared by all requests of a day."""
 
     def __init__(self, secret: bytes, day: bytes, region: bytes) -> None:
         self.day = day
@@ -46,7 +47,7 @@ class _Day:
 
 
 class _Second:
-    """What holds for all requests of a second."""
+    """Values shared by all requests of a second."""
 
     def __init__(self, second: int, stamp: bytes, day: _Day) -> None:
         self.second = second
@@ -54,11 +55,11 @@ class _Second:
         self.day = day
         self.to_sign = b"AWS4-HMAC-SHA256\n%b\n%b\n" % (stamp, day.scope)
         self.operations: dict[bytes, tuple[Any, bytes]] = {}
-        """Target -> (SHA-256 state of the canonical request but the payload's hash, head up to the signature)."""
+        """Target -> (SHA-256 state of the canonical request without the payload's hash, head up to the signature)."""
 
 
 class Signer:
-    """Makes requests to one server with one key. Safe for threads: what it remembers is replaced whole."""
+    """Builds requests to one server with one key. Thread-safe: cached values are replaced as a whole."""
 
     def __init__(self, host: str, key: str, secret: str, region: str, token: str | None, clock: Clock) -> None:
         """`host`: the Host header. `token`: of temporary credentials. Raises UnicodeEncodeError, ValueError."""
@@ -73,7 +74,7 @@ class Signer:
         self._clock = clock
         self._current: _Second | None = None
         self.ahead_s = 0
-        """How far the server's clock is ahead of ours, once it refused a request for that."""
+        """How far the server's clock is ahead of ours; set when it refused a request for that reason."""
 
     def request(self, target: bytes, body: bytes, report: bytes = b"") -> bytes:
         """A whole request: POST / with that X-Amz-Target and JSON body; `report` is the header of that kind, if any."""
@@ -92,7 +93,7 @@ class Signer:
         return b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (known[1], signature, len(body), body)
 
     def correct(self, theirs: float) -> None:
-        """Stamp by the server's clock, which shows `theirs` (Unix seconds) now."""
+        """From now on, stamp requests by the server's clock, which shows `theirs` (Unix seconds) now."""
         self.ahead_s = int(theirs) - int(self._clock.wall())
 
     def _begin(self, second: int, last: _Second | None) -> _Second:
@@ -125,9 +126,9 @@ class Signer:
 
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0
-"""How long a closed line waits for the answers that bring leases, and for the one that gives them back."""
+"""After a close, how long to wait for answers that bring leases, and for the answer to giving these back."""
 _OF_CLOCKS: Final = ("Signature expired", "Signature not yet current")
-"""How the server tells that the two clocks differ too much, whatever the code."""
+"""The server's texts when the two clocks differ too much, whatever the error code."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -138,22 +139,22 @@ class Operation(NamedTuple):
     decoder: Any
     """msgspec's, of the result."""
     repeatable: bool
-    """Twice is as good as once."""
+    """Idempotent."""
     brings_leases: bool
-    """An answer that nobody reads hides messages for as long as their leases run."""
+    """If nobody reads the answer, its messages stay hidden until their leases end."""
 
 
 def operation(target: str, result: type[msgspec.Struct], *, repeatable: bool, brings_leases: bool = False) -> Operation:
-    """`target`: as X-Amz-Target has it."""
+    """`target`: as in X-Amz-Target."""
     return Operation(target.encode(), msgspec.json.Decoder(result), repeatable, brings_leases)
 
 
 class Done(NamedTuple):
-    """What a call gave."""
+    """The result of a call."""
 
     result: Any
     again: bool
-    """The request went out twice."""
+    """The request was sent twice."""
     answer: Answer
 
     def failure_of(self, failure: Failure) -> VeilError:
@@ -179,16 +180,16 @@ class Calls:
     """Calls of one queue, or of the account. Safe for threads."""
 
     def __init__(self, pool: Pool, signer: Signer, timeout: float, name: str) -> None:
-        """`timeout`: seconds for an answer, beyond what the request itself waits. `name`: for errors."""
+        """`timeout`: seconds for an answer, in addition to the wait that the request asks for. `name`: for errors."""
         self._pool = pool
         self._signer = signer
         self._timeout = timeout
         self._name = name
         self._active: set[Connection] = set()
         self._parked: set[Connection] = set()
-        """Those of the active ones whose request waits at the server."""
+        """The active connections whose request waits at the server."""
         self._granting: set[Connection] = set()
-        """Those of the active ones whose answer brings leases."""
+        """The active connections whose answer brings leases."""
         self._cut: threading.Timer | None = None
         self.interrupts = 0
         self.closed = False
@@ -196,7 +197,7 @@ class Calls:
     def call(
         self, kind: Operation, given: Any, wait: float = 0.0, size_bytes: int = 0, report: Report | None = None
     ) -> Done:
-        """The result, and how it came. Raises TransportError, ServiceError, the model's errors."""
+        """The result, and whether the request was repeated. Raises TransportError, ServiceError, the model's errors."""
         try:
             body = _ENCODE(given)
         except UnicodeEncodeError as error:
@@ -220,13 +221,14 @@ class Calls:
             raise TransportError(reason=reason, may_have_happened=True) from error
 
     def interrupt(self) -> None:
-        """End the calls that wait at the server. They raise TransportError, unless their answer is on its way."""
+        """End the calls that wait at the server. They raise TransportError, unless their answer is already on its
+        way."""
         self.interrupts += 1
         for connection in list(self._parked):
             connection.finish()
 
     def late(self, kind: Operation, given: Any) -> Any:
-        """The result of a call that closes what a closed line left behind. Raises as `call` does."""
+        """The result of a call that cleans up after a close. Raises as `call` does."""
         connection = self._pool.connect(late=True)
         try:
             answer = connection.exchange(self._signer.request(kind.target, _ENCODE(given)), LATE_SECONDS)
@@ -237,7 +239,8 @@ class Calls:
         return self._decoded(kind, answer)
 
     def close(self) -> None:
-        """End the calls under way, and take no more. Those that bring leases may bring them, for `LATE_SECONDS`."""
+        """Abort the calls in progress, and accept no more. Calls that bring leases may still finish, for
+        `LATE_SECONDS`."""
         self.closed = True
         granting = list(self._granting)
         for connection in granting:
@@ -256,7 +259,7 @@ class Calls:
             self._abort_all()
         else:
             self._cut = cut
-            if not self._granting:  # the last may have ended before the line above
+            if not self._granting:  # the last one may have ended before the line above
                 cut.cancel()
 
     def _abort_all(self) -> None:
@@ -338,7 +341,8 @@ class Calls:
         )
 
     def _corrected(self, answer: Answer, refusal: VeilError) -> bool:
-        """Refused because our wall clock is wrong: from now on requests are stamped by the server's."""
+        """Whether the request was refused because our wall clock is wrong; then stamp by the server's clock from now
+        on."""
         if not isinstance(refusal, ServiceError) or not refusal.message.startswith(_OF_CLOCKS):
             return False
         try:

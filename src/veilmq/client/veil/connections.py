@@ -1,8 +1,9 @@
-"""Sockets to one server that stay open, and the one exchange that they carry: a request out, an answer in.
+"""Sockets to one server that stay open, and the exchange of a request and its answer over one of them.
 
-Strategy: raw sockets and a reader of just what HTTP/1.1 answers may be (a length or chunks; http.client costs several
-times as much). A socket that was used before is looked at first: what is readable there is its end. Every failure says
-whether the request may have been carried out: not before its last byte was handed to the kernel. Source: RFC 9112.
+Strategy: raw sockets and a parser for just the HTTP/1.1 answers that occur (a length or chunks), because http.client
+costs several times as much. A socket that was used before is checked first: if it is readable, it has ended. Every
+failure says whether the request may have been carried out: not before its last byte was given to the kernel. Source:
+RFC 9112.
 """
 
 import errno
@@ -21,26 +22,26 @@ from veilmq.client.forked import forget_in_child
 _READ_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 65_536
 ANSWER_BYTES_MAX: Final = 192 * 1024 * 1024
-"""64 messages of a mebibyte, each character of which JSON may write as two."""
+"""64 messages of 1 MiB, each character of which may take two in JSON."""
 _IDLE_MAX: Final = 64
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _REFUSAL_SECONDS: Final = 0.2
-"""How long to look for an answer where the request could not be sent whole."""
+"""How long to wait for an answer if the request could not be sent completely."""
 _CLOSED: Final = "the server closed the connection"
 _CLOSED_UNSAID: Final = f"{_CLOSED} without a word, as a port with TLS does to a client without (tls=1)"
 
 
 class Answer(msgspec.Struct, gc=False):
-    """One answer, whole."""
+    """One complete answer."""
 
     status: int
     head: bytes
     body: bytes
     last: bool
-    """The server ends the connection after it."""
+    """The server closes the connection after it."""
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header, its name in lower case; empty without one."""
+        """The value of a header, by its name in lower case; empty if missing."""
         for line in self.head.split(b"\r\n")[1:]:
             found, _, value = line.partition(b":")
             if found.lower() == name:
@@ -57,42 +58,42 @@ class Connection:
         self._socket = connected
         self._clock = clock
         self._timeout = connected.gettimeout()
-        """What the socket is set to; None: something of no further use."""
+        """The socket's current timeout; None: the connection can no longer be used."""
         self._limit = 0.0
-        """Seconds for the answer under way."""
+        """Seconds for the current answer."""
         self._deadline = 0.0
-        """When that is over; 0: not yet looked at the clock."""
+        """When that time is over; 0: the clock has not been read yet."""
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.used = False
         self._answered = isinstance(connected, ssl.SSLSocket)
-        """Whoever is there speaks as we do."""
+        """Whether the other side is known to speak our protocol."""
         self.finished = False
         """Nothing more is sent on it."""
 
     @property
     def ended(self) -> bool:
-        """The server closed it, or said something unasked: nothing may be sent on it."""
+        """Whether the server closed it or sent something unasked, so that nothing may be sent on it."""
         return bool(self._poll.poll(0))
 
     def abort(self) -> None:
-        """End it under the hands of the thread that uses it."""
+        """End it while another thread uses it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def finish(self) -> None:
-        """Send no more: the server answers who waits, or hangs up. An answer that is on its way still comes."""
+        """Send no more: the server answers a waiting request or closes. An answer on its way still arrives."""
         self.finished = True
         try:
-            # Below TLS, whose own shutdown would leave the reader with what it cannot decrypt.
+            # Below TLS, whose own shutdown would leave data that the reader cannot decrypt.
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
         except OSError:
             pass
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the socket."""
         self._socket.close()
 
     def exchange(self, request: bytes, timeout: float) -> Answer:
@@ -105,7 +106,7 @@ class Connection:
         try:
             self._socket.sendall(request)
         except OSError as error:
-            # Not all of it left, so it was not carried out; but it may have been refused, in words.
+            # It was not sent completely, so it was not carried out; but the server may have sent a refusal.
             try:
                 return self._refusal()
             except (OSError, ValueError):
@@ -126,7 +127,7 @@ class Connection:
         return answer
 
     def _read(self) -> Answer:
-        """Raises OSError (TimeoutError if that is why), ValueError for what is no answer of HTTP/1.1."""
+        """Raises OSError (TimeoutError after a timeout), ValueError for an invalid HTTP/1.1 answer."""
         data = self._socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionError(_CLOSED if self._answered else _CLOSED_UNSAID)
@@ -153,7 +154,7 @@ class Connection:
         return Answer(status, head, body, lacking < 0 or _is_last(head))
 
     def _rest_of_head(self, data: bytes) -> tuple[bytes, int]:
-        """The data up to the end of the final answer's head at least, and where that is. Skips 1xx (RFC 9110, 15.2)."""
+        """At least all data up to the end of the final answer's head, and its position. Skips 1xx (RFC 9110, 15.2)."""
         while True:
             end = data.find(b"\r\n\r\n")
             if end >= 0 and data[9:10] != b"1":
@@ -189,7 +190,8 @@ class Connection:
         return b"".join(parts)
 
     def _chunked(self, data: bytes) -> bytes:
-        """The body of an answer in chunks (RFC 9112, 7.1); proxies write such. Trailers end with the connection."""
+        """The body of an answer in chunks (RFC 9112, 7.1), which proxies send. Trailers stay unread, so the connection
+        is not used again."""
         parts: list[bytes] = []
         total = 0
         while True:
@@ -226,7 +228,7 @@ def _length(text: bytes) -> int:
 
 
 def _length_of(head: bytes) -> int:
-    """The length of a body whose header our own server would have written otherwise; -1 for chunks."""
+    """The length of a body whose header is not in our own server's form; -1 for chunks."""
     found = Answer(0, head, b"", False)
     if found.header(b"transfer-encoding"):
         return -1
@@ -257,7 +259,7 @@ class Pool:
         forget_in_child(self)  # parent and child would read each other's answers
 
     def take(self) -> Connection:
-        """One that is open, or a new one. Raises TransportError; nothing was sent then."""
+        """An open connection, or a new one. Raises TransportError; nothing was sent then."""
         idle = self._idle
         while idle:
             try:
@@ -270,7 +272,7 @@ class Pool:
         return self.connect()
 
     def connect(self, late: bool = False) -> Connection:
-        """A new one; `late`: after the close too. Raises TransportError; nothing was sent then."""
+        """A new one; `late`: even after the close. Raises TransportError; nothing was sent then."""
         if self.closed and not late:
             raise TransportError(reason="the account is closed", may_have_happened=False)
         try:
@@ -287,13 +289,13 @@ class Pool:
         return Connection(connected, self._clock)
 
     def _unreached(self, error: Exception) -> str:
-        """Why there is no connection; what this machine lacks is no fault of the server's."""
+        """Why there is no connection; a limit of this machine is not blamed on the server."""
         if isinstance(error, OSError) and error.errno in _OURS:
             return f"this process can open no connection: {error}"
         return advised(f"{self._address[0]}:{self._address[1]} cannot be reached: {error}")
 
     def give(self, connection: Connection) -> None:
-        """Back, to be used again."""
+        """Return a connection to the pool."""
         idle = self._idle
         if self.closed or len(idle) >= _IDLE_MAX:
             connection.close()
@@ -303,7 +305,8 @@ class Pool:
             self._look_at_oldest()
 
     def _look_at_oldest(self) -> None:
-        """The server ends idle connections; the last used is taken first, so that nobody else would notice."""
+        """Drop the oldest connection if the server closed it: the pool takes the last used first, so it would stay
+        unnoticed."""
         try:
             oldest = self._idle.popleft()
         except IndexError:
@@ -314,12 +317,12 @@ class Pool:
             self._idle.appendleft(oldest)
 
     def close(self) -> None:
-        """Let all go; those in use when they come back."""
+        """Close all connections; those in use when they are returned."""
         self.closed = True
         self.forget()
 
     def forget(self) -> None:
-        """Close what is idle."""
+        """Close the idle ones."""
         while self._idle:
             try:
                 self._idle.pop().close()

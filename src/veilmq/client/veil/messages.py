@@ -1,7 +1,7 @@
-"""The port's messages as VeilMQ.Send has them, and the wire's as the port has them.
+"""Converts the port's messages to the form of VeilMQ.Send, and the wire's messages to the port's.
 
-Strategy: pure functions, the short way first: most messages are a body alone. What our server checks is left to it;
-here is refused only what has no form on the wire. Source: docs/veil-protocol.md.
+Strategy: pure functions, with a fast path first: most messages have only a body. Our server checks the values; only
+what has no form on the wire is refused here. Source: docs/veil-protocol.md.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ _NONE: Final[Mapping[str, AttributeValue]] = {}
 
 
 def wire_of(message: str | Message) -> MessageIn:
-    """Raises ParameterInvalid for an attribute of a type that has none on the wire, and for a number that is out of
-    range: of NaN and infinity JSON would say nothing."""
+    """Raises ParameterInvalid for an attribute whose type does not exist on the wire, and for a number out of range:
+    JSON has no NaN or infinity."""
     if isinstance(message, str):
         return MessageIn(body=message)
     for field, seconds_max in _DURATIONS:
@@ -63,7 +63,7 @@ def _wire_values(attributes: Mapping[str, AttributeValue]) -> dict[str, WireValu
 
 
 def wire_bytes(message: MessageIn) -> int:
-    """What the message counts for in the size of a request."""
+    """The message's share of a request's size."""
     body = message.body or ""
     body_bytes = len(body) if body.isascii() else len(body.encode(errors="replace"))
     if not message.attributes:
@@ -77,12 +77,12 @@ def wire_bytes(message: MessageIn) -> int:
 
 
 def sent_of(line: SentEntry) -> Sent:
-    """One line of a Send's answer, of a message that was sent."""
+    """The entry of a message that was sent, in a Send's answer."""
     return Sent(line.id, line.handle, line.sequence_number, line.duplicate)
 
 
 def failure_of(failure: Failure) -> VeilError:
-    """The error that the server named; one that this version does not know is a ServiceError."""
+    """The error that the server named; a ServiceError if this version does not know it."""
     fields = dict(failure.fields)
     try:
         if failure.name == ParameterInvalid.__name__:
@@ -104,7 +104,7 @@ def _values(message: MessageOut) -> Mapping[str, AttributeValue]:
 
 
 def received_of(message: MessageOut, granted_by: float, asked_lease: float | None) -> Received:
-    """`granted_by`: by our monotonic clock, an instant not after the grant."""
+    """`granted_by`: an instant not after the grant, on our monotonic clock."""
     lease = message.lease if message.lease is not None else asked_lease or 0.0
     return Received(
         message.id,

@@ -1,11 +1,11 @@
 """An account on our own server, and its queues.
 
-Strategy: Send, Extend and Delete are batches on the wire and a single one is a batch of one. Delete and Extend may go
-out twice after a broken connection, because twice is as good as once; a Delete that then finds the message gone has
-done its work. `lease_end` counts from the grant: from when the request left, and what the server says it then waited.
+Strategy: Send, Extend and Delete are batches on the wire; a single call is a batch of one. Delete and Extend are
+idempotent, so they may be repeated after a broken connection; a repeated Delete that finds the message gone has
+succeeded. `lease_end` counts from the grant: the instant when the request left, plus the wait that the server reports.
 
-The account: one pool of connections and one signer; a queue gets calls of its own over them. The key decides the
-account; `account` names another one where the server lets a key do that (development mode).
+The account: one pool of connections and one signer; each queue has its own calls over them. The key decides the
+account; `account` names another one where the server allows it (development mode).
 """
 
 import ssl
@@ -73,7 +73,7 @@ class VeilQueue(CloudQueue):
     """A `Queue` on our server; made by `VeilAccount.queue`."""
 
     def __init__(self, account: "VeilAccount", calls: Calls, name: str, path: str, clock: Clock) -> None:
-        """`path`: how the server is told which queue: `name` or `account/name`."""
+        """`path`: the queue in requests: `name` or `account/name`."""
         super().__init__(name, capabilities_of(name), calls)
         self._account = account
         self._calls = calls
@@ -82,7 +82,7 @@ class VeilQueue(CloudQueue):
 
     @property
     def account(self) -> "VeilAccount":
-        """The account it is of."""
+        """The account that it belongs to."""
         return self._account
 
     @property
@@ -99,7 +99,7 @@ class VeilQueue(CloudQueue):
         return result
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """VeilMQ.Send, as often as it takes."""
+        """VeilMQ.Send, as often as needed."""
 
         def made(message: str | Message) -> tuple[shapes.MessageIn, int]:
             wire = _fitting(message, self._capabilities)
@@ -125,7 +125,7 @@ class VeilQueue(CloudQueue):
         return [sent_of(line) if line.error is None else done.failure_of(line.error) for line in done.result.results]
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """VeilMQ.Receive. An empty list also if the queue is closed or interrupted meanwhile."""
+        """VeilMQ.Receive. Also returns an empty list if the queue is closed or interrupted meanwhile."""
         self._check_count(count_max)
         checked.seconds(wait, "wait", 0, shapes.WAIT_SECONDS_MAX)
         if lease is not None:
@@ -137,7 +137,7 @@ class VeilQueue(CloudQueue):
             answer = self._calls.call(_RECEIVE, given, wait).result
         except TransportError:
             if (was_open and self._calls.closed) or (wait and self._calls.interrupts != interrupts):
-                return []  # the server gives back what it was about to hand out
+                return []  # the server gives back the messages that it was about to return
             raise
         if self._calls.closed:
             self._give_back([message.handle for message in answer.messages])
@@ -146,7 +146,7 @@ class VeilQueue(CloudQueue):
         return [received_of(message, granted_by, lease) for message in answer.messages]
 
     def _give_back(self, handles: list[str]) -> None:
-        """The queue is closed, and nobody waits for these any more: let others have them at once."""
+        """Give back messages of a queue that was closed meanwhile, so that others can have them at once."""
         if not handles:
             return
         entries = [shapes.ExtendEntry(handle=handle, lease=0) for handle in handles]
@@ -168,7 +168,7 @@ class VeilQueue(CloudQueue):
         self._raise_first(self._failures(_EXTEND, given, report))
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
-        """VeilMQ.Extend, as often as it takes. The handles stay as they are."""
+        """VeilMQ.Extend, as often as needed. The handles do not change."""
 
         def made(given: Extension) -> shapes.ExtendEntry:
             extension = checked.extension(given)
@@ -194,7 +194,7 @@ class VeilQueue(CloudQueue):
         self._raise_first(self._delete([checked.handle(handle)]))
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """VeilMQ.Delete, as often as it takes."""
+        """VeilMQ.Delete, as often as needed."""
         return batched(handles, checked.handle, self._delete_piece, shapes.ENTRIES_MAX)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
@@ -232,7 +232,7 @@ class VeilQueue(CloudQueue):
     def _failures(
         self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput, report: Report | None = None
     ) -> dict[int, VeilError]:
-        """What was not done, by place in the request."""
+        """The errors, by index in the request."""
         done = self._calls.call(kind, given, report=report)
         if not done.result.failures:
             return {}
@@ -248,7 +248,7 @@ class VeilQueue(CloudQueue):
 
 
 def _fitting(given: str | Message, able: Capabilities) -> shapes.MessageIn:
-    """The message on the wire. What no server of ours does, what is too large and what has no UTF-8 is refused here."""
+    """The message on the wire. Refuses what none of our servers supports, what is too large and what has no UTF-8."""
     message = given if isinstance(given, str) else as_message(given)
     if not isinstance(message, str):
         if message.deduplication_id is not None and not able.native_fifo:
@@ -279,7 +279,7 @@ PORT_DEFAULT: Final = 9324
 TIMEOUT_SECONDS: Final = 30.0
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 _NOBODY: Final = "veilmq"
-"""Key id and secret where none are given: development mode takes any."""
+"""Key id and secret if none are given: development mode accepts any."""
 _PAGE_MAX: Final = 1_000
 
 _CREATE_QUEUE: Final = operation("VeilMQ.CreateQueue", shapes.CreateQueueResult, repeatable=True)
@@ -308,7 +308,7 @@ class VeilAccount(CloudAccount):
         """Opens no connection yet.
 
         `tls`: True verifies by the system's authorities; a context by its own. `account`: 12 digits, if not the key's.
-        `token`: of temporary credentials. `timeout`: seconds for an answer, beyond what a receive waits. Raises
+        `token`: of temporary credentials. `timeout`: seconds for an answer, in addition to a receive's wait. Raises
         ParameterInvalid.
         """
         super().__init__()
@@ -343,7 +343,7 @@ class VeilAccount(CloudAccount):
         return Calls(self._pool, self._signer, self._timeout, name)
 
     def queue(self, name: str) -> VeilQueue:
-        """A queue that exists. Raises QueueMissing."""
+        """An existing queue. Raises QueueMissing."""
         calls = self._new_calls(name)
         path = self._prefix + name
         calls.call(DESCRIBE, shapes.QueueInput(queue=path))
@@ -383,7 +383,7 @@ class VeilAccount(CloudAccount):
             given.next_token = page.next_token
 
     def close(self) -> None:
-        """Close the queues and let all connections go."""
+        """Close the queues and all connections."""
         self._pool.close()
         self._calls.close()
         self._close_queues()
