@@ -55,8 +55,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def joint(all_of: Sequence[Limits]) -> Limits:
-    """The limits of receivers that share requests: the largest number of requests that one of them allows; the shortest
-    wait and grace that all of them allow."""
+    """The limits of receivers that share requests: the most requests that any of them allows, and the smallest batch,
+    wait and grace."""
     return Limits(
         polls=max(each.polls for each in all_of),
         fetches=max(each.fetches for each in all_of),
