@@ -110,8 +110,8 @@ class Flow:
         return todo
 
     def prepare_at_once(self, hands: Sequence[Hand]) -> bool:
-        """Do the work of `prepare` if every message is to be worked and nothing blocks; else do nothing and return
-        False."""
+        """Do the work of `prepare`, if every message is to be worked and no blocking call is needed; else do nothing
+        and return False."""
         if self.parameters.guard is not None or self.parameters.checkpoints is not None:
             return False
         now = self.clock.monotonic()
