@@ -2,10 +2,10 @@
 
     {"alg": "dir", "enc": "A256GCM", "kid": "5f0c...", "queue": "orders"} . . iv . ciphertext . tag
 
-Strategy: direct encryption with a shared key (RFC 7518, section 4.5), the queue's name in the protected header, which
-the tag covers. What comes in is accepted only if its algorithm is the one of its key and on the allow-list and its
-queue is ours; everything else is Undecryptable with a reason, whatever bytes came. Sizes are computed, so that what
-cannot fit is refused before it is encrypted.
+Strategy: direct encryption with a shared key (RFC 7518, section 4.5). The queue's name is in the protected header,
+which the tag covers. A body is accepted only if its algorithm is its key's, is on the allow-list, and its queue is
+ours; anything else is Undecryptable with a reason, whatever the bytes. Sizes are computed, so that a body that cannot
+fit is refused before it is encrypted.
 """
 
 import base64
@@ -21,14 +21,14 @@ from veilmq.model.errors import ParameterInvalid
 _BLOCK_BYTES: Final = 16
 _HEADER_BYTES_MAX: Final = 8_192
 _BODY_BYTES_MAX: Final = 1 << 34
-"""Only to lift the library's own bound of 64 KiB: a body that came is in memory already."""
+"""Lifts the library's own limit of 64 KiB: a received body is in memory already."""
 
 
 class Cipher:
-    """Encrypts for one queue, decrypts what was encrypted for it. Any thread."""
+    """Encrypts for one queue, and decrypts what was encrypted for it. Thread-safe."""
 
     def __init__(self, keys: Keyring, algorithms: Collection[str], bound_to: str, accepts: Collection[str]) -> None:
-        """bound_to: the name for the header. accepts: other names that may stand there.
+        """bound_to: the name for the header. accepts: other names that are accepted there.
 
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `encryption`).
         """
@@ -53,14 +53,14 @@ class Cipher:
             header_registry={"queue": registry.HeaderParameter("Name of the queue", "str", True)},
             algorithms=["dir", *algorithms],
         )
-        # RecursionError: a header may be nothing but brackets.
+        # RecursionError: a forged header may be nothing but brackets.
         self._errors = (errors.JoseError, ValueError, RecursionError)
         self._imported: dict[str, tuple[Key, Any]] = {}
         self._check(keys.newest)
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: what decides how a body is decrypted."""
+        """See `veilmq.client.identity`: everything that decides how a body is decrypted."""
         return identity_of(self._keys), self._algorithms, self._accepted
 
     def encrypt(self, body: bytes) -> str:
@@ -70,7 +70,7 @@ class Cipher:
         return self._encrypt(self._header(key), body, self._joserfc_key(key), registry=self._registry)
 
     def decrypt(self, body: str, message: str) -> str:
-        """What was encrypted. `message` is its id, for the error. Raises Undecryptable."""
+        """The plain body. `message` is the message's id, for the error. Raises Undecryptable."""
         named: list[str] = []
 
         def find(found: Any) -> Any:
@@ -85,12 +85,12 @@ class Cipher:
         except UnicodeError:
             reason = "what was encrypted is not text"
         except self._errors as error:
-            # Only the kind of error: its text may quote what came.
+            # Only the type of error: its text may quote the body.
             reason = f"it was changed, or is no JWE of ours ({type(error).__name__})"
         raise Undecryptable(message=message, reason=reason, key_id=named[0] if named else None)
 
     def encrypted_bytes(self, body_bytes: int) -> int:
-        """Bytes of the JWE of a body of that size, under the newest key."""
+        """Size in bytes of the JWE of a body of this size, under the newest key."""
         key = self._keys.newest
         iv, tag, padded = _form(key.algorithm)
         if padded:
@@ -98,7 +98,7 @@ class Cipher:
         return self._header_bytes(key) + 4 + _encoded(iv) + _encoded(body_bytes) + _encoded(tag)
 
     def body_bytes_max(self, encrypted_bytes_max: int) -> int:
-        """Size of the largest body whose JWE has no more bytes than that."""
+        """Size of the largest body whose JWE has at most this many bytes."""
         key = self._keys.newest
         iv, tag, padded = _form(key.algorithm)
         room = encrypted_bytes_max - self._header_bytes(key) - 4 - _encoded(iv) - _encoded(tag)
@@ -127,7 +127,7 @@ class Cipher:
         return known[1]
 
     def _key_of(self, header: dict[str, Any], message: str, named: list[str]) -> Any:
-        """The key that the header names, after all that can be refused about the header."""
+        """The key that the header names, after all checks of the header."""
         key_id = header.get("kid")
         if not isinstance(key_id, str):
             raise Undecryptable(message=message, reason="it names no key", key_id=None)
@@ -138,7 +138,7 @@ class Cipher:
         if header.get("alg") != "dir" or header.get("enc") != key.algorithm or key.algorithm not in self._algorithms:
             raise Undecryptable(message=message, reason="its algorithm is not allowed", key_id=key_id)
         if "crit" in header:
-            # RFC 7516, 4.1.13. The library takes it for a list of names, whatever it is.
+            # RFC 7516, 4.1.13. The library assumes a list of names, whatever it is.
             raise Undecryptable(message=message, reason="it asks for what we do not know", key_id=key_id)
         queue = header.get("queue")
         if not isinstance(queue, str) or queue not in self._accepted:
@@ -147,7 +147,7 @@ class Cipher:
 
 
 def _form(algorithm: str) -> tuple[int, int, bool]:
-    """Bytes of the initialization vector and of the tag, and whether bodies are padded (RFC 7518, 5.2 and 5.3)."""
+    """Bytes of the initialization vector and of the tag, and whether the body is padded (RFC 7518, 5.2 and 5.3)."""
     if algorithm.endswith("GCM"):
         return 12, 16, False
     return 16, ALGORITHMS[algorithm] // 2, True
@@ -159,7 +159,7 @@ def _encoded(size_bytes: int) -> int:
 
 
 def header_of(body: str) -> dict[str, Any]:
-    """The protected header of a JWE, unchecked: for people who look into a dead letter. Raises ValueError."""
+    """The protected header of a JWE, unchecked, for people who inspect a dead letter. Raises ValueError."""
     encoded = body.partition(".")[0]
     try:
         found = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))

@@ -1,10 +1,10 @@
-"""Symmetric keys, and the file they are kept in.
+"""Symmetric keys, and their file.
 
     {"keys": [{"kty": "oct", "use": "enc", "alg": "dir", "enc": "A256GCM", "kid": "5f0c...", "k": "..."}]}
 
-Strategy: a JWK Set (RFC 7517, section 5; `enc` says for which algorithm the key is, and one key serves one algorithm).
-The order is the rotation: every key decrypts, the last one encrypts. The file is private or refused, is replaced as a
-whole, and errors never show what is in it. Nothing here needs the cipher.
+Strategy: a JWK Set (RFC 7517, section 5); `enc` names the key's one algorithm. The order is the rotation: every key
+decrypts, the last one encrypts. The file must be private, is replaced as a whole, and errors never show its content.
+This module does not need the cipher.
 """
 
 import base64
@@ -34,7 +34,7 @@ ALGORITHMS: Final[Mapping[str, int]] = {
     "A192CBC-HS384": 48,
     "A128CBC-HS256": 32,
 }
-"""Content encryption (RFC 7518, section 5.1) to bytes of its key."""
+"""Content encryption (RFC 7518, section 5.1), with the key's size in bytes."""
 
 FILE_BYTES_MAX: Final = 1 << 20
 _KID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -44,7 +44,7 @@ log = logging.getLogger("veilmq.client")
 
 
 class Key(msgspec.Struct, frozen=True):
-    """One key. Its repr shows no secret."""
+    """One key. Its repr does not show the secret."""
 
     id: str
     """`kid`: 1 to 64 of A-Z a-z 0-9 . _ -"""
@@ -68,27 +68,27 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Keyring(Protocol):
-    """Where the cipher finds keys. Any thread."""
+    """The cipher's source of keys. Thread-safe."""
 
     @property
     def newest(self) -> Key:
-        """The one that encrypts."""
+        """The key that encrypts."""
         ...
 
     def find(self, key_id: str) -> Key | None:
-        """The one of that id."""
+        """The key with this id."""
         ...
 
     def __iter__(self) -> Iterator[Key]:
-        """All, oldest first."""
+        """All keys, oldest first."""
         ...
 
 
 class Keys:
-    """Keys in the order of their making: all decrypt, the last encrypts. Its repr shows no secret."""
+    """Keys, oldest first: all decrypt, the last encrypts. Its repr shows no secret."""
 
     def __init__(self, *keys: Key) -> None:
-        """Raises ParameterInvalid: none, or two of one id."""
+        """Raises ParameterInvalid if there is no key, or two have the same id."""
         if not keys:
             raise ParameterInvalid(parameter="keys", reason="there must be one at least")
         self._keys = {key.id: key for key in keys}
@@ -98,16 +98,16 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path | str) -> "Keys":
-        """The keys of a file. Raises KeyFileInvalid: unreadable, open to others, or not as this module describes."""
+        """Read a file. Raises KeyFileInvalid: unreadable, accessible to others, or not in this module's format."""
         return _read(Path(path))
 
     @property
     def newest(self) -> Key:
-        """The one that encrypts."""
+        """The key that encrypts."""
         return self._newest
 
     def find(self, key_id: str) -> Key | None:
-        """The one of that id."""
+        """The key with this id."""
         return self._keys.get(key_id)
 
     @property
@@ -123,10 +123,10 @@ class Keys:
 
 
 class KeyFile:
-    """The keys of a file as it is now: a file that changed is read again, so that a rotation needs no restart.
+    """The keys of a file, which is read again when it changes, so that a rotation needs no restart.
 
-    One `stat` a message. A file that became bad changes nothing, is logged, and is tried again at each message: what
-    mends it, a `chmod` say, may leave time and size as they were.
+    One `stat` for each message. If the file becomes invalid, the old keys stay in use, the error is logged, and each
+    message tries again: the repair, for example a `chmod`, may leave time and size unchanged.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -136,20 +136,20 @@ class KeyFile:
         self._stamp = _stamp(self.path)
         self._keys = _read(self.path)
         self._told: tuple[tuple[int, int, int], str] | None = None
-        """The failure that the log has: of which file, and why."""
+        """The failure logged last: which file, and why."""
 
     @property
     def newest(self) -> Key:
-        """The one that encrypts."""
+        """The key that encrypts."""
         return self._now().newest
 
     def find(self, key_id: str) -> Key | None:
-        """The one of that id."""
+        """The key with this id."""
         return self._now().find(key_id)
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: equal for one file."""
+        """See `veilmq.client.identity`: equal for the same file."""
         return "key file", self.path.absolute()
 
     def __iter__(self) -> Iterator[Key]:
@@ -179,14 +179,14 @@ class KeyFile:
 
 
 def new_key(algorithm: str = "A256GCM") -> Key:
-    """A key from the system's randomness. Raises ParameterInvalid for an algorithm that is not in ALGORITHMS."""
+    """A random key from the operating system. Raises ParameterInvalid for an algorithm that is not in ALGORITHMS."""
     if algorithm not in ALGORITHMS:
         raise ParameterInvalid(parameter="algorithm", reason=f"must be one of {', '.join(ALGORITHMS)}")
     return Key(secrets.token_hex(_KID_BYTES), secrets.token_bytes(ALGORITHMS[algorithm]), algorithm)
 
 
 def as_json(keys: Keyring) -> str:
-    """The text of a file with these keys."""
+    """The text of a key file with these keys."""
     listed = [
         {"kty": "oct", "use": "enc", "alg": "dir", "enc": key.algorithm, "kid": key.id, "k": _encoded(key.secret)}
         for key in keys
@@ -195,10 +195,10 @@ def as_json(keys: Keyring) -> str:
 
 
 def add_key(path: Path | str, key: Key, *, encrypts: bool = True) -> Keys:
-    """Add a key to a file, or make the file, mode 0600; readers see the old file or the new one.
+    """Add a key to a file, or create the file with mode 0600. Readers see either the old file or the new one.
 
-    encrypts=False puts it first: it decrypts, and the last one still encrypts. Returns what the file now holds. Raises
-    KeyFileInvalid, ParameterInvalid (the id is there already).
+    encrypts=False puts it first: it decrypts, and the last key still encrypts. Returns the file's keys. Raises
+    KeyFileInvalid, ParameterInvalid (the id exists already).
     """
     path = Path(path)
     try:
@@ -211,7 +211,7 @@ def add_key(path: Path | str, key: Key, *, encrypts: bool = True) -> Keys:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Differs after every replacement; zeros while there is no file."""
+    """Changes with every replacement of the file; zeros while there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -221,7 +221,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _read(path: Path) -> Keys:
     try:
-        # The open file is what is checked, so that nobody swaps it between the look and the read.
+        # Check the open file, so that nobody can swap it between the check and the read.
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise KeyFileInvalid(path=str(path), reason=f"it is open to other users: chmod 600 {path}")
@@ -235,7 +235,7 @@ def _read(path: Path) -> Keys:
         if type(listed) is not list:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
-        # From None: the original message may quote the file.
+        # `from None`: the original message may quote the file.
         raise KeyFileInvalid(path=str(path), reason='is not JSON of the form {"keys": [...]}') from None
     try:
         return Keys(*(_key(path, place, entry) for place, entry in enumerate(listed)))

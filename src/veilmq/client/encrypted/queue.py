@@ -1,8 +1,8 @@
-"""A queue whose bodies are encrypted on the way in and decrypted on the way out.
+"""A queue that encrypts bodies when they are sent and decrypts them when they are received.
 
 Strategy: a body is a compact JWE bound to the queue's name (`cipher`); there is no plain-text fallback in either
-direction. A message that cannot be decrypted goes to the policy and the receive goes on. Attributes, group, type,
-deduplication id and delay are the queue's own business and stay plain, and nothing vouches for them. Source: the seed
+direction. A message that cannot be decrypted goes to the policy, and the receive continues. Attributes, group, type,
+deduplication id and delay are needed by the queue: they stay plain and are not authenticated. Source: the seed
 documents' SecurityQueue.
 """
 
@@ -29,7 +29,7 @@ _NAME_CHARACTERS_MAX: Final = 256
 
 
 class EncryptedQueue(Wrapping):
-    """A `Queue` of encrypted bodies over any queue; attributes stay plain. Any thread."""
+    """A `Queue` of encrypted bodies over any queue; attributes stay plain. Thread-safe."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class EncryptedQueue(Wrapping):
     ) -> None:
         """keys: `Keys` or `KeyFile`: all decrypt, the newest encrypts. unreadable: what to do with a message that
         cannot be decrypted: `DeadLetters(queue)`, `keep` or a function of (inner queue, message, Undecryptable).
-        algorithms: what the keys may be for (`ALGORITHMS`). bound_to: the name that bodies are bound to, if not the
-        queue's. accepts: further names that bodies may be bound to, for a dead-letter queue to which messages moved.
+        algorithms: which algorithms (`ALGORITHMS`) keys may have. bound_to: the name that bodies are bound to; None:
+        the queue's. accepts: further accepted names, for a dead-letter queue to which messages are moved.
 
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `encryption`).
         """
@@ -61,7 +61,7 @@ class EncryptedQueue(Wrapping):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of `inner`, but for the largest body: what is left of it before encryption."""
+        """Those of `inner`, except the largest body: encryption leaves less room."""
         inner = self.inner.capabilities
         characters = inner.body_bytes_max // 4 * 3 if inner.base64_body else inner.body_bytes_max
         largest = self._cipher.body_bytes_max(characters)
@@ -70,12 +70,12 @@ class EncryptedQueue(Wrapping):
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: the queue below, with keys, names and policy."""
+        """See `veilmq.client.identity`: the inner queue, with keys, names and policy."""
         cipher, policy = self._cipher.identity, identity_of(self._policy)
         return type(self), identity_of(self.inner), cipher, policy, ById(self._clock)
 
     def send(self, message: str | Message) -> Sent:
-        """See `Queue.send`. MessageTooLarge counts the body as encrypted."""
+        """See `Queue.send`. The size for MessageTooLarge is that of the encrypted body."""
         return self.inner.send(self._encrypted(message))
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
@@ -83,7 +83,7 @@ class EncryptedQueue(Wrapping):
         return send_prepared(self.inner, [attempt(self._encrypted, message) for message in checked.batch(messages)])
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """See `Queue.receive`. Gives what can be decrypted; what cannot goes to the policy, and the receive goes on."""
+        """See `Queue.receive`. Messages that cannot be decrypted go to the policy, and the receive continues."""
         return receive_readable(
             lambda left: self.inner.receive(count_max, lease=lease, wait=left),
             lambda came: read_each(came, self._decrypted, self._policy, self.inner),
@@ -96,7 +96,7 @@ class EncryptedQueue(Wrapping):
         return self.inner.extend(handle, lease, body=None if body is None else self._jwe(body))
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
-        """See `Queue.peek`. Leaves out what cannot be decrypted."""
+        """See `Queue.peek`. Leaves out messages that cannot be decrypted."""
         found = []
         for message in self.inner.peek(count_max):
             try:

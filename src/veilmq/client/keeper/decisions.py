@@ -1,18 +1,18 @@
-"""What to do with which lease now: the keeper's decisions, without thread, clock or queue.
+"""The keeper's decisions: which lease to extend, and which is lost. No thread, clock or queue.
 
-Strategy: the caller holds the keeper's lock and says what time it is. `due` looks at the leases whose time has come and
-names those to extend; the senders report back through `begin` and `settle`, the user's own calls through `claim`,
-`ended` and `settle`. Whoever was lost on the way is in `losses`, for the shell to tell. All instants are seconds on the
-client's monotonic clock.
+Strategy: the caller holds the keeper's lock and passes the time. `due` checks the leases whose time has come and
+returns those to extend. The senders report back through `begin` and `settle`; the user's own calls through `claim`,
+`ended` and `settle`. Leases lost on the way are collected in `losses`, and the shell reports them. All instants are
+seconds on the client's monotonic clock.
 
-A lease is looked at again at its extension's time, at its retry's time, and at its end, whichever the state asks for: a
-call that never returns does not keep a handler from being told. An extension that the queue grants after the end of the
-lease (`Capabilities.extends_late`) holds it again.
+A lease is checked when its extension is due, when its retry is due, and when it ends, whichever its state asks for. So
+a call that never returns cannot keep the handler from learning of the loss. An extension that the queue grants after
+the lease has ended (`Capabilities.extends_late`) makes the message held again.
 
-The schedule: instants are rounded down to slots, so that neighbours are looked at, and extended, together, and the heap
-holds a few hundred keys for any number of leases. A slot is as wide as `width`, or as a sixteenth of the time that is
-left where that is more: a look that comes too early for its lease only puts it into a finer slot. A lease leaves its
-slot at once when it is done, so that nothing here keeps a body alive.
+The schedule: instants are rounded down to slots, so leases that are due at about the same time are checked and extended
+together, and the heap holds a few hundred keys for any number of leases. A slot is `width` wide, or a sixteenth of the
+time left if that is more. A check that comes too early for its lease only moves the lease into a finer slot. A lease
+leaves its slot as soon as it is done, so the schedule keeps no body alive.
 """
 
 import bisect
@@ -43,16 +43,16 @@ H = TypeVar("H", bound=Hold)
 
 
 class Schedule(Generic[H]):
-    """Each lease is in at most one slot: `hold.slot`, None if in none."""
+    """When to check each lease. A lease is in at most one slot: `hold.slot`, None if in none."""
 
     def __init__(self, width: float) -> None:
         self.width = width
-        """Seconds: a look comes at most this much early."""
+        """Seconds: a check comes at most this much early."""
         self._slots: dict[float, set[H]] = {}
         self._heap: list[float] = []
 
     def put(self, hold: H, at: float, now: float) -> None:
-        """Look at `hold` at `at`, or less than a slot before; replaces what was planned."""
+        """Check `hold` at `at`, or less than a slot earlier; replaces the previous plan."""
         width = self.width
         if at - now > width * _FINENESS:
             width = math.ldexp(width, math.frexp((at - now) / (width * _FINENESS))[1] - 1)
@@ -69,13 +69,13 @@ class Schedule(Generic[H]):
         holds.add(hold)
 
     def drop(self, hold: H) -> None:
-        """Never look at `hold`."""
+        """Do not check `hold` any more."""
         if hold.slot is not None:
             self._slots[hold.slot].discard(hold)
             hold.slot = None
 
     def take(self, now: float, count_max: int) -> list[H]:
-        """Up to `count_max` leases whose instant has come, earliest slots first; they are in no slot then."""
+        """Remove and return up to `count_max` leases whose instant has come, earliest slots first."""
         taken: list[H] = []
         while self._heap and self._heap[0] <= now and len(taken) < count_max:
             holds = self._slots[self._heap[0]]
@@ -88,7 +88,7 @@ class Schedule(Generic[H]):
         return taken
 
     def next(self) -> float:
-        """The instant of the next look; infinite if there is none."""
+        """The instant of the next check; infinite if there is none."""
         while self._heap and not self._slots[self._heap[0]]:
             del self._slots[heapq.heappop(self._heap)]
         return self._heap[0] if self._heap else math.inf
@@ -97,7 +97,7 @@ class Schedule(Generic[H]):
 SLOT_SECONDS_MAX: Final = 0.25
 _SLOTS_PER_INTERVAL: Final = 16
 RETRY_SECONDS: Final = 0.25
-"""First pause after a failed extension; doubles, but three tries always fit into what is left."""
+"""First pause after a failed extension. It doubles, but is short enough that three tries fit into the time left."""
 _GOLDEN: Final = 0.6180339887498949
 
 
@@ -109,9 +109,9 @@ class LeaseDecisions(Generic[H]):
         self.capabilities = capabilities
         self.plan = plan
         self.holds: dict[str, H] = {}
-        """By the handle of the receive."""
+        """By the receipt handle of the receive."""
         self.losses: list[H] = []
-        """Lost since the shell last looked."""
+        """Leases lost since the shell last collected them."""
         self.schedule: Schedule[H] = Schedule(min(parameters.interval / _SLOTS_PER_INTERVAL, SLOT_SECONDS_MAX))
         self.registered = 0
         self.extensions = 0
@@ -124,7 +124,7 @@ class LeaseDecisions(Generic[H]):
         self._lead = parameters.interval + parameters.minimal_life
 
     def hold_end(self, max_hold: float, now: float, message: Received) -> float:
-        """Where the lease of a message registered now is let go. The cap counts from its receive."""
+        """When to stop extending a message that is registered now. The protocol's cap counts from the receive."""
         total = self.capabilities.lease_total_max
         if total is None:
             return now + max_hold
@@ -132,17 +132,17 @@ class LeaseDecisions(Generic[H]):
         return min(now + max_hold, asked + total - self.parameters.minimal_life)
 
     def end_reason(self, hold: H) -> Reason:
-        """Which of the two limits `hold_end` is."""
+        """Which of the two limits set `hold_end`."""
         capped = self.hold_end(math.inf, hold.registered, hold.message) <= hold.hold_end
         return Reason.TOTAL_CAP if capped else Reason.MAX_HOLD
 
     def lead_for(self, seconds: float) -> float:
-        """Seconds before its end at which a lease of `seconds` is extended."""
+        """How many seconds before its end a lease of `seconds` is extended."""
         lead = self._lead if self.plan is None else self.plan.margin
         return lead if seconds > lead else seconds / 2
 
     def admit(self, hold: H, now: float) -> None:
-        """Hold it from now on. Raises ParameterInvalid if its handle is held already."""
+        """Start to hold a message. Raises ParameterInvalid if its handle is held already."""
         key = hold.message.handle
         if key in self.holds:
             raise ParameterInvalid(parameter="received", reason="this receive is registered already")
@@ -156,17 +156,17 @@ class LeaseDecisions(Generic[H]):
         self._plan_look(hold, now)
 
     def due(self, now: float, count_max: int) -> list[H]:
-        """Look at up to `count_max` leases whose time has come; those to extend now, first to end first."""
+        """Check up to `count_max` leases whose time has come. Returns those to extend now, earliest end first."""
         chosen = [hold for hold in self.schedule.take(now, count_max) if self._look(hold, now)]
         chosen.sort(key=_deadline)
         return chosen
 
     def next_look(self) -> float:
-        """When `due` has something to do again."""
+        """When `due` next has something to do."""
         return self.schedule.next()
 
     def length(self, hold: H, now: float) -> float:
-        """Seconds that an extension made now should give. Asks the plan: call it without the lock."""
+        """Seconds that an extension made now should give. Calls the user's plan, so do not hold the lock."""
         if hold.wanted is not None:
             seconds = hold.wanted
         elif hold.fixed is not None:
@@ -178,13 +178,13 @@ class LeaseDecisions(Generic[H]):
         return self.clamped(seconds, hold.hold_end - now)
 
     def clamped(self, seconds: float, left: float) -> float:
-        """`seconds` as the queue can give them, ending with the `left` seconds that it may be held."""
+        """`seconds` within the queue's bounds and the `left` seconds that the message may still be held."""
         seconds = max(min(seconds, self.capabilities.lease_max, left), self.capabilities.lease_min)
-        # A protocol of whole seconds: longer is safe, shorter would not be.
+        # The protocol counts whole seconds. Round up: a longer lease is safe, a shorter one is not.
         return seconds if self.capabilities.lease_min < 1 else math.ceil(seconds)
 
     def begin(self, hold: H) -> bool:
-        """A sender is about to extend it; False if it must not."""
+        """A sender is about to extend this lease. False if it must not."""
         hold.queued = False
         if hold.status is not State.HELD or hold.busy:
             return False
@@ -195,9 +195,10 @@ class LeaseDecisions(Generic[H]):
     def settle(
         self, hold: H, answer: str | VeilError | None, seconds: float, before: float, now: float, *, own: bool = True
     ) -> None:
-        """An extension for `seconds` that left at `before` ended: a handle, an error, or None if it broke.
+        """An extension for `seconds`, sent at `before`, has ended.
 
-        `own` is False for an extension that the user asked for.
+        answer: the new handle, an error, or None if the call broke. own: False for an extension that the user asked
+        for.
         """
         hold.busy = False
         if isinstance(answer, str):
@@ -215,7 +216,7 @@ class LeaseDecisions(Generic[H]):
             hold.status = STEPS[hold.status, "failed"]
             hold.error = answer
             if answer is None or may_have_happened(answer):
-                # It may have been shortened.
+                # The extension may have happened, and it may have made the lease shorter.
                 hold.deadline = min(hold.deadline, before + seconds)
             hold.renew_at = self._retry_at(hold, now) if own else min(hold.renew_at, hold.deadline - hold.lead)
             if hold.late_until is not None:
@@ -224,14 +225,15 @@ class LeaseDecisions(Generic[H]):
                 self._plan_look(hold, now)
 
     def claim(self, hold: H, event: str) -> None:
-        """The user's own call is about to leave: `extend` or `end`. Nobody else's is under way."""
+        """The user's own call (`extend` or `end`) is about to be sent. No other call for this lease may be in
+        progress."""
         assert not hold.busy
         hold.busy = True
         if hold.status is State.HELD:
             hold.status = STEPS[State.HELD, event]
 
     def ended(self, hold: H, returned: bool, error: VeilError | None, now: float) -> None:
-        """The user's delete or release came back: it returned, raised `error`, or broke (no error)."""
+        """The user's delete or release has ended: it returned, raised `error`, or broke (no error)."""
         hold.busy = False
         if hold.status is not State.ENDING:
             return
@@ -247,7 +249,7 @@ class LeaseDecisions(Generic[H]):
             self._plan_look(hold, now)
 
     def lose(self, hold: H, reason: Reason) -> None:
-        """Nobody extends it from now on."""
+        """Mark the lease as lost and stop extending it."""
         hold.status = STEPS[hold.status, "lost"]
         hold.reason = reason
         self.lost[reason.name] += 1
@@ -255,8 +257,8 @@ class LeaseDecisions(Generic[H]):
         self.losses.append(hold)
 
     def decide(self, hold: H, now: float) -> Look:
-        """What a look at it now decides: `LOOKS`, in that order."""
-        # Everything within one slot is now: a handler hears of its end a little before it, never after.
+        """What to do with this lease now: the first match of `LOOKS`, in that order."""
+        # Everything within one slot counts as now: a handler learns of the end slightly before it, never after.
         soon = now + self.schedule.width
         if hold.status is State.ENDING:
             return Look.LEAVE
@@ -267,7 +269,7 @@ class LeaseDecisions(Generic[H]):
         return Look.EXTEND if self._may_extend(hold) and hold.renew_at <= soon else Look.WAIT
 
     def _look(self, hold: H, now: float) -> bool:
-        """Whether to extend it now; plans the next look."""
+        """Check one lease and plan its next check. Returns whether to extend it now."""
         decided = self.decide(hold, now)
         if decided is Look.LEAVE:
             return False
@@ -282,10 +284,11 @@ class LeaseDecisions(Generic[H]):
         return decided is Look.EXTEND
 
     def _overdue(self, hold: H, now: float) -> bool:
-        """The lease ends now, or has ended: lost, unless the queue may yet say that it is held. Whether to extend it.
+        """The lease ends now or has ended. It is lost unless a late extension may still save it. Returns whether to
+        send one.
 
-        An extension that is under way gets `minimal_life` to be answered; and if nobody looked in time (the machine
-        slept), one is sent late. Where the queue says by its answer whether the message is held (`extends_late`).
+        Only on queues whose answer says whether the message is still held (`extends_late`): an extension in progress
+        gets `minimal_life` to be answered, and if the check came late (the machine slept), one extension is sent late.
         """
         under_way = hold.busy or hold.queued
         if hold.late_until is None and self.capabilities.extends_late:
@@ -308,7 +311,7 @@ class LeaseDecisions(Generic[H]):
         self.schedule.put(hold, max(at, now), now)
 
     def _may_extend(self, hold: H) -> bool:
-        # The last extension ends where the hold does, but for rounding.
+        # The last extension ends when the hold does, apart from rounding.
         return not (hold.queued or hold.busy) and hold.deadline < hold.hold_end - self.schedule.width
 
     def _kept(self, hold: H, seconds: float, before: float, now: float) -> None:
@@ -338,13 +341,14 @@ class LeaseDecisions(Generic[H]):
             self.lose(hold, reason_of(error))
 
     def _retry_at(self, hold: H, now: float) -> float:
-        """A failed call is not a lost lease: try again until its end, ever sooner as the end comes near."""
+        """When to retry. A failed call is not a lost lease: retry until the lease ends, more often as the end comes
+        near."""
         self.failures += 1
         self._jitter = (self._jitter + _GOLDEN) % 1.0
         pause = min(math.ldexp(RETRY_SECONDS, min(hold.tries, 16)), (hold.deadline - now) / 3)
         pause *= 0.5 + 0.5 * self._jitter
         hold.tries += 1
-        # What lies within one slot is looked at now: a shorter pause would be none.
+        # Everything within one slot is checked now, so a shorter pause would be no pause.
         return now + max(pause, 2 * self.schedule.width)
 
     def _forget(self, hold: H) -> None:

@@ -1,9 +1,9 @@
-"""The lease keeper: received messages stay ours while their handlers work, and come back soon when they do not.
+"""The lease keeper: keeps received messages leased while their handlers work, and lets them come back soon if not.
 
-Strategy: a thread of its own asks the table (table.py) what is due and hands it to a pool of senders (sending.py); one
-lock guards the table and is never held during a call to the queue, the plan or the user. The monotonic clock is read
-before each call, so that a lease is never thought longer than the queue thinks it. A handler that is busy, a loop that
-is blocked, a server that hangs: none of them stops the deciding thread.
+Strategy: one thread asks decisions.py which leases are due and passes them to a pool of senders (sending.py). One lock
+guards the decisions; it is never held during a call to the queue, the plan or the user's code. The monotonic clock is
+read before each call, so the keeper never believes that a lease is longer than the queue does. A busy handler, a
+blocked event loop or a server that hangs does not stop the deciding thread.
 
 Source: the documents' manager (000, 001 and 002, "processing time, self-adapting"; 003; 004).
 """
@@ -39,11 +39,11 @@ from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, Parameter
 from veilmq.model.reports import Failure
 
 LOOKS_MAX: Final = 1_000
-"""Leases looked at before the lock is free for others."""
+"""Leases checked before the lock is released for others."""
 LATE_SECONDS: Final = 1.0
-"""What a plan is not told of: the way to the queue and back, and the keeper's own slots."""
+"""Lateness up to this is not reported to the plan: it covers the round trip to the queue and the keeper's own slots."""
 RELEASE_SECONDS: Final = 10.0
-"""Longest time that `close` spends on releasing; what it does not reach comes back by itself."""
+"""The longest time that `close` spends on releases. Messages not released by then come back when their leases end."""
 _JITTERS: Final = 1 << 30
 
 log = logging.getLogger("veilmq.keeper")
@@ -52,11 +52,11 @@ log = logging.getLogger("veilmq.keeper")
 class LeaseKeeper(Closing, OfProcess):
     """Extends the leases of registered messages until they are deleted, released, lost, or held too long.
 
-    Durations are seconds. A lease is extended to `visibility_timeout` when no more than `interval + minimal_life` of it
-    is left, until it was held for `max_hold`. `plan` decides the lengths instead, if there is one. `senders` is the
-    most calls at once; None: 4 where the queue extends in batches, else 32, each started when it is needed.
-    `on_lost(lease)` is called for every lost lease, in a thread of its own. Raises ParameterInvalid for what cannot
-    work. Use it from any thread, and close it. A forked child may not use its parent's: ParameterInvalid.
+    Durations are seconds. A lease is extended to `visibility_timeout` when at most `interval + minimal_life` of it is
+    left, until the message has been held for `max_hold`. A `plan`, if given, decides the lengths instead. `senders`:
+    the most calls at once; None: 4 if the queue extends in batches, else 32; threads are started as needed.
+    `on_lost(lease)` is called for every lost lease, in a separate thread. Raises ParameterInvalid for parameters that
+    cannot work. Thread-safe; close it after use. A forked child may not use its parent's keeper: ParameterInvalid.
     """
 
     def __init__(
@@ -100,14 +100,15 @@ class LeaseKeeper(Closing, OfProcess):
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
         self._handed = 0
-        """Batches that the senders have not finished."""
+        """Batches that the senders have not finished yet."""
         self._closing = False
         self._stopped = False
         self._pid = self._this()
 
     @classmethod
     def steady(cls, queue: Queue, extend: float = 120, every: float = 60, *, clock: Clock = SYSTEM) -> Self:
-        """Extend to `extend` seconds every `every` seconds, as document 004 advises. Raises as the constructor."""
+        """A keeper that extends to `extend` seconds every `every` seconds (document 004). Raises like the
+        constructor."""
         lead = extend - every
         if lead <= 0:
             raise ParameterInvalid(parameter="every", reason=f"{every:g} s is not below extend = {extend:g} s")
@@ -121,7 +122,7 @@ class LeaseKeeper(Closing, OfProcess):
 
     @property
     def stats(self) -> KeeperStats:
-        """What was counted so far."""
+        """Counts since the keeper was made."""
         with self._lock:
             table = self._decisions
             return KeeperStats(
@@ -137,11 +138,11 @@ class LeaseKeeper(Closing, OfProcess):
             )
 
     def register(self, received: Received, *, lease: float | None = None, max_hold: float | None = None) -> Lease:
-        """Hold a message from now on; do it when it is received, not when its handler starts.
+        """Hold a message from now on. Register it when it is received, not when its handler starts.
 
-        `lease`: seconds that this message's lease should have, from the first on; None: the keeper's. A message with
-        less than minimal_life left is extended before this returns: LeaseExpired if the queue refuses, other errors as
-        `Queue.extend` raises them. ParameterInvalid for what cannot work, and once the keeper is closed.
+        lease: seconds that each lease of this message should have, including the first; None: the keeper's setting. A
+        message with less than minimal_life left is extended before this returns: LeaseExpired if the queue refuses,
+        other errors like `Queue.extend`. ParameterInvalid for values that cannot work, and after the keeper is closed.
         """
         self.check_open()
         if lease is not None:
@@ -173,7 +174,7 @@ class LeaseKeeper(Closing, OfProcess):
         return held
 
     def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
-        """The lease ends `seconds` from now. Raises as `Lease.extend`, and ParameterInvalid for what is not held."""
+        """Let the lease end `seconds` from now. Raises like `Lease.extend`; ParameterInvalid if it is not held."""
         self._check_process()
         check_lease("seconds", seconds, self._capabilities)
         lease = self._held(message)
@@ -198,14 +199,14 @@ class LeaseKeeper(Closing, OfProcess):
             self._tell(told)
 
     def release(self, message: Lease | Received, delay: float = 0, *, failure: Failure | None = None) -> None:
-        """Give the message back. Raises as `Lease.release`, and ParameterInvalid for what is not held."""
+        """Give the message back. Raises like `Lease.release`; ParameterInvalid if it is not held."""
         held = (lease := self._held(message)).status is not State.DONE
         self._end(lease, lambda: self.queue.release(lease.newest, delay, failure=failure))
         if self._crashes is not None and held and lease.status is State.DONE:
             self._crashes.given_back(lease.message)
 
     def delete(self, message: Lease | Received) -> None:
-        """Done with it. Raises as `Lease.delete`, and ParameterInvalid for what is not held."""
+        """Delete the message. Raises like `Lease.delete`; ParameterInvalid if it is not held."""
         lease = self._held(message)
         before = self.clock.monotonic()
         self._end(lease, lambda: self._delete(lease))
@@ -213,11 +214,11 @@ class LeaseKeeper(Closing, OfProcess):
             self._learner.finished(lease.message, before - lease.registered)
 
     def forget(self, message: Lease | Received) -> None:
-        """Extend it no more: it comes back when its lease ends. Raises ParameterInvalid for what is not held."""
+        """Stop extending it: the message comes back when its lease ends. Raises ParameterInvalid if it is not held."""
         self._end(self._held(message), lambda: None)
 
     def settle(self) -> None:
-        """Make every extension that is due, and return when they are answered: for clocks that tests move."""
+        """Make every extension that is due and wait for the answers. For tests that move the clock."""
         while batches := self._look():
             for batch in batches:
                 self._send(batch)
@@ -226,10 +227,10 @@ class LeaseKeeper(Closing, OfProcess):
                 self._turn.wait()
 
     def close(self, release: bool = True, deadline: float = 0) -> None:
-        """Take no more, wait up to `deadline` seconds for the held ones, let the rest go.
+        """Register nothing more, wait up to `deadline` seconds for the held messages, and let the rest go.
 
-        They are extended while they are waited for. Then the handlers of the rest are told (Reason.CLOSED) and, with
-        `release`, the messages given back at once. Twice is once, and nothing happens in a forked child. Raises
+        Leases are extended during the wait. After it the remaining handlers are notified (Reason.CLOSED) and, with
+        `release`, their messages are released at once. Idempotent; does nothing in a forked child. Raises
         ParameterInvalid.
         """
         checked.remaining(deadline, "deadline")
@@ -258,7 +259,7 @@ class LeaseKeeper(Closing, OfProcess):
         self._pool.join(1.0)
 
     def watch(self, lease: Lease, callback: Callable[[Lease], object]) -> None:
-        """Call `callback(lease)` once the lease is lost."""
+        """Call `callback(lease)` when the lease is lost."""
         with self._lock:
             if lease.reason is None:
                 lease.callbacks = [*(lease.callbacks or ()), callback]
@@ -266,7 +267,7 @@ class LeaseKeeper(Closing, OfProcess):
         self._teller.tell([partial(callback, lease)])
 
     def event_of(self, lease: Lease) -> threading.Event:
-        """Is set once the lease is lost; made when somebody first waits, for most never do."""
+        """An event that is set when the lease is lost. Created on the first wait, because most handlers never wait."""
         with self._lock:
             if lease.event is None:
                 lease.event = threading.Event()
@@ -283,7 +284,7 @@ class LeaseKeeper(Closing, OfProcess):
         return lease
 
     def _revive(self, lease: Lease, now: float) -> None:
-        """Almost over: one extension here and now, or the handler never starts."""
+        """The lease is almost over: extend it here and now, or the handler must not start."""
         seconds = self._decisions.length(lease, now)
         try:
             lease.newest = self.queue.extend(lease.newest, seconds)
@@ -298,18 +299,18 @@ class LeaseKeeper(Closing, OfProcess):
         lease.renew_at = lease.deadline - lease.lead
 
     def _take_turn(self, lease: Lease) -> None:
-        """Wait, with the lock, until no call with this lease's handle is under way."""
+        """Wait, holding the lock, until no call with this lease's handle is in progress."""
         while lease.busy:
             self._turn.wait()
 
     def check_open(self) -> None:
-        """Raises ParameterInvalid if it holds nothing more: it is closed, or another process's."""
+        """Raises ParameterInvalid if the keeper is closed or belongs to another process."""
         self._check_process()
         if self._closing:
             raise ParameterInvalid(parameter="keeper", reason="it is closed")
 
     def _check_process(self) -> None:
-        """The parent's threads are not here, and what they had locked stays locked."""
+        """A forked child does not have the parent's threads, and locks that they held stay locked."""
         if self.inherited:
             reason = "was made before this process was forked: make another one here"
             raise ParameterInvalid(parameter="keeper", reason=reason)
@@ -336,7 +337,7 @@ class LeaseKeeper(Closing, OfProcess):
             self._tell(told)
 
     def _delete(self, lease: Lease) -> None:
-        """Delete; a repeated one whose answer was lost the first time finds the message gone, and that is well."""
+        """Delete. If an earlier delete lost its answer, finding the message gone counts as success."""
         try:
             self.queue.delete(lease.newest)
         except MessageGone:
@@ -356,7 +357,7 @@ class LeaseKeeper(Closing, OfProcess):
             while not self._stopped:
                 self._step()
         finally:
-            # Unreachable but for a bug: then its traceback is shown, and the leases are kept all the same.
+            # Reached only through a bug. The traceback is shown, and the leases are still extended.
             with self._lock:
                 if not self._stopped:
                     self._thread = self._started()
@@ -370,7 +371,7 @@ class LeaseKeeper(Closing, OfProcess):
             return
         with self._lock:
             now = self.clock.monotonic()
-            # Not longer than an interval: a machine that slept wakes with leases over.
+            # At most one interval: a machine that slept may wake up with ended leases.
             pause = min(self._decisions.next_look() - now, self.parameters.interval)
             if pause > 0 and not self._stopped:
                 self._sleeps_until = now + pause
@@ -378,7 +379,7 @@ class LeaseKeeper(Closing, OfProcess):
                 self._sleeps_until = 0.0
 
     def _look(self) -> list[list[Lease]]:
-        """The extensions to make now, in batches, first to end first."""
+        """The extensions to make now, in batches, earliest end first."""
         with self._lock:
             due = self._decisions.due(self.clock.monotonic(), LOOKS_MAX)
             batches = [due[first : first + self._batch] for first in range(0, len(due), self._batch)]
@@ -391,7 +392,7 @@ class LeaseKeeper(Closing, OfProcess):
         with self._lock:
             begun = [lease for lease in batch if self._decisions.begin(lease)]
         before = self.clock.monotonic()
-        # What a plan or adapter that breaks leaves behind: not extended, nothing known.
+        # If the plan or the adapter breaks, these values remain: no length, no answer.
         lengths: list[float] = [math.inf] * len(begun)
         answers: Sequence[str | VeilError | None] = [None] * len(begun)
         try:
@@ -414,7 +415,7 @@ class LeaseKeeper(Closing, OfProcess):
             self._tell(told)
 
     def _warn(self, leases: list[Lease], lengths: list[float], now: float) -> None:
-        """Say which messages are extended for the last time."""
+        """Log which messages are extended for the last time."""
         for lease, seconds in zip(leases, lengths, strict=True):
             if now + seconds >= lease.hold_end - self._decisions.schedule.width:
                 log.warning(
@@ -425,7 +426,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _ask(
         self, leases: list[Lease], lengths: list[float], single: Callable[[str, float], str]
     ) -> Sequence[str | VeilError]:
-        """The queue's answers: handles to use next, or errors."""
+        """The queue's answers: new handles, or errors."""
         try:
             if not self._capabilities.batch_extend:
                 return [single(leases[0].newest, lengths[0])]
@@ -438,7 +439,7 @@ class LeaseKeeper(Closing, OfProcess):
             return [error] * len(leases)
 
     def _after(self) -> list[Lease]:
-        """With the lock, after a change: let those who wait look again; who was lost."""
+        """After a change, with the lock held: wake the waiting threads and return the lost leases."""
         self._turn.notify_all()
         lost, self._decisions.losses = self._decisions.losses, []
         return lost
@@ -466,7 +467,7 @@ class LeaseKeeper(Closing, OfProcess):
         self._teller.tell(calls)
 
     def _release_all(self, leases: list[Lease]) -> None:
-        """Visible again, as far as RELEASE_SECONDS reach."""
+        """Release as many as possible within RELEASE_SECONDS."""
         left = math.ceil(len(leases) / self._batch)
         done = threading.Semaphore(0)
 

@@ -1,7 +1,7 @@
 """One held message, as its handler sees it.
 
-Strategy: a `Lease` is the keeper's own record with the calls of a handler on it; each goes through the keeper, so that
-it waits for an extension under way and uses the newest handle. Reading needs no lock.
+Strategy: a `Lease` is the keeper's own record plus the handler's calls. Each call goes through the keeper, so it waits
+for an extension in progress and uses the newest handle. Reading needs no lock.
 """
 
 import threading
@@ -16,7 +16,7 @@ from veilmq.model.reports import Failure
 
 
 class Calls(Protocol):
-    """What a lease needs of its keeper."""
+    """What a lease needs from its keeper."""
 
     clock: Clock
 
@@ -29,7 +29,7 @@ class Calls(Protocol):
 
 
 class Loss:
-    """Cancellation token of a handler: set once, when its lease is lost."""
+    """A handler's cancellation token: set once, when the lease is lost."""
 
     __slots__ = ("_lease",)
 
@@ -37,25 +37,25 @@ class Loss:
         self._lease = lease
 
     def is_set(self) -> bool:
-        """True: stop working, the message is or will soon be somebody else's."""
+        """True: stop working; another receiver has the message or will soon get it."""
         return self._lease.reason is not None
 
     __bool__ = is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever) for the loss; whether it came."""
+        """Wait up to `timeout` seconds (None: for ever) for the loss. Returns whether it happened."""
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         return self.is_set() or self._lease.keeper.event_of(self._lease).wait(timeout)
 
     @property
     def reason(self) -> Reason | None:
-        """Why, once it is set."""
+        """Why the lease was lost; None before that."""
         return self._lease.reason
 
     @property
     def error(self) -> VeilError | None:
-        """What the last extension said, if one failed."""
+        """The error of the last extension, if it failed."""
         return self._lease.error
 
 
@@ -95,39 +95,39 @@ class Lease(Hold):
         return Loss(self)
 
     def remaining(self) -> float:
-        """Seconds until the lease ends, by what is known here; negative after that."""
+        """Seconds until the lease ends, as far as this process knows; negative after that."""
         return self.deadline - self.keeper.clock.monotonic()
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
-        """Call `callback(lease)` when the lease is lost, in a thread of its own; at once if it is already."""
+        """Call `callback(lease)` when the lease is lost, in a separate thread; at once if it is lost already."""
         self.keeper.watch(self, callback)
 
     def extend(self, seconds: float, body: str | None = None) -> None:
-        """The lease ends `seconds` from now; the keeper goes on from there. `body` as in `Queue.extend`.
+        """Let the lease end `seconds` from now; the keeper continues from there. `body` as in `Queue.extend`.
 
-        Raises ParameterInvalid for seconds that the queue cannot give, else what `Queue.extend` raises; after a refusal
-        the lease is LOST.
+        Raises ParameterInvalid for seconds that the queue cannot give, else like `Queue.extend`. After a refusal the
+        lease is LOST.
         """
         self.keeper.extend(self, seconds, body)
 
     def release(self, delay: float = 0, *, failure: Failure | None = None) -> None:
-        """Give the message back, visible after `delay` seconds; then nothing is extended. Raises as `Queue.release`.
+        """Give the message back, visible after `delay` seconds, and stop extending. Raises like `Queue.release`.
 
-        On an error that is no refusal the lease stays held.
+        After an error that is not a refusal, the message stays held.
         """
         self.keeper.release(self, delay, failure=failure)
 
     def delete(self) -> None:
-        """Done: delete with the newest handle; then nothing is extended. A second call does nothing.
+        """Delete the message with the newest handle and stop extending. Idempotent.
 
-        Raises as `Queue.delete`; on an error that is no refusal the lease stays held, and the delete may be tried
-        again. On a LOST lease the queue is asked all the same: it may still be nobody else's.
+        Raises like `Queue.delete`. After an error that is not a refusal, the message stays held and the delete may be
+        retried. A LOST lease is sent to the queue too: perhaps nobody else has received the message yet.
         """
         self.keeper.delete(self)
 
     def forget(self) -> None:
-        """Extend it no more, without a call to the queue: the message comes back by itself when its lease ends.
+        """Stop extending, without a call to the queue: the message comes back when its lease ends.
 
-        Waits for a call that is under way. ParameterInvalid in a forked child.
+        Waits for a call in progress. ParameterInvalid in a forked child.
         """
         self.keeper.forget(self)

@@ -1,7 +1,7 @@
-"""The keeper's parameters, and why some cannot work.
+"""The keeper's parameters, and the checks that they can work.
 
-Strategy: one frozen value, checked once against what the queue can do, before a thread or a request exists. The names
-in brackets are those of the documents (000 and 002, "processing time, self-adapting").
+Strategy: one frozen value, checked once against the queue's capabilities before any thread starts or request is sent.
+The names in brackets are those of the documents (000 and 002, "processing time, self-adapting").
 """
 
 from typing import Final
@@ -19,29 +19,29 @@ MINIMAL_LIFE: Final = 5.0
 MAX_HOLD: Final = 18_000.0
 """The documents' five hours."""
 SENDERS_ALONE: Final = 32
-"""Senders where each extension is a request of its own: 32 round trips of 50 ms are 640 extensions a second."""
+"""Senders if each extension is a request of its own: 32 round trips of 50 ms are 640 extensions a second."""
 SENDERS_BATCH: Final = 4
 SENDERS_MAX: Final = 1_000
 BATCH_MAX: Final = 1_000
-"""Extensions handed to one `extend_batch` at most: a delete waits while its message's extension is under way."""
+"""The most extensions in one `extend_batch`: a delete waits while its message's extension is in progress."""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, but for `senders`."""
+    """All in seconds, except `senders`."""
 
     minimal_life: float = MINIMAL_LIFE
-    """(MessageMinimalLife) What must be left of a lease for its extension to be on time."""
+    """(MessageMinimalLife) An extension is on time if at least this much of the lease is left."""
     interval: float = INTERVAL
     """(TimerInterval) An extension is due `interval` + `minimal_life` before the lease ends."""
     visibility_timeout: float = VISIBILITY_TIMEOUT
-    """(QueueMessageVisibilityTimeout) What each extension gives."""
+    """(QueueMessageVisibilityTimeout) The length of each extension."""
     max_hold: float = MAX_HOLD
-    """(MessageTimeout) A message held longer is let go."""
+    """(MessageTimeout) A message held for longer is not extended any more."""
     senders: int | None = None
-    """Most extensions under way at once; None: 4 where the protocol extends in batches, 32 where not."""
+    """The most extensions in progress at once; None: 4 if the protocol extends in batches, else 32."""
 
     def check(self, capabilities: Capabilities, plan: Plan | None) -> None:
-        """Raises ParameterInvalid for values with which leases would be lost."""
+        """Raises ParameterInvalid for values that would lose leases."""
         for name in ("minimal_life", "interval", "visibility_timeout", "max_hold"):
             checked.positive(getattr(self, name), name)
         if self.senders is not None:
@@ -64,7 +64,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def senders_max(self, capabilities: Capabilities) -> int:
-        """Most extensions under way at once."""
+        """The most extensions in progress at once."""
         if self.senders is not None:
             return self.senders
         return SENDERS_BATCH if capabilities.batch_extend else SENDERS_ALONE
@@ -82,5 +82,5 @@ def check_lease(name: str, seconds: float, capabilities: Capabilities) -> None:
 
 
 def batch_size(capabilities: Capabilities) -> int:
-    """Extensions that travel together: what one request carries."""
+    """How many extensions one request carries."""
     return min(capabilities.batch_messages_max, BATCH_MAX) if capabilities.batch_extend else 1

@@ -1,12 +1,12 @@
-"""The threads that carry extensions to the queue.
+"""The threads that send extensions to the queue, and the thread that runs callbacks.
 
-Strategy: a heap of tasks, those whose leases end first at the front; threads are started as work waits for them, up to
-a limit, and stay. A task that breaks takes its thread with it, whose traceback goes to threading.excepthook, and the
-next task starts another: no thread here can be dead for long.
+Strategy: tasks wait in a heap, the lease that ends first at the front. Threads are started as work waits for them, up
+to a limit, and then stay. A task that raises ends its thread, the traceback goes to threading.excepthook, and another
+thread is started for the remaining tasks: the pool never stays without threads.
 
-Callbacks: callbacks are the user's code: they run one after another in a thread of their own that ends when all are
-told. One that raises ends that thread, as any unhandled error (threading.excepthook); a new one tells the rest. Where
-no thread can be started, the caller's has to do.
+Callbacks are the user's code. They run one after another in a separate thread that ends when all have run. A callback
+that raises ends this thread like any unhandled error (threading.excepthook), and a new thread runs the rest. If no
+thread can be started, the caller's thread runs them.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class SenderPool:
         self._closed = False
 
     def put(self, key: float, task: Callable[[], None]) -> bool:
-        """Run `task` soon; after `close`, never. False: there is no thread and none can be started."""
+        """Run `task` soon; after `close`, never. Returns False if there is no thread and none can be started."""
         with self._ready:
             if self._closed:
                 return True
@@ -47,7 +47,7 @@ class SenderPool:
             return False
 
     def close(self) -> None:
-        """Drop what has not begun; the threads end with what they are doing."""
+        """Drop the tasks that have not begun. Each thread ends after its current task."""
         with self._ready:
             self._closed = True
             self._tasks.clear()
@@ -64,7 +64,7 @@ class SenderPool:
         if len(self._threads) < self.threads_max:
             self.started += 1
             thread = threading.Thread(target=self._run, name=f"{self._name} {self.started}", daemon=True)
-            # "can't start new thread": the machine has no more; those that run go on.
+            # "can't start new thread": the machine has no more. The running threads continue.
             with suppress(RuntimeError):
                 thread.start()
                 self._threads.add(thread)
@@ -89,7 +89,7 @@ class SenderPool:
 
 
 class Teller:
-    """Runs callbacks, in order, in a thread of their own."""
+    """Runs callbacks in order, in a separate thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -111,7 +111,7 @@ class Teller:
     def _start(self) -> None:
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        except RuntimeError:  # "can't start new thread": told here, rather than not at all
+        except RuntimeError:  # "can't start new thread": better run them here than not at all
             self._run()
 
     def _run(self) -> None:

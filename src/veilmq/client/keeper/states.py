@@ -1,13 +1,13 @@
-"""Where a held message can be, and every step between.
+"""The states of a held message, and every transition between them.
 
-Strategy: a table, as in model/states.py; `step` is the only way to another state. A call under way is a state of its
-own (EXTENDING, ENDING), so that extend and delete cannot overlap, and nothing follows DONE.
+Strategy: a table, as in model/states.py; every state change is looked up in `STEPS`. A call in progress is a state
+(EXTENDING, ENDING), so extend and delete cannot overlap, and nothing follows DONE.
 
-A hold: one narrow record a message, because there may be 100,000 of them; the table (table.py) alone writes it, under
-the keeper's lock.
+A `Hold` is one narrow record for each message, because there may be 100,000 of them. Only decisions.py changes its
+state, under the keeper's lock.
 
-Plans: a keeper without a plan gives every lease its `visibility_timeout`. A plan answers in seconds, from any thread,
-without I/O; a keeper clamps what it says to what the queue can do.
+Plans: without a plan every lease gets the keeper's `visibility_timeout`. A plan returns seconds, from any thread,
+without I/O; the keeper clamps the result to what the queue can do.
 """
 
 from enum import StrEnum
@@ -25,13 +25,13 @@ class State(StrEnum):
 
     HELD = "held"
     EXTENDING = "extending"
-    """An extension is under way, the keeper's or the user's."""
+    """An extension is in progress, the keeper's or the user's."""
     ENDING = "ending"
-    """The user's delete or release is under way: no extension may start."""
+    """The user's delete or release is in progress: no extension may start."""
     DONE = "done"
     """Deleted, released, or forgotten."""
     LOST = "lost"
-    """Nobody extends it any more, and the handler was told."""
+    """No longer extended; the handler was notified."""
 
 
 class Reason(StrEnum):
@@ -58,11 +58,11 @@ STEPS: Final = {
     (State.HELD, "lost"): State.LOST,
     (State.EXTENDING, "ended"): State.DONE,
 }
-"""All steps. The last one: a delete whose answer was lost had happened, as the next extension learns."""
+"""All transitions. The last one: a delete had happened but lost its answer, and the next extension finds out."""
 
 
 class Look(StrEnum):
-    """What one look at a held message decides (the documents' ChangeVisibilityTask)."""
+    """What one check of a held message decides (the documents' ChangeVisibilityTask)."""
 
     LEAVE = "leave it alone"
     LET_GO = "tell the handler; extend no more"
@@ -78,15 +78,15 @@ LOOKS: Final = (
     ("Is an extension under way, or is the last one made?", Look.WAIT),
     ("Is interval + minimal_life or less of its lease left?", Look.EXTEND),
 )
-"""The questions of one look, in their order: the first yes decides; without any it is WAIT. Printed as
+"""The questions of one check, in order: the first yes decides; if there is none, the result is WAIT. Printed as
 docs/images/keeper-flow.svg."""
 
 REFUSALS: Final = (LeaseError, ReceiptInvalid, QueueMissing)
-"""What says that the lease is no more; every other error is of the way to the queue and is tried again."""
+"""Errors that mean the lease is gone. Every other error is a failure on the way to the queue and is retried."""
 
 
 def reason_of(error: VeilError) -> Reason:
-    """Why a refusal ends the lease."""
+    """The loss reason for a refusal."""
     if isinstance(error, LeaseExpired):
         return Reason.EXPIRED
     if isinstance(error, MessageGone):
@@ -95,30 +95,31 @@ def reason_of(error: VeilError) -> Reason:
 
 
 def may_have_happened(error: VeilError) -> bool:
-    """Whether a call that ended with this error may have done its work."""
+    """Whether a call that failed with this error may have taken effect."""
     if isinstance(error, ServiceError):
         return error.status >= 500
     return bool(getattr(error, "may_have_happened", False))
 
 
 LATENESS_BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Upper bounds of the lateness buckets, in seconds; one more bucket is above."""
+"""Upper bounds of the lateness buckets, in seconds; one more bucket counts everything above."""
 
 
 class KeeperStats(msgspec.Struct, frozen=True):
-    """Counts since the keeper was made; `leases` is now."""
+    """Counts since the keeper was made, except `leases`, which is current."""
 
     leases: int
-    """Messages held at the moment."""
+    """Messages held now."""
     registered: int
     extensions: int
-    """Extensions that the keeper itself made and the queue kept."""
+    """Extensions that the keeper made and the queue granted."""
     failures: int
-    """Extensions that failed on their way and were tried again."""
+    """Extensions that failed on the way and were retried."""
     losses: dict[str, int]
     """Lost leases by the name of their Reason, e.g. `TAKEN`."""
     late: tuple[int, ...]
-    """Extensions by how long after they were due the answer came: one count for each of LATENESS_BOUNDS, and above."""
+    """Extensions by the time from due to answered: one count for each of LATENESS_BOUNDS, and one for everything
+    above."""
     late_seconds: float
     """Sum of those times."""
     late_seconds_max: float
@@ -127,7 +128,7 @@ class KeeperStats(msgspec.Struct, frozen=True):
 
 
 class Hold:
-    """All instants are seconds on the clock of `Received.lease_end`."""
+    """The record of one held message. All instants are seconds on the clock of `Received.lease_end`."""
 
     __slots__ = (
         "__weakref__",
@@ -157,30 +158,30 @@ class Hold:
         self.deadline = message.lease_end
         self.status = State.HELD
         self.busy = False
-        """A call with this lease's handle is under way: the next one waits."""
+        """A call with this lease's handle is in progress: the next one waits."""
         self.queued = False
-        """Due, and handed to the senders."""
+        """Due, and passed to the senders."""
         self.lead = lead
         """Seconds before `deadline` at which the next extension is due."""
         self.fixed = fixed
-        """Length of every extension, where the caller named one."""
+        """Length of every extension, if the caller set one."""
         self.wanted: float | None = None
-        """Length of the first lease, if the one from the receive is to be replaced."""
+        """Length of the first lease, if it should replace the one from the receive."""
         self.registered = now
         self.hold_end = hold_end
-        """From here on it is not extended: max_hold or the total cap."""
+        """When extending stops: max_hold or the protocol's total cap."""
         self.renew_at = self.deadline - lead
         self.late_until: float | None = None
-        """The lease has ended by this clock, and an extension is under way that may take it up again: until when its
-        answer is awaited before the handler is told."""
+        """The lease has ended by this clock, but an extension in progress may renew it. Its answer is awaited until
+        this instant before the handler is notified."""
         self.slot: float | None = None
         self.tries = 0
-        """Failed extensions since the last one that was kept."""
+        """Failed extensions since the last one that was granted."""
         self.error: VeilError | None = None
-        """What the last failed call said."""
+        """The error of the last failed call."""
         self.reason: Reason | None = None
         self.maybe_deleted = False
-        """A delete went out and its answer never came."""
+        """A delete was sent and its answer was lost."""
 
 
 class Plan(Protocol):
@@ -188,43 +189,43 @@ class Plan(Protocol):
 
     @property
     def margin(self) -> float:
-        """How long before its end a lease is to be extended; takes the place of interval + minimal_life. 0: never."""
+        """How long before its end a lease is extended; replaces interval + minimal_life. 0: never extend."""
         ...
 
     def first_lease(self, message: Received) -> float:
-        """The lease that a message should have from its receive."""
+        """The lease that a message should get at its receive."""
         ...
 
     def next_lease(self, message: Received, held: float) -> float:
-        """The lease that an extension should give to a message that has been held for `held` seconds."""
+        """The lease that an extension should give to a message held for `held` seconds."""
         ...
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """What a plan may have besides, to learn from what becomes of messages (AdaptiveTimeout). No I/O; any thread."""
+    """Optional methods of a plan that learns what becomes of messages (AdaptiveTimeout). No I/O; any thread."""
 
     def finished(self, message: Received, held: float) -> None:
-        """Deleted after `held` seconds."""
+        """The message was deleted after `held` seconds."""
         ...
 
     def lost(self, message: Received, held: float) -> None:
-        """The lease ended under a living handler, or somebody else has the message."""
+        """The lease ended while its handler was alive, or another receiver has the message."""
         ...
 
     def late(self, seconds: float) -> None:
-        """An extension took effect, so many seconds after it was due; 0 for one in time."""
+        """An extension took effect this many seconds after it was due; 0 if it was on time."""
         ...
 
 
 @runtime_checkable
 class CrashLearner(Protocol):
-    """What a plan may have to learn how often workers die. Nobody sees another's crash, but its message comes back."""
+    """Optional methods of a plan that learns how often workers crash. A crash shows only as a redelivered message."""
 
     def redelivered(self, message: Received) -> None:
-        """A message was registered that somebody had received before."""
+        """A message was registered that had been received before."""
         ...
 
     def given_back(self, message: Received) -> None:
-        """A message was released by its handler or the keeper: somebody will receive it again, without a crash."""
+        """The handler or the keeper released a message: it will be received again, without a crash."""
         ...

@@ -1,8 +1,8 @@
 """Messages of any size: the body goes to an object store, the queue carries a pointer.
 
-Strategy: `pointer` is what the queue carries, in our form or in AWS's; `handles` is what a delete needs; `fetching`
-reads objects while it keeps the leases; `queue` is the pattern, `sweeping` removes what crashes left, `shared` lets the
-queues of a topic share one object. Source: the documents' BigMessageSizeQueue.
+Strategy: `pointer` has what the queue carries, in our form or in AWS's, and the handles of such messages; `fetching`
+reads objects while it keeps the leases; `queue` is the pattern; `sweeping` removes what crashes left behind; `shared`
+lets the queues of a topic share one object. Source: the documents' BigMessageSizeQueue.
 """
 
 from veilmq.client.large.pointer import PointerFormat

@@ -1,9 +1,9 @@
-"""Reading the objects of received messages, while their leases are kept.
+"""Reads the objects of received messages, and keeps the leases meanwhile.
 
 Strategy: one object after the other, in pieces; a piece that fails is read again alone, so that a transfer resumes.
-Between pieces every message of the receive whose lease is half over is extended by that same lease: nobody else can,
-the application has not seen it yet. What is wrong with one message never stops another; a store that cannot be reached
-is no fault of a message, so that one goes back into the queue.
+Between pieces, every message of the receive whose lease is half over is extended by the same length: nobody else can do
+it, because the application does not have the messages yet. An error in one message never stops another. If the store
+cannot be reached, that is no fault of the message, so it is released.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from veilmq.model.errors import LeaseError, VeilError
 
 PIECE_BYTES: Final = 8 << 20
 PAUSE: Final = 10.0
-"""Seconds that a message waits in its queue when the store could not be reached."""
+"""Delay in seconds before a message is visible again after the store could not be reached."""
 
 
 class _Waiting:
-    """A message whose turn has not come, or is done with and waits for the others."""
+    """A message that is still to be read, or is done and waits for the others."""
 
     def __init__(self, message: Received, lease: float) -> None:
         self.message = message
@@ -37,7 +37,7 @@ class _Waiting:
 
 
 class Fetcher:
-    """Turns messages with pointers into messages with bodies, for one queue."""
+    """Replaces pointers with bodies, for the messages of one queue."""
 
     def __init__(
         self, inner: Queue, store: ObjectStore, form: PointerFormat, body_bytes_max: int, policy: Policy, clock: Clock
@@ -47,9 +47,9 @@ class Fetcher:
         self._policy, self._clock = policy, clock
 
     def received(self, came: list[Received]) -> list[Received]:
-        """The messages as they were sent, without those that cannot be read and those whose lease was lost meanwhile.
+        """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
 
-        Raises ObjectStoreFailed if the store could not be reached for any of them, and so there is none to give.
+        Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
         """
         now = self._clock.monotonic()
         waiting = [_Waiting(message, message.lease_end - now) for message in came]
@@ -77,12 +77,12 @@ class Fetcher:
         return found
 
     def peeked(self, message: Peeked) -> Peeked:
-        """A message without a lease, whole. Raises Unreadable, ObjectStoreFailed."""
+        """A message without a lease, with its body. Raises Unreadable, ObjectStoreFailed."""
         whole: Peeked = self._whole(message, [])
         return whole
 
     def _set_aside(self, each: _Waiting, error: Unreadable) -> None:
-        # Out of the others' renewals first: from here on the lease is the policy's.
+        # Stop extending it first: from here on the lease is the policy's.
         each.is_lost = True
         set_aside(self._policy, self._inner, each.message, error)
 
@@ -95,7 +95,7 @@ class Fetcher:
         give_back(self._inner, [each.message.handle], PAUSE)
 
     def _given(self, each: _Waiting, done: Received) -> Received:
-        """The message with its newest handle, joined with its object."""
+        """The message with its newest handle, which also names its object."""
         found = pointer.read(each.message, self._store, self._form)
         handle = pointer.join(each.message.handle, found, self._store, self._form)
         return msgspec.structs.replace(done, handle=handle, lease_end=each.message.lease_end)
@@ -140,7 +140,7 @@ class Fetcher:
             raise PointerRefused(message=message, reason=f"its {size_bytes} bytes exceed {self._body_bytes_max}")
 
     def _keep(self, waiting: list[_Waiting]) -> None:
-        """Extend what is half over."""
+        """Extend the leases that are half over."""
         now = self._clock.monotonic()
         due = [each for each in waiting if not each.is_lost and each.message.lease_end - now < each.lease / 2]
         if not due:

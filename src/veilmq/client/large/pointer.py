@@ -1,20 +1,20 @@
-"""What the queue carries in the place of a large body, and the handles of such messages.
+"""What the queue carries instead of a large body, and the handles of such messages.
 
     {"veilmq.pointer":1,"url":"s3://bucket/large/orders/...","bytes":52428800,"sha256":"9f86d0..."}
 
-Strategy: two forms, each a pair of pure functions. Ours is known by how the body begins; a sender stores any body that
-begins like that, however small, so that nobody's text is taken for a pointer. AWS's is known by a reserved attribute,
-and has neither a hash nor a scheme (amazon-sqs-java-extended-client-lib, "ExtendedPayloadSize"; older ones
-"SQSLargePayloadSize"). A pointer may have been forged: it is followed below the configured URL alone.
+Strategy: two forms, each a pair of pure functions. Ours is recognised by the start of the body. Any other body that
+starts like this is stored too, however small, so that no user's text is taken for a pointer. AWS's form is recognised
+by a reserved attribute and has neither a hash nor a scheme (amazon-sqs-java-extended-client-lib, "ExtendedPayloadSize";
+older versions "SQSLargePayloadSize"). A pointer may be forged, so it is followed only below the configured URL.
 
-Handles, which say where the object is:
+Handles say where the object is:
 
     P.HANDLE                   a plain message
-    o.KEY.HANDLE               a large one; KEY in base64url, behind it a colon and the reader of a shared object
-    -..s3BucketName..-B-..s3BucketName..--..s3Key..-K-..s3Key..-HANDLE      AWS's form, and HANDLE alone
+    o.KEY.HANDLE               a large one; KEY in base64url, followed by a colon and the reader of a shared object
+    -..s3BucketName..-B-..s3BucketName..--..s3Key..-K-..s3Key..-HANDLE      AWS's form; a plain message has HANDLE alone
 
-Nothing is remembered, so any process can extend and delete with a handle, and an extension that gives another
-inner handle keeps the object. A handle is the caller's to bring back, so its key is checked like a pointer's.
+Nothing is remembered, so any process can extend and delete with a handle, and an extension that returns another inner
+handle keeps the object. Handles come from the caller, so their key is checked like a pointer's.
 """
 
 import base64
@@ -39,31 +39,31 @@ AWS_CLASSES: Final = (AWS_CLASS, "com.amazon.sqs.javamessaging.MessageS3Pointer"
 SHARED_BODY: Final = "body"
 """Last part of a shared object's key (`large.shared`)."""
 BODY_BYTES_MAX: Final = 4_096
-"""Of a pointer."""
+"""The longest pointer."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _READER: Final = re.compile(r"[A-Za-z0-9._-]{1,120}\Z")
 
 
 class PointerFormat(StrEnum):
-    """Which form is written, and the only one that is read."""
+    """The form that is written, and the only one that is read."""
 
     OWN = "own"
     AWS = "aws"
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """An object, and what it must be."""
+    """An object: where it is, and its expected size and hash."""
 
     key: str
-    """In the configured store."""
+    """Key in the configured store."""
     size_bytes: int | None
     sha256: str | None
     reader: str | None = None
-    """Of a shared object: whose copy of the pointer this is (`large.shared`)."""
+    """For a shared object: the reader that this copy of the pointer belongs to (`large.shared`)."""
 
 
 def written(pointer: Pointer, message: Message, store: ObjectStore, form: PointerFormat) -> Message:
-    """The message with the pointer in the place of its body."""
+    """The message with the pointer instead of its body."""
     if form is PointerFormat.AWS:
         place = {"s3BucketName": store.bucket, "s3Key": store.prefix + pointer.key}
         body = json.dumps([AWS_CLASS, place], separators=(",", ":"))
@@ -77,7 +77,7 @@ def written(pointer: Pointer, message: Message, store: ObjectStore, form: Pointe
 
 
 def must_be_stored(body: str, form: PointerFormat) -> bool:
-    """Whether the body could be taken for a pointer of ours."""
+    """Whether the body could be mistaken for one of our pointers."""
     return form is PointerFormat.OWN and body.startswith(BEGINNING)
 
 
@@ -89,7 +89,7 @@ def check_attributes(message: Message, form: PointerFormat) -> None:
 
 
 def read(message: Peeked, store: ObjectStore, form: PointerFormat) -> Pointer | None:
-    """The pointer that the message carries, or None for a plain one. Raises PointerRefused."""
+    """The message's pointer, or None for a plain message. Raises PointerRefused."""
     if form is PointerFormat.AWS:
         name = next((name for name in SIZE_ATTRIBUTES if name in message.attributes), None)
         return None if name is None else _aws(message, message.attributes[name], store)
@@ -97,7 +97,7 @@ def read(message: Peeked, store: ObjectStore, form: PointerFormat) -> Pointer | 
 
 
 def without_reserved(attributes: Any, form: PointerFormat) -> dict[str, AttributeValue]:
-    """The attributes that the sender gave."""
+    """The sender's own attributes."""
     reserved = SIZE_ATTRIBUTES if form is PointerFormat.AWS else ()
     return {name: value for name, value in attributes.items() if name not in reserved}
 
@@ -150,16 +150,16 @@ _KEY: Final = "-..s3Key..-"
 
 
 class Held(NamedTuple):
-    """A handle taken apart."""
+    """The parts of a handle."""
 
     handle: str
-    """The inner queue's."""
+    """The inner queue's handle."""
     key: str | None = None
     reader: str | None = None
 
 
 def join(handle: str, pointer: Pointer | None, store: ObjectStore, form: PointerFormat) -> str:
-    """The handle to give out."""
+    """The handle that the caller gets."""
     key, reader = (None, None) if pointer is None else (pointer.key, pointer.reader)
     return joined(Held(handle, key, reader), store, form)
 
@@ -177,7 +177,7 @@ def joined(held: Held, store: ObjectStore, form: PointerFormat) -> str:
 
 
 def split(handle: Any, store: ObjectStore, form: PointerFormat) -> Held:
-    """Raises ReceiptInvalid."""
+    """Take a handle apart. Raises ReceiptInvalid."""
     if type(handle) is not str:
         raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
     return _split_aws(handle, store) if form is PointerFormat.AWS else _split(handle)

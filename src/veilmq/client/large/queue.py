@@ -1,9 +1,9 @@
-"""A queue for bodies of any size over one that is limited.
+"""A queue for bodies of any size, over a queue with a size limit.
 
-Strategy: above a threshold in transmitted bytes the body goes to the object store first and a pointer to the queue
-after, so that no pointer is without its object; a delete takes the message first and the object after. Whatever happens
-between leaves an object too many, never one too few, and a sweep finds it. Handles carry the object. Source: the seed
-documents' BigMessageSizeQueue (setBigMessageSize, setNeedDeleteMessageObjectOnOSSFlag).
+Strategy: a body above a threshold of transmitted bytes is written to the object store first, and then its pointer is
+sent, so no pointer is ever without its object. A delete removes the message first and then the object. A crash in
+between leaves at most an extra object, never a missing one, and a sweep removes it. Handles name the object. Source:
+the seed documents' BigMessageSizeQueue (setBigMessageSize, setNeedDeleteMessageObjectOnOSSFlag).
 """
 
 import hashlib
@@ -32,11 +32,11 @@ from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInv
 from veilmq.model.reports import Failure
 
 BODY_BYTES_MAX: Final = 2 << 30
-"""The default bound, as AWS's extended client has it."""
+"""The default limit, the same as AWS's extended client's."""
 
 
 class LargeMessageQueue(Wrapping):
-    """A `Queue` for bodies that `inner` could not carry. Any thread."""
+    """A `Queue` for bodies that `inner` could not carry. Thread-safe."""
 
     def __init__(
         self,
@@ -51,13 +51,14 @@ class LargeMessageQueue(Wrapping):
         retention: float | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """store: URL of a bucket and prefix, which every process that shares the queue must be given alike; pointers
-        that lead elsewhere are refused. unreadable: what to do with a message whose object is missing or damaged, or
-        whose pointer is refused: `DeadLetters(queue)`, `keep`, or a function of (inner queue, message, error).
-        threshold_bytes: transmitted bytes (`Capabilities.transmitted_bytes`) above which a body goes to the store; the
-        queue's own limit if that is smaller. body_bytes_max: largest body, in memory as a whole. delete_object: whether
-        a delete removes the object, too. pointers: `own`, or `aws` for the form of AWS's extended clients (needs s3://
-        and a queue with attributes). retention: seconds that the queue keeps messages, for `sweep`; None: ask it.
+        """store: URL of a bucket and prefix, the same in every process that shares the queue; pointers that lead
+        elsewhere are refused. unreadable: what to do with a message whose object is missing or damaged, or whose
+        pointer is refused: `DeadLetters(queue)`, `keep`, or a function of (inner queue, message, error).
+        threshold_bytes: transmitted bytes (`Capabilities.transmitted_bytes`) above which a body goes to the store; at
+        most the queue's own limit. body_bytes_max: the largest body; a body is in memory as a whole. delete_object:
+        whether a delete also removes the object. pointers: `own`, or `aws` for the form of AWS's extended clients
+        (needs s3:// and a queue with attributes). retention: seconds that the queue keeps messages, for `sweep`; None:
+        ask the queue.
 
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
         """
@@ -76,7 +77,7 @@ class LargeMessageQueue(Wrapping):
             reason = "AWS's form needs an s3:// store and a queue with attributes"
             raise ParameterInvalid(parameter="pointers", reason=reason)
         self.threshold_bytes = threshold_bytes
-        """May be changed at any time, and so may `delete_object`."""
+        """May be changed at any time; so may `delete_object`."""
         self._body_bytes_max = body_bytes_max
         self.delete_object = delete_object
         self._retention = retention
@@ -86,7 +87,7 @@ class LargeMessageQueue(Wrapping):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of `inner`, but for the largest body. AWS's pointers need an attribute, which no extend can replace."""
+        """Those of `inner`, except the largest body. AWS's pointers need an attribute, which no extend can replace."""
         inner = self.inner.capabilities
         largest = (self._body_bytes_max + 2) // 3 * 4 if inner.base64_body else self._body_bytes_max
         replaceable = inner.body_replaceable and self._form is PointerFormat.OWN
@@ -94,14 +95,14 @@ class LargeMessageQueue(Wrapping):
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: the queue below, with the store, the form of pointers and the policy."""
+        """See `veilmq.client.identity`: the inner queue, with the store, the form of pointers and the policy."""
         return (
             type(self), identity_of(self.inner), identity_of(self.store), self._form, self._body_bytes_max,
             identity_of(self._policy), ById(self._clock),
         )  # fmt: skip
 
     def send(self, message: str | Message) -> Sent:
-        """See `Queue.send`. Raises ObjectStoreFailed, too: nothing was sent."""
+        """See `Queue.send`. Also raises ObjectStoreFailed: then nothing was sent."""
         prepared, found = self._prepared(message)
         try:
             sent = self.inner.send(prepared)
@@ -111,7 +112,7 @@ class LargeMessageQueue(Wrapping):
         return self._sent(sent, found)
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """See `Queue.send_batch`. Uploads one body after the other, and then sends the pointers."""
+        """See `Queue.send_batch`. Uploads the bodies one after another, then sends the pointers."""
         prepared = [attempt(self._prepared, message) for message in checked.batch(messages)]
         try:
             answers = send_prepared(self.inner, [each if isinstance(each, VeilError) else each[0] for each in prepared])
@@ -132,9 +133,9 @@ class LargeMessageQueue(Wrapping):
         return results
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """See `Queue.receive`. Leases are kept while objects are read; what cannot be read goes to the policy.
+        """See `Queue.receive`. Keeps the leases while it reads objects; unreadable messages go to the policy.
 
-        Raises ObjectStoreFailed if the store cannot be reached; the messages are back in the queue then.
+        Raises ObjectStoreFailed if the store cannot be reached; then the messages were released.
         """
         return receive_readable(
             lambda left: self.inner.receive(count_max, lease=lease, wait=left),
@@ -144,7 +145,7 @@ class LargeMessageQueue(Wrapping):
         )
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """See `Queue.extend`. A new body gets an object of its own, and the old one's object goes."""
+        """See `Queue.extend`. A new body gets a new object if it is large; the old object is removed."""
         if body is not None and not self.capabilities.body_replaceable:
             raise CapabilityMissing(capability="body_replaceable")
         held = self._split(handle)
@@ -179,7 +180,7 @@ class LargeMessageQueue(Wrapping):
         self.inner.release(self._split(handle).handle, delay, failure=failure)
 
     def delete(self, handle: str) -> None:
-        """See `Queue.delete`. The message first, its object after; an object that stays is a sweep's."""
+        """See `Queue.delete`. Deletes the message, then its object; if the object stays, a sweep removes it."""
         held = self._split(handle)
         self.inner.delete(held.handle)
         self._remove(held)
@@ -195,7 +196,7 @@ class LargeMessageQueue(Wrapping):
         return answers
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
-        """See `Queue.peek`. Reads the objects, and leaves out what cannot be read. Raises ObjectStoreFailed."""
+        """See `Queue.peek`. Reads the objects, and leaves out unreadable messages. Raises ObjectStoreFailed."""
         found = []
         for message in self.inner.peek(count_max):
             try:
@@ -205,16 +206,16 @@ class LargeMessageQueue(Wrapping):
         return found
 
     def sweep(self, older_than: float, dead_letters: Sequence[Queue] = ()) -> Swept:
-        """Remove this queue's objects that are older than `older_than` seconds, which no message has any more.
+        """Remove this queue's objects that are older than `older_than` seconds, so that no message can point to them.
 
-        dead_letters: queues to which this queue's messages move with their pointers; their retention counts on top.
-        Raises ParameterInvalid if `older_than` is not an hour more than a message can live, ObjectStoreFailed.
+        dead_letters: queues to which this queue's messages move with their pointers; their retention is added. Raises
+        ParameterInvalid if `older_than` is not at least an hour more than a message can live, ObjectStoreFailed.
         """
         life = sweeping.longest_life(self.inner, self._retention, dead_letters)
         return sweeping.sweep(self.store, self.name, sweeping.checked_age(older_than, life), self._clock.wall())
 
     def _prepared(self, given: str | Message) -> tuple[Message, Pointer | None]:
-        """The message to send, and its object if it got one."""
+        """The message to send, and the pointer to its object if it has one."""
         message = as_message(given)
         raw = text_bytes(message.body)
         pointer.check_attributes(message, self._form)
@@ -234,7 +235,7 @@ class LargeMessageQueue(Wrapping):
         if pointer_bytes > can.body_bytes_max:
             raise MessageTooLarge(size_bytes=pointer_bytes, limit_bytes=can.body_bytes_max)
         if can.native_fifo and message.deduplication_id is None:
-            # What a FIFO queue would take from the body: no two pointers are alike (SQS, ContentBasedDeduplication).
+            # A FIFO queue would hash the body for this (SQS, ContentBasedDeduplication), but no two pointers are equal.
             prepared = msgspec.structs.replace(prepared, deduplication_id=digest)
         self.store.put(key, raw)
         return prepared, found
@@ -248,7 +249,7 @@ class LargeMessageQueue(Wrapping):
         return msgspec.structs.replace(sent, handle=pointer.join(sent.handle, found, self.store, self._form))
 
     def _forget_unless_sent(self, found: Pointer | None, error: VeilError) -> None:
-        """Remove the object of a message that was certainly not sent; of one that may have been, a sweep will."""
+        """Remove the object if its message was certainly not sent. If it may have been, leave the object to a sweep."""
         unknown = (
             isinstance(error, StoreUnknown)
             or (isinstance(error, TransportError) and error.may_have_happened)
@@ -258,7 +259,7 @@ class LargeMessageQueue(Wrapping):
             self._remove(Held("", found.key))
 
     def _remove(self, held: Held) -> None:
-        """The object goes, if it is ours to remove. The message is gone already, so nothing is raised."""
+        """Remove the object, if we should. Raises nothing, because the message is gone already."""
         if held.key is None or not self.delete_object:
             return
         try:

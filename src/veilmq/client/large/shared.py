@@ -1,12 +1,12 @@
-"""One object for all queues of a topic: it lives until the last subscriber has deleted its message.
+"""One object for all queues of a topic: it exists until the last subscriber has deleted its message.
 
     topic=TOPIC/STAMP/body              the object
-    topic=TOPIC/STAMP/for-READER        an empty one for each subscriber that has not deleted yet
+    topic=TOPIC/STAMP/for-READER        an empty marker for each subscriber that has not deleted yet
 
-Strategy: every subscriber's pointer names its own marker. A delete removes that marker after the message, and whoever
-then finds no other marker removes the body; two who find that at once both remove it, which is once. Markers are
-written before the body and the body before any pointer, so that no pointer is without them. What is left by a crash, or
-by a subscriber that never got its message, is swept by age like any other object.
+Strategy: every subscriber's pointer names its own marker. A delete removes the message, then the marker, and then the
+body if no other marker is left; two deletes that see this at once both remove the body, which is harmless. Markers are
+written before the body, and the body before any pointer, so no pointer is without them. Objects left by a crash, or by
+a subscriber that never got its message, are swept by age like any other object.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _MARKER: Final = "for-"
 
 
 class SharedBodies:
-    """What a topic does to a large message before it goes to its queues; the `bodies` of a `PullTopic`. Any thread."""
+    """Stores a topic's large messages once for all its queues: the `bodies` of a `PullTopic`. Thread-safe."""
 
     def __init__(
         self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 65_536, clock: Clock = SYSTEM
@@ -36,14 +36,14 @@ class SharedBodies:
         """threshold_bytes: UTF-8 bytes above which a body goes to the store. Raises ParameterInvalid."""
         checked.at_least(threshold_bytes, "threshold_bytes", 0)
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
-        # No queue has an equals sign in its name, so no queue's sweep takes these.
+        # No queue's name has an equals sign, so no queue's sweep removes these objects.
         self._directory = f"topic={topic}"
         if not is_key(self._directory):
             raise ParameterInvalid(parameter="topic", reason=f"must be a name, not {topic!r}")
         self._threshold_bytes, self._clock = threshold_bytes, clock
 
     def __call__(self, given: str | Message, readers: Sequence[str]) -> list[Message]:
-        """A message for each reader: the one given if it is small, one that points to the shared object if not.
+        """A message for each reader: the given one if it is small, else one that points to the shared object.
 
         Raises ParameterInvalid, ObjectStoreFailed.
         """
@@ -65,7 +65,7 @@ class SharedBodies:
         ]
 
     def sweep(self, older_than: float, queues: Sequence[Queue], dead_letters: Sequence[Queue] = ()) -> Swept:
-        """As `LargeMessageQueue.sweep`, for the topic's objects; `queues` are all that it was ever published to."""
+        """Like `LargeMessageQueue.sweep`, for the topic's objects; `queues`: all that the topic ever published to."""
         if not queues:
             raise ParameterInvalid(parameter="queues", reason="there must be one at least")
         life = max(sweeping.longest_life(queue, None, dead_letters) for queue in queues)
@@ -74,7 +74,7 @@ class SharedBodies:
 
 
 def drop(store: ObjectStore, key: str, reader: str) -> None:
-    """The reader is done with the object. Raises ObjectStoreFailed; can be repeated."""
+    """Release the object for this reader. Raises ObjectStoreFailed; idempotent."""
     directory = key.rpartition("/")[0]
     store.remove(_marker(directory, reader))
     if not any(found.key.rpartition("/")[2].startswith(_MARKER) for found in store.list(directory)):

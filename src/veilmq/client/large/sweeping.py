@@ -1,13 +1,12 @@
-"""Objects whose messages are gone: what crashes, lost answers and expired messages leave.
+"""Removes objects whose messages are gone, left by crashes, lost answers and expired messages.
 
-Strategy: an object is old enough when no message can point to it any more. That is longer than a message lives in its
-queue, plus what it may live in the dead-letter queues it moves to, plus an hour for clocks and for the time between
-upload and send; an `older_than` below that is refused. The younger of the two ages that name and store tell counts.
+Strategy: an object is old enough when no message can point to it any more: after a message's life in its queue, plus
+its life in the dead-letter queues that it moves to, plus an hour for clock differences and for the time between upload
+and send. A smaller `older_than` is refused. An object has two ages, by its name and by the store; the younger counts. A
+sweep judges objects without their messages, so all that it needs is in the name:
 
-A sweep judges an object without any message at hand, so what it must know stands in the name:
-
-    QUEUE/1767225600-0-5f0c...        sent at that Unix second; lives as long as its queue retains
-    QUEUE/1767225600-86400-5f0c...    a message with a time to live of its own
+    QUEUE/1767225600-0-5f0c...        sent at that Unix second; lives as long as its queue retains messages
+    QUEUE/1767225600-86400-5f0c...    a message with its own time to live
 """
 
 import math
@@ -28,7 +27,7 @@ _STAMP: Final = re.compile(r"(?:\A|/)([0-9]{1,12})-([0-9]{1,12})-[0-9a-f]{32}(?:
 
 
 def new_stamp(clock: Clock, ttl: Any) -> str:
-    """Raises ParameterInvalid for a ttl that is no number of seconds."""
+    """A name for a new object. Raises ParameterInvalid for a ttl that is not a number of seconds."""
     if ttl is not None and not (isinstance(ttl, int | float) and math.isfinite(ttl) and ttl > 0):
         raise ParameterInvalid(parameter="ttl", reason=f"must be a number of seconds above 0, not {ttl!r}")
     life = 0 if ttl is None else math.ceil(ttl)
@@ -36,7 +35,7 @@ def new_stamp(clock: Clock, ttl: Any) -> str:
 
 
 def made_and_life(key: str) -> tuple[float, float] | None:
-    """(Unix seconds, own time to live or 0) from a key; None if it is not of this form."""
+    """Unix seconds of the send, and the message's own time to live or 0, from a key; None if it has another form."""
     found = _STAMP.search(key)
     return None if found is None else (float(found[1]), float(found[2]))
 
@@ -46,7 +45,7 @@ MARGIN: Final = 3_600.0
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What a sweep removed, and what it left because it is too young."""
+    """Objects that a sweep removed, and those that it kept because they are too young."""
 
     objects: int
     size_bytes: int
@@ -54,17 +53,17 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 def longest_life(queue: Queue, retention: float | None, dead_letters: Sequence[Queue]) -> float:
-    """Seconds that a message without a time to live of its own may live, in this queue and where it moves to.
+    """Seconds that a message without its own time to live may live, in this queue and those it moves to.
 
-    Raises ParameterInvalid if a queue does not tell its retention and none was named.
+    Raises ParameterInvalid if a queue does not report its retention and none was given.
     """
     life = _retention(queue) if retention is None else retention
     return life + sum(_retention(each) for each in dead_letters)
 
 
 def checked_age(older_than: float, life: float) -> float:
-    """The age. Raises ParameterInvalid if a live message may have an object of that age."""
-    if not older_than >= life + MARGIN:  # a NaN is refused, too
+    """The age. Raises ParameterInvalid if an object of that age may still belong to a live message."""
+    if not older_than >= life + MARGIN:  # also refuses NaN
         reason = (
             f"must be {life + MARGIN:.0f} s at least: messages live {life:.0f} s, and clocks differ; not {older_than}"
         )
@@ -73,7 +72,7 @@ def checked_age(older_than: float, life: float) -> float:
 
 
 def sweep(store: ObjectStore, below: str, older_than: float, now: float) -> Swept:
-    """Remove what is older. `now` is Unix seconds. Raises ObjectStoreFailed; can be repeated."""
+    """Remove objects that are older. `now` is Unix seconds. Raises ObjectStoreFailed; can be repeated."""
     objects = size_bytes = left = 0
     for found in store.list(below):
         if not _is_over(found, older_than, now):

@@ -1,7 +1,7 @@
 """Strict order over a queue that is only roughly ordered (the document's OrderedQueueWrapper).
 
-Strategy: the sender numbers, durably before it sends (sender.py); the receiver hands out only the next number
-(receiver.py, reorder.py); both keep their count in a storage that one process at a time may hold (storage.py,
+Strategy: the sender numbers messages, durably before it sends them (sender.py); the receiver hands out only the next
+number (receiver.py, reorder.py); each keeps its count in a storage that one process at a time may hold (storage.py,
 tables.py, objects.py, locks.py). docs/patterns/ordered-queue.md.
 """
 

@@ -1,11 +1,11 @@
-"""Fetches from the queue, and puts what comes where it belongs.
+"""Fetches messages from the queue and puts them into the receiver's buffer.
 
-Strategy: one thread at a time pulls, without the receiver's lock; that guards the buffer (reorder.py). A message is the
-buffer's with a lease of the keeper, or dealt with here: set aside, deleted, or released. When it is closed the pull
-under way is interrupted, and what that brings all the same is released at once.
+Strategy: one thread at a time pulls, without holding the receiver's lock, which guards the buffer (reorder.py). A
+message either goes into the buffer, with its lease held by the keeper, or is handled here: set aside, deleted, or
+released. `end` interrupts the pull in progress; messages that it still brings are released at once.
 
-Deletes: the acknowledgement is durable already, so nothing depends on the delete: what the queue does not take now is
-tried again with the next ones, and in the end given back. It comes again, and is dropped by its number.
+Deletes: the acknowledgement is already durable, so nothing depends on the delete. A delete that fails is retried with
+the next ones, and finally given up: the message comes back and is dropped by its number.
 """
 
 import logging
@@ -27,7 +27,7 @@ from veilmq.model.errors import LeaseError, ReceiptInvalid, VeilError
 
 
 class Deletions:
-    """Of one receiver. Any thread."""
+    """The deletes of one receiver. Thread-safe."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
@@ -36,7 +36,7 @@ class Deletions:
         self._closed = False
 
     def delete(self, leases: Iterable[Lease] = ()) -> None:
-        """Delete these, and what waits."""
+        """Delete these messages, and those that wait for a retry."""
         with self._lock:
             due, self._waiting = [*self._waiting, *leases], []
         for lease in due:
@@ -49,7 +49,7 @@ class Deletions:
                 self._wait(lease)
 
     def close(self) -> None:
-        """Nothing waits here any more."""
+        """Give up the waiting deletes."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, []
@@ -66,17 +66,17 @@ class Deletions:
 
 PULL_MAX: Final = 100
 ASIDE_SECONDS: Final = 1.0
-"""How long a message that is too far ahead for the buffer stays away."""
+"""How long a message that is too far ahead for the buffer stays invisible."""
 END_SECONDS: Final = 5.0
-"""Longest time that the end waits for the pull under way; what that brings later is released then."""
+"""How long `end` waits for the pull in progress. Messages that the pull brings later are released then."""
 _AGAIN_SECONDS: Final = 0.05
-"""First pause between two interruptions; doubles."""
+"""First pause between two interruptions; it doubles."""
 
 log = logging.getLogger("veilmq.ordered")
 
 
 class Intake:
-    """Of one receiver, with its lock, `changed`."""
+    """The intake of one receiver, with the receiver's lock, `changed`."""
 
     def __init__(
         self,
@@ -99,20 +99,20 @@ class Intake:
         self._changed = changed
         self._clock = clock
         self._puller: int | None = None
-        """The thread that pulls."""
+        """Id of the thread that pulls."""
         self._closed = False
 
     @property
     def busy(self) -> bool:
-        """With the lock: a thread pulls."""
+        """With the lock held: whether a thread pulls."""
         return self._puller is not None
 
     def begin(self) -> None:
-        """With the lock: this thread pulls now."""
+        """With the lock held: this thread becomes the puller."""
         self._puller = threading.get_ident()
 
     def pull(self, wait: float) -> tuple[bool, bool]:
-        """Fetch once, after `begin`: whether anything came of it, and whether it ended before its time."""
+        """Fetch once, after `begin`. Returns whether anything changed, and whether the fetch ended early."""
         try:
             return self._pull(min(wait, self._queue.capabilities.wait_max))
         finally:
@@ -121,14 +121,14 @@ class Intake:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """With the lock: nothing more goes into the buffer."""
+        """With the lock held: put nothing more into the buffer."""
         self._closed = True
         self._changed.notify_all()
 
     def end(self) -> None:
-        """Interrupt the pull under way until it ends, at most END_SECONDS.
+        """Interrupt the pull in progress until it ends, for at most END_SECONDS.
 
-        Again and again: it may have been on its way to the queue when the first interruption came.
+        Repeated, because the pull may have been about to start at the first interruption.
         """
         end = self._clock.monotonic() + END_SECONDS
         pause = _AGAIN_SECONDS
@@ -173,8 +173,8 @@ class Intake:
     def _put_off(self, handles: list[str]) -> None:
         """Give messages back for a while, all at once.
 
-        What a receiver that died had in its buffer comes back behind all that waits: on the way to it, everything that
-        waits passes through here.
+        Messages from the buffer of a receiver that died come back behind all waiting ones, so everything that waits
+        passes through here until they are reached.
         """
         if not handles:
             return
@@ -184,7 +184,7 @@ class Intake:
             log.info("queue %s: %d messages come back when their leases end: %s", self._queue.name, len(handles), error)
 
     def _admit(self, mark: Mark, message: Received, raw: Received) -> bool:
-        """Put one message where it belongs; whether that changed anything. `raw`: as the queue gave it."""
+        """Put one message where it belongs. Returns whether that changed anything. raw: as the queue returned it."""
         place = Place(mark.epoch, mark.number)
         with self._changed:
             late = self._reorder.late(place)
@@ -211,7 +211,7 @@ class Intake:
         return True
 
     def _placed(self, place: Place, entry: Entry) -> tuple[Fate, Entry | None]:
-        """What became of it, and who must go for it."""
+        """What became of the entry, and which entry must leave the buffer for it."""
         with self._changed:
             if self._closed:
                 return Fate.FULL, entry
@@ -219,7 +219,7 @@ class Intake:
             if fate is not Fate.AGAIN or other is None:
                 return fate, other
             if other.message.id == entry.message.id:
-                # Its lease was lost: the newer one counts, and the hand-out goes on.
+                # The same message again, so its lease was lost: the newer lease counts, and the hand-out continues.
                 entry.attempt, entry.hands = other.attempt, other.hands
                 entry.until, entry.not_before = other.until, other.not_before
                 return Fate.KEPT, None

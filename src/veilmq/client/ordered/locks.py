@@ -1,9 +1,9 @@
-"""Locks for storages that no kernel watches: who holds it, until when, and the renewing of that.
+"""Locks for storages without a kernel lock: who holds it, until when, and the renewal of the hold.
 
-Strategy: the holder writes its name and an end into what it stores, and renews it from a thread of its own. Another one
-is refused until that end, or at once let in if the holder ran on this machine and is dead. The end is judged by the
-storage's own clock where it has one, for all holders share that. `StateLock` gives such a lock to any object that can
-load and save. Source: document 002 (one sender process, one receiver process).
+Strategy: the holder writes its name and an expiry into what it stores, and a separate thread renews it. Another process
+is refused until the expiry, or let in at once if the holder ran on this machine and is dead. The expiry is judged by
+the storage's own clock if it has one, because all processes share it. `StateLock` adds such a lock to any object that
+can load and save. Source: document 002 (one sender process, one receiver process).
 """
 
 import logging
@@ -24,31 +24,31 @@ from veilmq.client.ordered.storage import LockedStorage, Storage
 from veilmq.model.errors import ParameterInvalid
 
 HOLD_SECONDS: Final = 30.0
-"""How long a storage stays held after its holder fell silent."""
+"""How long a storage stays held after its holder's last renewal."""
 _RENEWALS: Final = 3
-"""Renewals in that time."""
+"""Renewals during that time."""
 _NOTHING: Final = b"null"
 
 log = logging.getLogger("veilmq.ordered")
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who holds a storage, until when."""
+    """The holder of a storage, and until when it holds it."""
 
     token: str
     pid: int
     place: str
-    """The machine, its boot and its process namespace: where the pid means something."""
+    """The machine, its boot and its process namespace: the scope in which the pid is valid."""
     until: float
     """Unix seconds."""
     seconds: float = 0.0
-    """From the writing of this to `until`; 0: written by an older version, which did not say."""
+    """From the time of writing to `until`; 0: written by an older version without this field."""
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.place.partition(' ')[0]}"
 
     def shuts_out(self, other: "Owner", now: float) -> bool:
-        """Whether `other` must stay outside at `now` (Unix seconds)."""
+        """Whether `other` is refused at `now` (Unix seconds)."""
         if self.token == other.token or self.until <= now:
             return False
         return not (self.place == other.place and " " in self.place and not _alive(self.pid))
@@ -62,13 +62,13 @@ class Envelope(msgspec.Struct, frozen=True):
 
     @property
     def content(self) -> bytes | None:
-        """The state itself."""
+        """The state without the lock."""
         state = bytes(self.state)
         return None if state == _NOTHING else state
 
 
 def opened(data: bytes | None, storage: str) -> Envelope:
-    """The envelope in what was stored. Raises StateInvalid."""
+    """The envelope in stored data. Raises StateInvalid."""
     try:
         return Envelope() if data is None else msgspec.json.decode(data, type=Envelope)
     except (ValueError, RecursionError) as error:
@@ -76,12 +76,12 @@ def opened(data: bytes | None, storage: str) -> Envelope:
 
 
 def closed(owner: Owner | None, state: bytes | None) -> bytes:
-    """What is stored."""
+    """The data to store."""
     return msgspec.json.encode(Envelope(owner, msgspec.Raw(_NOTHING if state is None else state)))
 
 
 class Watch(OfProcess):
-    """One holder's name, and the thread that renews its hold: from `start` to `stop` it is of this process."""
+    """One holder's name, and the thread that renews its hold. Belongs to this process from `start` to `stop`."""
 
     def __init__(self, storage: str, clock: Clock, seconds: float) -> None:
         checked.positive(seconds, "hold_seconds")
@@ -90,37 +90,37 @@ class Watch(OfProcess):
         self._seconds = seconds
         self._token = secrets.token_hex(8)
         self._ahead: float | None = None
-        """Seconds that the storage's clock is ahead of our monotonic one; None: nobody knows."""
+        """Seconds that the storage's clock is ahead of our monotonic one; None: unknown."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def enter(self) -> None:
-        """Before anything else, locks included. Raises StorageHeld in a forked child of the holder."""
+        """Call it before anything else, including locks. Raises StorageHeld in a forked child of the holder."""
         if self.inherited:
             raise StorageHeld(storage=self._storage, holder=f"pid {self._pid}")
 
     def enter_free(self) -> None:
-        """Before it is acquired, with the storage's own lock. Raises StorageHeld if this object has it already: one
-        token is one holder."""
+        """Call it before acquiring, with the storage's own lock held. Raises StorageHeld if this object holds it
+        already: one token is one holder."""
         if self._thread is not None:
             raise StorageHeld(storage=self._storage, holder=f"pid {os.getpid()}")
 
     def check_held(self) -> None:
-        """Before it is saved, with the storage's own lock. Raises StorageLost unless it was acquired."""
+        """Call it before a save, with the storage's own lock held. Raises StorageLost unless it was acquired."""
         if self._thread is None:
             raise StorageLost(storage=self._storage, holder="nobody")
 
     def owner(self) -> Owner:
-        """Me, from now on for `seconds`."""
+        """This process as the holder, for `seconds` from now."""
         return Owner(self._token, os.getpid(), _place(), self._now() + self._seconds, self._seconds)
 
     def told(self, now: float) -> None:
-        """The storage's clock reads `now` (Unix seconds)."""
+        """Record that the storage's clock reads `now` (Unix seconds)."""
         self._ahead = now - self._clock.monotonic()
 
     def admit(self, holder: Owner | None, age: float | None = None) -> None:
-        """Raises StorageHeld if I must stay outside. age: seconds since the holder wrote that, by the storage's
-        clock, where it tells that alone."""
+        """Raises StorageHeld if this process is refused. age: seconds since the holder wrote its record, by the
+        storage's clock, for storages that tell only that."""
         if holder is None:
             return
         now = self._now() if age is None or not holder.seconds else holder.until - holder.seconds + age
@@ -131,7 +131,7 @@ class Watch(OfProcess):
         return self._clock.wall() if self._ahead is None else self._clock.monotonic() + self._ahead
 
     def check(self, holder: Owner | None) -> None:
-        """Raises StorageLost unless I am the holder."""
+        """Raises StorageLost unless this process is the holder."""
         if holder is None or holder.token != self._token:
             raise StorageLost(storage=self._storage, holder=str(holder or "nobody"))
 
@@ -145,7 +145,7 @@ class Watch(OfProcess):
         self._thread.start()
 
     def stop(self) -> None:
-        """No more renewals."""
+        """Stop renewing."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -159,16 +159,16 @@ class Watch(OfProcess):
             except StorageLost as error:
                 log.error("%s", error)
                 return
-            except Exception:  # a storage raises what it likes, and the next renewal may succeed
+            except Exception:  # a storage may raise anything, and the next renewal may succeed
                 log.exception("%s: the hold was not renewed", self._storage)
 
 
 class StateLock:
     """A lock for a storage that has only `load` and `save`.
 
-    Two that begin within the same instant can both believe to hold it until one of them saves: then the other is told
-    (StorageLost). Storages with a lock of their own have no such instant. The end of a hold is judged by each machine's
-    own clock: `load` and `save` tell no time.
+    Two processes that acquire it at the same instant can both believe that they hold it until one of them saves; then
+    the other gets StorageLost. Storages with their own lock do not have this race. Each machine judges the expiry by
+    its own clock, because `load` and `save` tell no time.
     """
 
     def __init__(self, storage: Storage, *, clock: Clock = SYSTEM, hold_seconds: float = HOLD_SECONDS) -> None:
@@ -225,7 +225,7 @@ class StateLock:
 
 
 def locked(storage: Storage, clock: Clock) -> LockedStorage:
-    """The storage itself if it has a lock, else with one in its state. Raises ParameterInvalid."""
+    """The storage itself if it has a lock, else wrapped in a StateLock. Raises ParameterInvalid."""
     for method in ("load", "save"):
         if not callable(getattr(storage, method, None)):
             raise ParameterInvalid(parameter="storage", reason=f"{type(storage).__name__} has no method {method}")
@@ -245,7 +245,7 @@ def _alive(pid: int) -> bool:
 
 
 def _place() -> str:
-    """The host's name; with it, where the system tells, what makes a pid unique."""
+    """The host's name, plus what makes a pid unique, if the system tells it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{socket.gethostname()} {boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"

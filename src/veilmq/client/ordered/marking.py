@@ -1,8 +1,8 @@
 """How a message carries its number.
 
-Strategy: three forms behind one shape. An attribute where the queue has attributes, a prefix of the body where it has
-none, or the document's own `#num#`, which has neither an epoch nor a word for "void". What a form cannot read is not
-ours, and says so by None. Source: document 002, OrderedQueueWrapper ("coloured" messages).
+Strategy: three forms behind one interface: an attribute if the queue has attributes, a prefix of the body if not, or
+the document's own `#num#`, which can express neither an epoch nor "void". If a form cannot read a message, the message
+is not ours, and `read` returns None. Source: document 002, OrderedQueueWrapper ("coloured" messages).
 """
 
 import re
@@ -25,12 +25,12 @@ Shown = TypeVar("Shown", bound=Peeked)
 
 
 class Mark(NamedTuple):
-    """A message's place: numbers count from 1 in each epoch, and a later epoch is greater."""
+    """A message's place. Numbers count from 1 in each epoch; a later epoch is greater."""
 
     epoch: int
     number: int
     void: bool = False
-    """The number holds the place of a message that its queue refused."""
+    """The number has no message, because its queue refused the message."""
 
 
 class Marking(Protocol):
@@ -44,7 +44,7 @@ class Marking(Protocol):
         ...
 
     def read(self, message: Shown) -> tuple[Mark, Shown] | None:
-        """Its mark, and the message as it was before it got one; None: it has no mark."""
+        """Its mark, and the message without it; None: it has no mark."""
         ...
 
 
@@ -79,7 +79,7 @@ class BodyMarking:
 
 
 class NumberMarking:
-    """A bare number before the body, in a form such as the document's `#num#`. There is one epoch, 1."""
+    """Only a number before the body, in a form such as the document's `#num#`. There is one epoch, 1."""
 
     voids = False
 
@@ -96,7 +96,7 @@ class NumberMarking:
 
 
 def marking_of(form: str, capabilities: Capabilities) -> Marking:
-    """form: `auto` (an attribute where there are attributes, else the body), `attribute`, `body`, or a text with `num`
+    """form: `auto` (an attribute if the queue has attributes, else the body), `attribute`, `body`, or a text with `num`
     between marks, such as the document's `#num#`. Raises ParameterInvalid.
     """
     if form == "auto":

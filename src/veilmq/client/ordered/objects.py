@@ -1,11 +1,13 @@
 """Numbers in an object of any store that fsspec reaches: S3, OSS, Azure, GCS, a directory.
 
-Strategy: object stores do not compare and swap, but they create exclusively. So each holder has an object of its own,
-`<path>.<generation>`, and taking over is creating the next one before the last one's state is read. Who saves looks
-afterwards whether a successor exists, and is then told that nothing of it counts: either the successor read the state
-after it was saved, or the saver sees the successor. Needs a store that shows what was written to whoever looks next
-(S3 since 2020, OSS, Azure, GCS do) and that refuses to create what exists (`mode="create"`). Whether a holder fell
-silent is judged by the store's clock: what it wrote last is as old as a new object, written to see, is younger.
+Strategy: object stores have no compare-and-swap, but can create an object exclusively. So each holder has its own
+object, `<path>.<generation>`. To take over, a process creates the next one, then reads the previous one's state. After
+each save the holder checks whether a successor exists; if so, the save does not count, and it raises. Either the
+successor read the state after the save, or the saver sees the successor.
+
+Before changing it: the store must show a write to every later reader (S3 since 2020, OSS, Azure and GCS do) and refuse
+to create an object that exists (`mode="create"`). A holder's silence is judged by the store's clock: the age of its
+last write is compared with a new object, written to learn the time.
 """
 
 import re
@@ -24,7 +26,7 @@ _GENERATION: Final = re.compile(r"\.(\d{12})\Z")
 
 
 class ObjectStorage:
-    """Objects beside `url`. Raises what the file system raises (OSError)."""
+    """A storage of objects beside `url`. Raises the file system's errors (OSError)."""
 
     def __init__(
         self,
@@ -35,8 +37,8 @@ class ObjectStorage:
         hold_seconds: float = HOLD_SECONDS,
         **options: Any,
     ) -> None:
-        """url: such as s3://bucket/orders/sender. filesystem: an fsspec one, if there is one already; else `options`
-        go to fsspec. hold_seconds: after so long without a renewal another process may take over.
+        """url: such as s3://bucket/orders/sender. filesystem: an existing fsspec file system; else `options` go to
+        fsspec. hold_seconds: after this long without a renewal another process may take over.
         """
         self._url = url
         if filesystem is None:
@@ -69,7 +71,7 @@ class ObjectStorage:
                 self._files.pipe_file(self._object(generation), closed(self._watch.owner(), None), mode="create")
             except FileExistsError:
                 raise self._held() from None
-            # A predecessor that died between its creation and its first save left no state: the one before it counts.
+            # A predecessor that died between its creation and its first save left no state: use the one before it.
             with self._gone_is_held():
                 self._state = next(
                     (content for each in reversed(before) if (content := self._read(each).content) is not None), None
@@ -77,7 +79,7 @@ class ObjectStorage:
             self._generation = generation
             self._write(self._state)
             for each in before:
-                with suppress(FileNotFoundError):  # a successor was here already
+                with suppress(FileNotFoundError):  # a successor has removed it already
                     self._files.rm_file(self._object(each))
             self._watch.start(self._renew)
 
@@ -121,7 +123,7 @@ class ObjectStorage:
 
     @contextmanager
     def _gone_is_held(self) -> Iterator[None]:
-        """An object that was there a moment ago and is not any more: somebody took over."""
+        """Raises StorageHeld if an object that existed a moment ago is missing: somebody took over."""
         try:
             yield
         except FileNotFoundError:
@@ -134,7 +136,7 @@ class ObjectStorage:
         return opened(self._files.cat_file(self._object(generation)), self._url)
 
     def _age(self, generation: int) -> float | None:
-        """Seconds since the object was written, by the store's clock; None: the store does not tell."""
+        """Seconds since the object was written, by the store's clock; None: the store does not tell it."""
         probe = f"{self._path}.{secrets.token_hex(8)}.now"
         self._files.pipe_file(probe, b"now")
         try:
@@ -145,7 +147,7 @@ class ObjectStorage:
         return None if written is None or now is None else now - written
 
     def _generations(self) -> list[int]:
-        """In rising order."""
+        """All generations, in rising order."""
         parent, _, name = self._path.rpartition("/")
         self._files.invalidate_cache()
         try:

@@ -1,6 +1,6 @@
-"""Both sides as one `Queue`, so that other patterns stack on it.
+"""Both sides as one `Queue`, so that other patterns can wrap it.
 
-Strategy: what has a storage works; what has none is CapabilityMissing. A peek shows bodies without their numbers.
+Strategy: a side with a storage works; a side without one raises CapabilityMissing. A peek shows bodies without numbers.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from veilmq.model.reports import Failure
 
 
 class OrderedQueue(Wrapping):
-    """A queue whose messages come out in the order of the calls that sent them.
+    """A queue whose messages are received in the order of the calls that sent them.
 
-    Receives are one message at a time unless `in_hand_max` says more; leases are renewed by themselves, so that a
+    A receive returns one message at a time unless `in_hand_max` is larger. Leases are renewed automatically, so a
     receive without `lease` holds its message while this process lives.
     """
 
@@ -39,7 +39,7 @@ class OrderedQueue(Wrapping):
         clock: Clock = SYSTEM,
         **receiving: Any,
     ) -> None:
-        """receiving: the other options of `OrderedReceiver`. Raises as `OrderedSender` and `OrderedReceiver`."""
+        """receiving: the other options of `OrderedReceiver`. Raises like `OrderedSender` and `OrderedReceiver`."""
         super().__init__(queue)
         self._marking = marking_of(marking, queue.capabilities)
         self._sender: OrderedSender | None = None
@@ -72,7 +72,7 @@ class OrderedQueue(Wrapping):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The queue's, without what would break the order."""
+        """The queue's, except those that would break the order."""
         return replace(
             self.inner.capabilities,
             receipts_rotate=False,
@@ -123,7 +123,7 @@ class OrderedQueue(Wrapping):
         (self._receiver or self.inner).interrupt()
 
     def close(self) -> None:
-        """Both sides, then the queue."""
+        """Close both sides, then the queue."""
         for side in (self._receiver, self._sender):
             if side is not None:
                 side.close()

@@ -1,10 +1,10 @@
-"""The receiving side: messages come out in the order of their numbers, each until it is acknowledged.
+"""The receiving side: hands out messages in the order of their numbers, again and again until each is acknowledged.
 
-Strategy: whoever calls `receive` pulls, one thread at a time (intake.py); what is ahead waits in a buffer (reorder.py)
-whose leases a keeper holds. An acknowledgement is durable in the storage first, and only then is the message deleted: a
-crash in between brings it back, and its number tells that it was done. A handle names the place and the hand-out, so
-that a stale one changes nothing. Source: document 002, OrderedQueueWrapper, whose sample deletes first and loses
-messages.
+Strategy: the thread that calls `receive` pulls, one at a time (intake.py). Messages that are ahead wait in a buffer
+(reorder.py), with their leases held by a keeper. An acknowledgement is first made durable in the storage, and only then
+is the message deleted: after a crash in between it comes back, and its number shows that it was done. A handle names
+the place and the hand-out, so a stale handle changes nothing. Source: document 002, OrderedQueueWrapper. The document's
+sample deletes first and so loses messages.
 """
 
 import logging
@@ -59,9 +59,9 @@ log = logging.getLogger("veilmq.ordered")
 class OrderedReceiver(Side):
     """Hands out messages in order. One process holds the storage; its threads may receive.
 
-    With `in_hand_max` 1 nothing is handed out before the one before it is acknowledged. A message stays handed out
-    until it is acknowledged (`delete`), released, its hand-out's own lease ends, or the process ends. Once it is closed
-    every call raises TransportError; in a forked child, StorageHeld.
+    With `in_hand_max` 1, a message is handed out only after the previous one is acknowledged. It stays handed out until
+    it is acknowledged (`delete`) or released, the hand-out's own lease ends, or the process ends. After `close` every
+    call raises TransportError; in a forked child, StorageHeld.
     """
 
     _role = "receiver"
@@ -83,13 +83,14 @@ class OrderedReceiver(Side):
         keeper: LeaseKeeper | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """lease: seconds of each lease that the keeper renews; after a crash the buffered messages are back within it.
-        gap_timeout: seconds before a missing number is a gap (None: never, only to wait). on_gap: `wait` (and tell),
-        `skip`, `raise`. tell_gap: called with each gap. unreadable: what becomes of messages without a number, and of
-        those that come after their gap was skipped: `DeadLetters(queue)`, a function, or `keep` (they come again).
-        in_hand_max: messages handed out and not acknowledged at a time. keeper: one of the user's own, over this queue.
+        """lease: seconds of each lease that the keeper renews; after a crash the buffered messages are visible within
+        that time. gap_timeout: seconds before a missing number counts as a gap; None: never, which requires on_gap
+        `wait`. on_gap: `wait` (and report it), `skip`, `raise`. tell_gap: called with each gap. unreadable: what to do
+        with messages without a number, and with those that come after their gap was skipped: `DeadLetters(queue)`, a
+        function, or `keep` (they come again). in_hand_max: the most messages handed out and not acknowledged. keeper:
+        the user's own, over this queue.
 
-        Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
+        Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, the errors of `stats` and of the storage.
         """
         capabilities = queue.capabilities
         checked.at_least(buffer_max, "buffer_max", 1)
@@ -111,14 +112,14 @@ class OrderedReceiver(Side):
         self._own_keeper = keeper is None
         self._changed = sleeping_by(clock, threading.Condition())
         self._acks = threading.Lock()
-        """Serialises what is saved; taken before `_changed`, never while it is held."""
+        """Serialises saves. Take it before `_changed`, never while holding `_changed`."""
         self._ended = False
-        """Nothing is saved any more. With `_acks`."""
+        """Nothing is saved any more. Guarded by `_acks`."""
         self._unsure: tuple[Place, Entry, ReceiverState] | None = None
-        """An acknowledgement whose transaction ended in an error, and may be committed all the same."""
+        """An acknowledgement whose transaction raised an error, and may be committed nevertheless."""
         self._attempts = self._interrupts = 0
         self._unlocked: tuple[int, int] | None = None
-        """The missing number for which a FIFO group was let go."""
+        """The missing number for which a FIFO group's messages were released."""
         self._storage = locked(storage, clock)
         self._storage.acquire()
         self._pid = self._this()
@@ -132,19 +133,19 @@ class OrderedReceiver(Side):
 
     @property
     def next_number(self) -> int:
-        """The first number that is not acknowledged."""
+        """The lowest number that is not acknowledged."""
         return self._reorder.state.next
 
     @property
     def buffered(self) -> int:
-        """Messages that wait for their turn."""
+        """How many messages wait for their turn."""
         return len(self._reorder.held)
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Ordered]:
-        """The next messages in order; empty if the next one did not come within `wait` seconds, or with `close`.
+        """The next messages in order; empty if the next one did not come within `wait` seconds or before `close`.
 
-        lease: seconds until each is handed out again unless it was acknowledged or extended; None: not while this
-        process lives. Raises GapFound, QueueRecreated, StorageLost, and as `Queue.receive`.
+        lease: seconds until each is handed out again unless it is acknowledged or extended; None: not while this
+        process lives. Raises GapFound, QueueRecreated, StorageLost, and like `Queue.receive`.
         """
         checked.at_least(count_max, "count_max", 1)
         checked.seconds(wait, "wait", 0, math.inf)
@@ -182,8 +183,8 @@ class OrderedReceiver(Side):
                     rest = min(rest * 2, _REST_SECONDS_MAX)
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """Keep it for `lease` seconds from now; the keeper sees to the queue's own lease. Raises as `delete`,
-        CapabilityMissing for a body.
+        """Keep it handed out for `lease` seconds from now; the keeper renews the queue's own lease. Raises like
+        `delete`; CapabilityMissing for a body.
         """
         if body is not None:
             raise CapabilityMissing(capability="replacing the body of an ordered message")
@@ -195,7 +196,7 @@ class OrderedReceiver(Side):
         return handle
 
     def release(self, handle: str, delay: float = 0) -> None:
-        """Not done: it is handed out again after `delay` seconds, and nothing after it before. Raises as `delete`."""
+        """Hand it out again after `delay` seconds, and nothing later before it. Raises like `delete`."""
         self._enter()
         with self._changed:
             self._check_open()
@@ -205,18 +206,18 @@ class OrderedReceiver(Side):
             self._changed.notify_all()
 
     def delete(self, handle: str) -> None:
-        """Done: the acknowledgement is durable, then the message is deleted.
+        """Acknowledge durably, then delete the message.
 
-        Raises LeaseTaken (handed out again since), MessageGone (acknowledged before), ReceiptInvalid, StorageLost, and
-        what the storage raises. If the queue cannot be reached the message stays there and is dropped by its number
-        when it comes back.
+        Raises LeaseTaken (it was handed out again), MessageGone (it was acknowledged before), ReceiptInvalid,
+        StorageLost, and the storage's errors. If the queue cannot be reached, the message stays there and is dropped by
+        its number when it comes back.
         """
         (error,) = self.delete_batch([handle])
         if error is not None:
             raise error
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """Acknowledge all, in one save; None for each that is done, else as `delete`."""
+        """Acknowledge all, in one save. Returns None for each success, else the error that `delete` raises."""
         errors: list[VeilError | None] = []
         with self._deciding():
             found: dict[Place, Entry] = {}
@@ -238,11 +239,11 @@ class OrderedReceiver(Side):
 
     @contextmanager
     def acknowledging(self, handle: str) -> Iterator[Any]:
-        """A cursor of the storage's database: what is written through it and the acknowledgement are one transaction.
+        """A cursor of the storage's database: its writes and the acknowledgement are one transaction.
 
         If the block raises, neither happens, and the message stays handed out. If the commit raises, both may have
-        happened: the next call looks, and MessageGone says that they did. Raises as `delete`, CapabilityMissing if the
-        storage is no table. Nothing else is acknowledged meanwhile, in any thread.
+        happened: the next call checks, and MessageGone means that they did. Raises like `delete`; CapabilityMissing if
+        the storage is not a table. No thread can acknowledge anything else meanwhile.
         """
         saving = getattr(self._storage, "saving", None)
         if saving is None:
@@ -261,7 +262,7 @@ class OrderedReceiver(Side):
         self._deletions.delete([entry.lease])
 
     def reset(self, next_number: int = 1) -> None:
-        """Forget what was acknowledged, and begin with `next_number` of the first epoch to come."""
+        """Forget all acknowledgements, and begin with `next_number` of the epoch of the next message that comes."""
         with self._deciding():
             state = self._fresh(self.queue.stats().incarnation)
             state.next = next_number
@@ -272,18 +273,18 @@ class OrderedReceiver(Side):
             give_back(entry.lease)
 
     def interrupt(self) -> None:
-        """Receives that wait in other threads return now, and so do those of the queue itself."""
+        """Make receives that wait in other threads return now, also those of the queue itself."""
         with self._changed:
             self._interrupts += 1
             self._changed.notify_all()
         self.queue.interrupt()
 
     def close(self) -> None:
-        """Give back what is buffered or handed out, and let the storage go; the queue stays open. Twice is once, and
-        nothing happens in a forked child.
+        """Give back what is buffered or handed out, and release the storage; the queue stays open. Idempotent; does
+        nothing in a forked child.
 
-        A receive that waits ends, and with it whoever else waits at this queue object. What it still brings is
-        released. An acknowledgement under way is waited for.
+        A waiting receive ends, and so does everybody else's wait at this queue object. Messages that it still brings
+        are released. Waits for an acknowledgement in progress.
         """
         if self.inherited:
             return
@@ -328,7 +329,7 @@ class OrderedReceiver(Side):
 
     @contextmanager
     def _deciding(self) -> Iterator[None]:
-        """For what is saved: one thread at a time, and none after `close`. Raises TransportError, StorageHeld."""
+        """Serialises saves, and refuses them after `close`. Raises TransportError, StorageHeld."""
         self._enter()
         with self._acks:
             if self._ended:
@@ -337,7 +338,7 @@ class OrderedReceiver(Side):
             yield
 
     def _look_again(self) -> None:
-        """With `_acks`: whether the acknowledgement that ended in an error was committed."""
+        """With `_acks` held: check whether the acknowledgement that raised an error was committed."""
         if self._unsure is None:
             return
         place, entry, state = self._unsure
@@ -356,7 +357,7 @@ class OrderedReceiver(Side):
             self._changed.notify_all()
 
     def _find(self, handle: str) -> tuple[Place, Entry]:
-        """What the handle names. Raises ReceiptInvalid, LeaseTaken, MessageGone."""
+        """The place and the entry that the handle names. Raises ReceiptInvalid, LeaseTaken, MessageGone."""
         place, attempt = place_of(handle)
         entry = self._reorder.out.get(place)
         if entry is None and place not in self._reorder.held:
@@ -366,7 +367,7 @@ class OrderedReceiver(Side):
         return place, entry
 
     def _wants_more(self) -> bool:
-        """Whether pulling could bring what may go out now."""
+        """Whether a pull could bring a message that may go out now."""
         due = self._reorder.due()
         return len(self._reorder.out) < self._in_hand_max and (due is None or due not in self._reorder.held)
 
@@ -375,7 +376,7 @@ class OrderedReceiver(Side):
             return not self._wants_more()
 
     def _pause(self) -> float:
-        """Seconds until something changes by itself."""
+        """Seconds until something is due without a new event."""
         now = self._clock.monotonic()
         ends = [entry.until for entry in self._reorder.out.values()]
         due = self._reorder.due()
@@ -384,7 +385,7 @@ class OrderedReceiver(Side):
         return max(_REST_SECONDS_MIN, min([end - now for end in ends], default=_REST_SECONDS_MAX))
 
     def _hand_out(self, count_max: int, lease: float | None) -> list[Ordered]:
-        """With the lock: what may go out now."""
+        """With the lock held: hand out the messages that may go out now."""
         now = self._clock.monotonic()
         reorder = self._reorder
         for place in [place for place, entry in reorder.out.items() if entry.until <= now]:
@@ -407,7 +408,7 @@ class OrderedReceiver(Side):
         return ready
 
     def _settle(self) -> None:
-        """Acknowledge what is done: numbers that hold nothing, when it is their turn."""
+        """Acknowledge void numbers when it is their turn."""
         if self._unsure is not None:
             with self._deciding():
                 pass
@@ -423,12 +424,14 @@ class OrderedReceiver(Side):
             self._deletions.delete([entry.lease])
 
     def _mind_gap(self) -> bool:
-        """See to a gap that has lasted; whether it is gone now. Raises GapFound, QueueRecreated."""
+        """Handle a gap that has lasted for its timeout. Returns whether it is gone now. Raises GapFound,
+        QueueRecreated."""
         now = self._clock.monotonic()
         with self._changed:
             gap = self._reorder.gap()
         if gap is not None and self.queue.capabilities.native_fifo and self._unlocked != (gap.epoch, gap.first):
-            # The group is locked while we hold what follows: let go, and the queue begins with what is missing.
+            # The group is locked while we hold its later messages. Release them: then the queue starts with the missing
+            # one.
             self._unlocked = gap.epoch, gap.first
             with self._changed:
                 entries = self._reorder.let_go()

@@ -1,16 +1,16 @@
-"""The order, without any I/O: what came, what may be handed out, what is done.
+"""The order, without I/O: what came, what may be handed out, what is done.
 
-Strategy: places are (epoch, number) pairs and compare as such. `next` is the first place that is not acknowledged;
-`done` holds acknowledged numbers beyond it; `held` what came and was not handed out; `out` what was handed out and is
-neither acknowledged nor back. The place that must go out next is the first that is in none of them: without it nobody
-gets anything, which is the whole point. Receivers own the clock and the queue.
+Strategy: places are (epoch, number) pairs and are compared as such. `next` is the first place that is not acknowledged;
+`done` has the acknowledged numbers beyond it; `held` what came and was not handed out; `out` what was handed out and is
+neither acknowledged nor given back. The next place to hand out is the first that is in none of these: until its message
+comes, nothing is handed out. That is what strict order means. The receiver owns the clock and the queue.
 
-Entries: a handle is its place and the hand-out (`EPOCH.NUMBER.ATTEMPT`), so that a stale one is known. The queue's own
-handle stays with the keeper's lease.
+Entries: a handle is the place and the hand-out (`EPOCH.NUMBER.ATTEMPT`), so that a stale handle is recognised. The
+queue's own handle stays in the keeper's lease.
 
-Gaps: a gap is known by its first number, and its time counts from when it was first seen here; a restart counts anew,
-because the missing message may only have been in the hands of the process before. Pure: the receiver brings the clock
-and carries out what is decided.
+Gaps: a gap is identified by its first number. Its time counts from when this process first saw it, so a restart counts
+anew: the missing message may just have been leased by the previous process. Pure: the receiver passes the time and
+carries out the decisions.
 """
 
 import logging
@@ -29,30 +29,31 @@ from veilmq.model.errors import ParameterInvalid, ReceiptInvalid, VeilError
 Item = TypeVar("Item")
 
 SKIPPED_MAX: Final = 1_000
-"""Gaps remembered; what still comes of an older one counts as a duplicate."""
+"""How many gaps are remembered. A message of an older gap counts as a duplicate."""
 
 
 class Place(NamedTuple):
-    """Where a message belongs."""
+    """A message's position in the order."""
 
     epoch: int
     number: int
 
 
 class Fate(Enum):
-    """What became of an arrival."""
+    """What became of a message that arrived."""
 
     KEPT = "kept"
     AGAIN = "again"
-    """The place is taken by an earlier arrival, which is given back with it."""
+    """An earlier arrival had the place; it is returned with this."""
     DUPLICATE = "duplicate"
     """Acknowledged before: delete it."""
     FULL = "full"
-    """Too far ahead for the room there is."""
+    """Too far ahead for the room that is left."""
 
 
 class Gap(NamedTuple):
-    """Missing numbers of an epoch, both ends included; with last below first, the epoch seems to end at `first`."""
+    """Missing numbers of an epoch, first and last included; if last is below first, the epoch seems to end at
+    `first`."""
 
     epoch: int
     first: int
@@ -60,7 +61,7 @@ class Gap(NamedTuple):
 
 
 class Reorder(Generic[Item]):
-    """One receiver's buffer, for at most `room` items. Not thread-safe."""
+    """The buffer of one receiver, for at most `room` items. Not thread-safe."""
 
     def __init__(self, state: ReceiverState, room: int) -> None:
         self.state = state
@@ -71,15 +72,15 @@ class Reorder(Generic[Item]):
 
     @property
     def full(self) -> bool:
-        """No room for what is not among the first."""
+        """Whether there is room only for items that come before the buffered ones."""
         return len(self.held) + len(self.out) >= self.room
 
     def is_too_far(self, place: Place) -> bool:
-        """Whether the buffer is full of what comes before it."""
+        """Whether the buffer is full of items that come before this place."""
         return self.full and place not in self.out and place > max(self.held, default=place)
 
     def late(self, place: Place) -> str | None:
-        """Why what nobody has seen may not be seen any more; None: it may."""
+        """Why a new message at this place must not be handed out any more; None: it may be."""
         state = self.state
         if state.epoch is None or place.epoch > state.epoch:
             return None
@@ -90,8 +91,8 @@ class Reorder(Generic[Item]):
         return None
 
     def arrive(self, place: Place, item: Item) -> tuple[Fate, Item | None]:
-        """Take in an item that is not late; what comes back with FULL (the furthest one) or AGAIN (the earlier one) is
-        the caller's.
+        """Take in an item that is not late. The item returned with FULL (the furthest one) or AGAIN (the earlier one)
+        is the caller's.
         """
         state = self.state
         if state.epoch is None:
@@ -112,28 +113,28 @@ class Reorder(Generic[Item]):
         return Fate.FULL, self.held.pop(furthest)
 
     def restore(self, place: Place, item: Item) -> None:
-        """Undo an AGAIN: the earlier one keeps the place."""
+        """Undo an AGAIN: put the earlier item back."""
         (self.out if place in self.out else self.held)[place] = item
 
     def forget(self, place: Place, item: Item) -> None:
-        """The item is not ours any more; the queue will bring it again."""
+        """Drop an item that is not ours any more; the queue will deliver it again."""
         if self.held.get(place) is item:
             del self.held[place]
 
     def let_go(self) -> list[Item]:
-        """Forget all that waits; it is the caller's, and comes again."""
+        """Forget and return all waiting items; the queue will deliver them again."""
         items, self.held = list(self.held.values()), {}
         return items
 
     def restart(self, state: ReceiverState) -> list[Item]:
-        """Begin anew with that state; what was here is the caller's."""
+        """Start anew with this state; returns the buffered items, which are the caller's."""
         items = [*self.held.values(), *self.out.values()]
         self.held, self.out = {}, {}
         self._adopt(state)
         return items
 
     def due(self) -> Place | None:
-        """The place that must go out next, whether it is here or not; None before the first arrival."""
+        """The next place to hand out, whether its item is here or not; None before the first arrival."""
         if self.state.epoch is None:
             return None
         number = self.state.next
@@ -150,11 +151,11 @@ class Reorder(Generic[Item]):
         return place, item
 
     def give_back(self, place: Place) -> None:
-        """Handed out in vain: it goes out again."""
+        """The hand-out ended without an acknowledgement: hand the item out again."""
         self.held[place] = self.out.pop(place)
 
     def acknowledged(self, places: Set[Place]) -> ReceiverState:
-        """The state to save if these are done. Nothing changes here until `acknowledge`."""
+        """The state to save if these places are done. Changes nothing here until `acknowledge`."""
         done = self._done | {place.number for place in places}
         following = self.state.next
         while following in done:
@@ -170,14 +171,15 @@ class Reorder(Generic[Item]):
         )
 
     def acknowledge(self, places: Set[Place], state: ReceiverState) -> None:
-        """The state was saved: these are done."""
+        """The state was saved: these places are done."""
         self._adopt(state)
         for place in places:
             self.out.pop(place, None)
             self.held.pop(place, None)
 
     def gap(self) -> Gap | None:
-        """What is missing before the first item here; None if nothing is, or if what is out must come back first."""
+        """The numbers missing before the first item here; None if there are none, or if a handed-out item must come
+        first."""
         due = self.due()
         if due is None or self.out or not self.held:
             return None
@@ -187,7 +189,7 @@ class Reorder(Generic[Item]):
         return Gap(due.epoch, due.number, (first.number if first.epoch == due.epoch else due.number) - 1)
 
     def skipped(self, gap: Gap) -> ReceiverState:
-        """The state to save if the gap is given up. Nothing changes here until `skip`."""
+        """The state to save if the gap is given up. Changes nothing here until `skip`."""
         state = self.state
         if gap.last < gap.first:
             epoch = min(place.epoch for place in self.held)
@@ -208,7 +210,7 @@ class Reorder(Generic[Item]):
         )
 
     def skip(self, state: ReceiverState) -> None:
-        """The state was saved: go on behind the gap."""
+        """The state was saved: continue behind the gap."""
         self._adopt(state)
 
     def _adopt(self, state: ReceiverState) -> None:
@@ -222,7 +224,7 @@ log = logging.getLogger("veilmq.ordered")
 
 
 class Ordered(Received, frozen=True, kw_only=True):
-    """A message in its turn. `receive_count` counts this receiver's hand-outs too."""
+    """A message in its turn. `receive_count` includes this receiver's hand-outs."""
 
     epoch: int
     number: int
@@ -239,14 +241,14 @@ class Entry:
         self.void = void
         self.hands = 0
         self.attempt = 0
-        """Of the current hand-out, counted over all."""
+        """Number of the current hand-out, counted over all messages."""
         self.until = FOREVER
         """End of the current hand-out, on the monotonic clock."""
         self.not_before = -FOREVER
 
 
 def shown(place: Place, entry: Entry, hold_end: float) -> Ordered:
-    """What the application gets. hold_end: the lease's end if the hand-out has none of its own."""
+    """What the application gets. hold_end: the lease's end if the hand-out has no lease of its own."""
     values = {name: getattr(entry.message, name) for name in Received.__struct_fields__}
     values |= {
         "handle": f"{place.epoch}.{place.number}.{entry.attempt}",
@@ -257,7 +259,7 @@ def shown(place: Place, entry: Entry, hold_end: float) -> Ordered:
 
 
 def place_of(handle: str) -> tuple[Place, int]:
-    """What a handle names, and which hand-out. Raises ReceiptInvalid."""
+    """The place and the hand-out that a handle names. Raises ReceiptInvalid."""
     parts = handle.split(".")
     if len(parts) != 3 or not all(part.isascii() and part.isdecimal() for part in parts):
         raise ReceiptInvalid(reason="not a handle of an ordered receiver")
@@ -266,7 +268,7 @@ def place_of(handle: str) -> tuple[Place, int]:
 
 
 def give_back(lease: Lease, delay: float = 0) -> None:
-    """Release it; what the queue does not take is extended no more, and comes back when its lease ends."""
+    """Release the message. If that fails, stop extending it, so that it comes back when its lease ends."""
     try:
         lease.release(delay)
     except VeilError as error:
@@ -276,14 +278,14 @@ def give_back(lease: Lease, delay: float = 0) -> None:
 
 
 class GapPolicy(StrEnum):
-    """After the gap timeout."""
+    """What to do after the gap timeout."""
 
     WAIT = "wait"
-    """Tell once, and wait on."""
+    """Report it once, and go on waiting."""
     SKIP = "skip"
-    """Tell, and go on behind the gap; what still comes of it is a stray."""
+    """Report it, and continue behind the gap; messages of the gap that still come are strays."""
     RAISE = "raise"
-    """`receive` raises GapFound, and again after each further timeout."""
+    """`receive` raises GapFound, again after each further timeout."""
 
     @classmethod
     def of(cls, given: "GapPolicy | str") -> "GapPolicy":
@@ -296,7 +298,7 @@ class GapPolicy(StrEnum):
 
 
 class GapWatch:
-    """The time of one receiver's gap."""
+    """Watches how long one receiver's gap lasts."""
 
     def __init__(self, policy: GapPolicy, timeout: float | None, tell: Callable[[GapFound], object] | None) -> None:
         if timeout is None and policy is not GapPolicy.WAIT:
@@ -311,7 +313,7 @@ class GapWatch:
         self._told = False
 
     def check(self, lease: float, retention: float | None) -> None:
-        """Raises ParameterInvalid for a timeout that would take what is merely leased, or already expired, for lost."""
+        """Raises ParameterInvalid for a timeout that would treat a leased message, or one that has expired, as lost."""
         checked.positive(lease, "lease")
         if self.timeout is None:
             return
@@ -323,7 +325,7 @@ class GapWatch:
             raise ParameterInvalid(parameter="gap_timeout", reason=reason)
 
     def over(self, gap: Gap | None, now: float) -> float | None:
-        """How long the gap has lasted, once that is the timeout and there is something to do about it."""
+        """How long the gap has lasted, if that is at least the timeout and there is something to do about it."""
         first = None if gap is None else (gap.epoch, gap.first)
         if first != self._first:
             self._first, self._since, self._told = first, now, False
@@ -333,13 +335,13 @@ class GapWatch:
         return waited if waited >= self.timeout else None
 
     def wait_max(self, now: float) -> float:
-        """Longest wait after which the gap must be looked at again."""
+        """The longest wait before the gap must be checked again."""
         if self._first is None or self.timeout is None or self._told:
             return float("inf")
         return max(0.0, self._since + self.timeout - now)
 
     def tell(self, queue: str, gap: Gap, waited: float, now: float) -> bool:
-        """Tell of it; True: skip it. Raises GapFound."""
+        """Report the gap. True: skip it. Raises GapFound."""
         found = GapFound(queue=queue, epoch=gap.epoch, first=gap.first, last=gap.last, waited=waited)
         log.warning("%s: %s", found, self.policy)
         if self._tell is not None:

@@ -1,8 +1,8 @@
-"""A loop for a handler that works off an ordered queue.
+"""A loop that runs a handler on the messages of an ordered queue.
 
-Strategy: one message after the other, acknowledged after its handler. What happens when a handler fails is the point of
-an ordered queue, so it is a choice: block (nothing after it is handed out before it succeeds), dead letters (the order
-goes on without it), or raise to whoever runs the loop.
+Strategy: one message after the other, each acknowledged after its handler. In an ordered queue a failed handler affects
+all later messages, so the user chooses: block (nothing later is handed out before it succeeds), dead-letter (the order
+continues without it), or raise to the caller of the loop.
 """
 
 import logging
@@ -19,20 +19,20 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 LOOK_SECONDS: Final = 1.0
-"""How often the loop looks whether it shall stop."""
+"""How often the loop checks whether to stop."""
 
 log = logging.getLogger("veilmq.ordered")
 
 
 class OnFailure(StrEnum):
-    """What a failing handler does to the order."""
+    """What happens after a handler fails."""
 
     BLOCK = "block"
-    """Handed out again after the retry delay, and nothing else before."""
+    """Hand the message out again after the retry delay, and nothing later before it."""
     DEAD_LETTER = "dead-letter"
-    """Sent to the dead letters, acknowledged, and on."""
+    """Send it to the dead letters, acknowledge it, and continue."""
     RAISE = "raise"
-    """Released; the handler's exception ends the loop."""
+    """Release it; the handler's exception ends the loop."""
 
 
 def run(
@@ -46,10 +46,10 @@ def run(
     idle: float | None = None,
 ) -> int:
     """Call `handler` for each message in order until `stop` is set, the receiver is closed, or nothing came for `idle`
-    seconds (None: for ever); how many it handled. Raises ParameterInvalid, what `receive` and `delete` raise, what
-    the handler raises with OnFailure.RAISE, and what `dead_letters.send` raises.
+    seconds (None: for ever). Returns how many it handled. Raises ParameterInvalid, the errors of `receive`, `delete`
+    and `dead_letters.send`, and with OnFailure.RAISE the handler's.
 
-    A message whose handler works on while the receiver is closed is not acknowledged: the next receiver gets it again.
+    If the receiver is closed while a handler works, its message is not acknowledged: the next receiver gets it again.
     """
     policy = _policy(on_failure, dead_letters)
     stop = stop or threading.Event()
@@ -67,7 +67,7 @@ def run(
 
 
 def _next(receiver: OrderedReceiver, wait: float) -> list[Ordered] | None:
-    """What comes within `wait` seconds; None once it is closed."""
+    """Messages that come within `wait` seconds; None after the receiver is closed."""
     try:
         return receiver.receive(wait=wait)
     except VeilError:
@@ -80,7 +80,8 @@ def _handled(
     receiver: OrderedReceiver, message: Ordered, handler: Callable[[Ordered], object], policy: OnFailure,
     retry_delay: float, dead_letters: Queue | None,
 ) -> bool:  # fmt: skip
-    """Whether it is acknowledged. Whatever is raised, it is handed out again: by the next run, too."""
+    """Returns whether the message is acknowledged. If anything raises, it is handed out again, at the latest by the
+    next run."""
     done = False
     delay = 0.0
     try:
@@ -94,12 +95,12 @@ def _handled(
                 delay = retry_delay
                 return False
             if receiver.closed:
-                return False  # it is the next receiver's
+                return False  # the next receiver gets it
             _send_on(dead_letters, message)
         done = _acknowledged(receiver, message)
     finally:
         if not done:
-            with suppress(VeilError):  # acknowledged after all, or the receiver is closed
+            with suppress(VeilError):  # it was acknowledged nevertheless, or the receiver is closed
                 receiver.release(message.handle, delay)
     return done
 

@@ -1,9 +1,9 @@
-"""The sending side: numbers that have neither gap nor double.
+"""The sending side: numbers without gaps or duplicates.
 
-Strategy: write ahead. A number and its message are durable before the message leaves, and stay so until it certainly
-arrived or certainly did not. What a crash or a lost answer leaves open is sent again, under the same number, before
-anything else; the receiver drops the second copy by its number. A number whose message the queue refused for good is
-given to the next one, or declared void if later numbers are on their way already. Source: document 002,
+Strategy: write ahead. A number and its message are made durable before the message is sent, and stay so until it
+certainly arrived or certainly did not. A message that a crash or a lost answer left open is sent again with the same
+number before anything else; the receiver drops the second copy by its number. If the queue refuses a message for good,
+its number goes to the next message, or is declared void if later numbers were already sent. Source: document 002,
 OrderedQueueWrapper.
 """
 
@@ -31,20 +31,20 @@ from veilmq.client.sendable import as_message, attempt, text_bytes, through
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 
 CHECK_SECONDS: Final = 60.0
-"""How old the last look at the queue's incarnation may be."""
+"""The longest time between two checks of the queue's incarnation."""
 GROUP: Final = "veilmq.ordered"
-"""The one group of a FIFO queue."""
+"""The only group on a FIFO queue."""
 _VOID: Final = Message("void")
 
 log = logging.getLogger("veilmq.ordered")
 
 
 class OrderedSender(Side):
-    """Numbers messages. One process holds the storage; its threads may send, and order is the order of their calls.
+    """Numbers messages. One process holds the storage; its threads may send. The order is that of their calls.
 
-    A call that raises with `may_have_happened` leaves its message open (`pending`): sending an equal message again is
-    the same message and gets the same number; sending another one sends the open one first. Once it is closed every
-    call raises TransportError; in a forked child, StorageHeld.
+    A call that raises with `may_have_happened` leaves its message open (`pending`). To send an equal message next is to
+    send it again, with the same number; to send a different one sends the open one first. After `close` every call
+    raises TransportError; in a forked child, StorageHeld.
     """
 
     _role = "sender"
@@ -60,9 +60,9 @@ class OrderedSender(Side):
         clock: Clock = SYSTEM,
     ) -> None:
         """marking: `auto`, `attribute`, `body`, or a form such as the document's `#num#`. reset: begin a new epoch,
-        whatever is stored. check_every: seconds between looks whether the queue was created anew.
+        whatever is stored. check_every: seconds between checks whether the queue was created anew.
 
-        Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
+        Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, the errors of `stats` and of the storage.
         """
         checked.seconds(check_every, "check_every", 0, math.inf)
         self.queue = queue
@@ -74,7 +74,7 @@ class OrderedSender(Side):
         self._storage.acquire()
         self._pid = self._this()
         self._checked = clock.monotonic()
-        """When the queue was last seen to be the one whose numbers these are."""
+        """When the queue's incarnation was last checked."""
         try:
             self._open(reset)
         except BaseException:
@@ -88,19 +88,19 @@ class OrderedSender(Side):
 
     @property
     def next_number(self) -> int:
-        """What the next new message gets; all below were given out."""
+        """The next new message's number; all lower ones are given out."""
         return self._state.next
 
     @property
     def pending(self) -> list[Message]:
-        """Messages of which it is not known whether they arrived; `settle` decides them."""
+        """Messages that may or may not have arrived; `settle` decides them."""
         self._enter()
         with self._lock:
             return [unpacked(each.message) for each in self._state.pending if not each.void]
 
     def send(self, message: str | Message) -> Sent:
-        """Send it under the next number. Raises as `Queue.send`, QueueRecreated, StorageLost, and what the storage
-        raises; ParameterInvalid for a message with a life of its own, which would leave a gap.
+        """Send it under the next number. Raises like `Queue.send`, QueueRecreated, StorageLost, the storage's errors,
+        and ParameterInvalid for a message with its own time to live, which would leave a gap.
         """
         (result,) = self._send([message])
         if isinstance(result, VeilError):
@@ -110,15 +110,15 @@ class OrderedSender(Side):
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """Send them under consecutive numbers, in this order.
 
-        An entry that the queue refused for good has no number. After one whose outcome is unknown nothing more is
-        tried: the others say so, and that nothing of them happened. An entry whose number the storage failed to take
-        is of unknown outcome, too.
+        An entry that the queue refused for good has no number. After an entry with an unknown outcome nothing more is
+        sent: the errors of the later ones say that they did not happen. If the storage failed to save an entry's
+        number, the outcome of the entry is unknown too.
         """
         return self._send(checked.batch(messages))
 
     def settle(self) -> None:
-        """Send again what an earlier call, or an earlier life, left open. Raises as `send`. One that the queue refuses
-        now is no longer open: its refusal is raised at the end, and the log has each.
+        """Send again what an earlier call, or an earlier process, left open. Raises like `send`. If the queue refuses
+        one now, it is no longer open: a refusal is raised at the end, and each is logged.
         """
         with self._using():
             self._check()
@@ -127,13 +127,13 @@ class OrderedSender(Side):
             raise refused[0]
 
     def reset(self) -> None:
-        """Begin a new epoch with number 1, and forget what is open: after the queue was created anew."""
+        """Begin a new epoch with number 1, and forget open messages; for a queue that was created anew."""
         with self._using():
             self._reset()
 
     def close(self) -> None:
-        """Wait for a send under way and let the storage go; the queue stays open. Twice is once, and nothing happens in
-        a forked child.
+        """Wait for a send in progress and release the storage; the queue stays open. Idempotent; does nothing in a
+        forked child.
         """
         if self.inherited:
             return
@@ -164,7 +164,7 @@ class OrderedSender(Side):
         return self.queue.stats().incarnation
 
     def _reset(self, epoch: int | None = None) -> None:
-        # By the clock, so that an epoch whose storage was lost is an earlier one all the same.
+        # Taken from the clock, so that an epoch whose storage was lost is still a lower one.
         before = self._state.epoch if epoch is None else epoch
         fresh = max(int(self._clock.wall() * 1_000), before + 1)
         asked = self._clock.monotonic()
@@ -176,7 +176,7 @@ class OrderedSender(Side):
         self._state = state
 
     def _check(self) -> None:
-        """Whether the queue is still the one whose numbers these are; what is not is told at every call."""
+        """Check that the queue is still the one that these numbers belong to. If it is not, every call raises."""
         asked = self._clock.monotonic()
         if asked - self._checked >= self._check_every:
             check_queue(self._state, self.queue.name, self._incarnation(), str(self._storage))
@@ -189,7 +189,8 @@ class OrderedSender(Side):
             return through(acceptable, self._outcomes)
 
     def _outcomes(self, messages: Sequence[Message]) -> list[Sent | VeilError]:
-        """First what is open: the first messages, if they are that once more. Then the rest, a request at a time."""
+        """Send the open messages first; the first given ones may be these again. Then the rest, one request at a
+        time."""
         again = self._again(messages)
         try:
             outcomes = self._settle()[:again]
@@ -206,7 +207,7 @@ class OrderedSender(Side):
                 came = self._transmit(pending, last=not rest)
             except Exception as error:
                 if not stored:
-                    raise  # what is open is the beginning: all of it may be sent again
+                    raise  # the open messages are the first ones, so the whole call may be repeated
                 return outcomes[:stored] + [_unstored(error)] * len(messages[stored:following]) + rest
             outcomes += came
             if not self._state.pending:
@@ -216,7 +217,7 @@ class OrderedSender(Side):
         return outcomes
 
     def _acceptable(self, given: str | Message) -> Message:
-        """The message, if it may have a number. Raises ParameterInvalid, MessageTooLarge."""
+        """The message, if it can get a number. Raises ParameterInvalid, MessageTooLarge."""
         message = as_message(given)
         if message.ttl is not None:
             raise ParameterInvalid(parameter="ttl", reason="a message that expires leaves a gap in the order")
@@ -230,12 +231,12 @@ class OrderedSender(Side):
         return message
 
     def _again(self, messages: Sequence[Message]) -> int:
-        """How many of the messages are the open ones once more: all of those, at the beginning, or none."""
+        """How many of the messages are the open ones, sent again: all of those, at the start, or none."""
         pending = [each.message for each in self._state.pending if not each.void]
         return len(pending) if pending == [packed(each) for each in messages[: len(pending)]] else 0
 
     def _settle(self) -> list[Sent | VeilError]:
-        """Send what is open; afterwards nothing is. What became of each, without the voids."""
+        """Send the open messages, until none is open. Returns their outcomes, without the voids."""
         outcomes: list[Sent | VeilError] = []
         for each in self._state.pending:
             message, mark = self._numbered(each)
@@ -245,7 +246,8 @@ class OrderedSender(Side):
             except VeilError as error:
                 if each.void or not self._marking.voids or not isinstance(error, ParameterInvalid | MessageTooLarge):
                     raise
-                # The first attempt may have arrived all the same: then its copy comes first, or this one does.
+                # The first attempt may have arrived nevertheless: the receiver takes whichever comes first, it or this
+                # void.
                 void = Pending(each.number, packed(_VOID), void=True)
                 log.warning("queue %s: number %d is void: %s", self.queue.name, each.number, error)
                 self._replace(each, void)
@@ -271,15 +273,15 @@ class OrderedSender(Side):
         return replace(marked, group=GROUP, deduplication_id=f"{mark.epoch}.{mark.number}")
 
     def _write_ahead(self, messages: Sequence[Message]) -> list[Pending]:
-        """Number one request's worth, durably; what was open before is decided."""
+        """Number one request's messages, durably. Earlier open messages must be decided."""
         following = self._state.next
         pending = [Pending(number, packed(each)) for number, each in enumerate(messages, following)]
         self._save(replace(self._state, next=following + len(messages), pending=pending))
         return pending
 
     def _transmit(self, pending: Sequence[Pending], last: bool) -> list[Sent | VeilError]:
-        """Send it. `last`: make it durable that all is decided; else the next numbers do that, and it is open until
-        then."""
+        """Send one request. last: save that all messages are decided; else they stay open until the next numbers are
+        saved."""
         outcomes = self._request(pending)
         failed = [(each, error) for each, error in zip(pending, outcomes, strict=True) if isinstance(error, VeilError)]
         undecided = [each for each, error in failed if may_have_happened(error)]
@@ -301,7 +303,7 @@ class OrderedSender(Side):
             return [error] * len(marked)
 
     def _decide(self, undecided: Sequence[Pending], refused: Sequence[Pending]) -> None:
-        """Numbers at the end that nobody has are given out again; those in between are void."""
+        """Numbers at the end that no message has are given out again; those in between become void."""
         following = self._state.next
         free = {each.number for each in refused}
         while following - 1 in free:
@@ -312,8 +314,8 @@ class OrderedSender(Side):
         if voids and not undecided:
             try:
                 self._settle()
-            except Exception:  # noqa: BLE001 a storage raises what it likes
-                # They stay open and come before anything else; the caller has its own answers.
+            except Exception:  # noqa: BLE001 a storage may raise anything
+                # They stay open and are sent before anything else; the caller gets its own outcomes.
                 return
 
 
@@ -323,7 +325,7 @@ def _not_tried(count: int, error: VeilError | None) -> list[Sent | VeilError]:
 
 
 def _still_open(error: VeilError) -> VeilError:
-    """What a further attempt says: the first one may have arrived, whatever became of this one."""
+    """The error of a repeated attempt: the first one may have arrived, whatever became of this one."""
     if isinstance(error, TransportError) and not error.may_have_happened:
         return TransportError(reason=error.reason, may_have_happened=True)
     return error

@@ -1,8 +1,8 @@
-"""What sender and receiver keep between two lives.
+"""The state that sender and receiver keep across restarts.
 
-Strategy: one small JSON document each, of a kind that names its role, so that a storage given to the wrong side, to
-another queue, or written by something else is told and not believed. Bodies that are still under way are in it, as
-msgpack in base64: the storage deserves the queue's own care.
+Strategy: one small JSON document each, tagged with its role, so that a storage of the other side, of another queue, or
+written by another program is refused. The sender's document contains the bodies of open messages, as msgpack in base64:
+protect the storage like the queue.
 """
 
 from typing import TypeVar
@@ -15,11 +15,11 @@ from veilmq.client.messages import Message
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A message with its number: on its way, and perhaps there."""
+    """A numbered message that was sent and may have arrived."""
 
     number: int
     message: bytes
-    """msgpack of the message as the caller gave it."""
+    """msgpack of the caller's message."""
     void: bool = False
 
 
@@ -34,17 +34,17 @@ class SenderState(msgspec.Struct, tag="ordered sender", kw_only=True):
 
 
 class ReceiverState(msgspec.Struct, tag="ordered receiver", kw_only=True):
-    """All numbers below `next` are acknowledged, but for the skipped ones."""
+    """All numbers below `next` are acknowledged, except the skipped ones."""
 
     queue: str
     incarnation: str | None
     epoch: int | None = None
-    """None: that of the first message to come."""
+    """None: the epoch of the next message that comes."""
     next: int = 1
     done: list[int] = []
     """Acknowledged numbers beyond `next`."""
     skipped: list[tuple[int, int]] = []
-    """First and last number of each gap that was given up: what still comes of it is late, and no duplicate."""
+    """First and last number of each gap that was given up: a message that still comes is late, not a duplicate."""
 
 
 State = TypeVar("State", SenderState, ReceiverState)
@@ -59,7 +59,7 @@ def decode(kind: type[State], data: bytes, storage: str) -> State:
 
 
 def check_queue(state: SenderState | ReceiverState, queue: str, incarnation: str | None, storage: str) -> None:
-    """Raises StateInvalid (the numbers of another queue), QueueRecreated."""
+    """Raises StateInvalid (the numbers belong to another queue), QueueRecreated."""
     if state.queue != queue:
         raise StateInvalid(storage=storage, reason=f"holds the numbers of queue {state.queue}, not of {queue}")
     if None not in (state.incarnation, incarnation) and state.incarnation != incarnation:
@@ -67,10 +67,10 @@ def check_queue(state: SenderState | ReceiverState, queue: str, incarnation: str
 
 
 def packed(message: Message) -> bytes:
-    """A message as `Pending` keeps it. Raises ParameterInvalid for an attribute that no queue can carry."""
+    """A message in `Pending`'s form. Raises ParameterInvalid for an attribute that no queue can carry."""
     return msgspec.msgpack.encode(plain(message))
 
 
 def unpacked(data: bytes) -> Message:
-    """The message that `packed` got."""
+    """The message that was packed."""
     return original(msgspec.msgpack.decode(data, type=Message))

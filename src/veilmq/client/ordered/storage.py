@@ -1,8 +1,8 @@
-"""Where the numbers live: the shape of a storage, and the local file.
+"""Where the numbers are kept: the interface of a storage, and the local file.
 
-Strategy: a storage is two methods, `load` and `save`; `save` is durable when it returns. One that can lock itself has
-`acquire` and `release` as well; one that cannot gets its lock inside its state (locks.py). The file is written
-beside itself, synced and renamed, and locked with flock, which the kernel lets go when its process dies.
+Strategy: a storage has two methods, `load` and `save`; `save` is durable when it returns. A storage that can lock
+itself also has `acquire` and `release`; any other gets a lock inside its state (locks.py). The local file is written to
+a temporary file, synced and renamed, and locked with flock, which the kernel releases when the process dies.
 """
 
 import fcntl
@@ -22,36 +22,36 @@ class Storage(Protocol):
     """Any object with these two methods. Called by one thread at a time."""
 
     def load(self) -> bytes | None:
-        """What was saved last; None if nothing ever was."""
+        """The last saved state; None if there is none."""
         ...
 
     def save(self, state: bytes) -> None:
-        """Durable when this returns; raising says that it may or may not be saved."""
+        """Save durably. If it raises, the state may or may not be saved."""
         ...
 
 
 class LockedStorage(Storage, Protocol):
-    """A storage that keeps others out by itself. Unless it is acquired, `save` raises StorageLost."""
+    """A storage with its own lock. Until it is acquired, `save` raises StorageLost."""
 
     def acquire(self) -> None:
-        """Take it. Raises StorageHeld, also if this object has it already."""
+        """Take the lock. Raises StorageHeld, also if this object has it already."""
         ...
 
     def release(self) -> None:
-        """Let others take it. Twice is once."""
+        """Release the lock. Idempotent."""
         ...
 
 
 class Transactional(Protocol):
-    """A storage that can save in a transaction of the application's own."""
+    """A storage that can save inside the application's own transaction."""
 
     def saving(self, state: bytes) -> AbstractContextManager[Any]:
-        """Yields a cursor; what it writes and the state are committed together, or rolled back together."""
+        """Yields a cursor; its writes and the state are committed together, or rolled back together."""
         ...
 
 
 class LocalFile(OfProcess):
-    """One file, and `<file>.lock` beside it. Its directory must exist. Raises OSError as the file system does."""
+    """One file, and `<file>.lock` beside it. Its directory must exist. Raises the file system's OSError."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -76,16 +76,16 @@ class LocalFile(OfProcess):
         self._pid = self._this()
 
     def release(self) -> None:
-        """See `LockedStorage.release`. Nothing happens in a forked child."""
+        """See `LockedStorage.release`. Does nothing in a forked child."""
         if self.inherited:
             return
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that is being forked may have it open still
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that is just being forked may still have it open
         self._pid = 0
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: let the parent's lock be the parent's alone."""
+        """In a forked child: leave the lock to the parent."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -107,7 +107,7 @@ class LocalFile(OfProcess):
 
 
 class Side(Closing, OfProcess):
-    """One end of an ordered queue."""
+    """The sending or the receiving side of an ordered queue."""
 
     queue: Queue
     _storage: LockedStorage
@@ -120,7 +120,8 @@ class Side(Closing, OfProcess):
         return self._closed
 
     def _enter(self) -> None:
-        """Before anything else, locks included. Raises StorageHeld in a forked child: the storage is its parent's."""
+        """Call it before anything else, including locks. Raises StorageHeld in a forked child: its parent has the
+        storage."""
         if self.inherited:
             raise StorageHeld(storage=str(self._storage), holder=f"pid {self._pid}")
 

@@ -1,9 +1,10 @@
-"""Numbers in a table of a database, over any DB-API driver: SQLite, PostgreSQL, MySQL.
+"""Numbers in a database table, over any DB-API driver: SQLite, PostgreSQL, MySQL.
 
-Strategy: one row a storage, changed only by `UPDATE ... WHERE version = ?`: who was overtaken changes nothing and is
-told. The row also says who holds it, by the database's clock (locks.py). One connection, made when it is needed and
-again after an error, used by one thread at a time. `saving` lends a cursor, so that the application's own rows and the
-acknowledged number are one transaction: then nothing is done twice, wherever the process dies.
+Strategy: one row for each storage, changed only by `UPDATE ... WHERE version = ?`: a process that lost the race changes
+nothing and gets an error. The row also names the holder, with an expiry by the database's clock (locks.py). One
+connection, opened when needed and again after an error, used by one thread at a time. `saving` lends a cursor, so that
+the application's own rows and the acknowledged number are one transaction: then nothing is done twice, wherever the
+process dies.
 """
 
 import threading
@@ -49,11 +50,11 @@ class TableStorage:
         clock: Clock = SYSTEM,
         hold_seconds: float = HOLD_SECONDS,
     ) -> None:
-        """connect: makes a connection. name: which row; sender and receiver need one each. create: make the table if it
-        is missing. paramstyle: the driver's; None: asked of its module. hold_seconds: after so long without a renewal
+        """connect: opens a connection. name: which row; sender and receiver need one each. create: create the table if
+        it is missing. paramstyle: the driver's; None: ask its module. hold_seconds: after this long without a renewal
         another process may take over.
 
-        Raises ParameterInvalid; later, what the driver raises.
+        Raises ParameterInvalid; later, the driver's errors.
         """
         if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
             reason = f"must have 1 to {NAME_CHARACTERS_MAX} characters, not {name!r}"
@@ -74,14 +75,14 @@ class TableStorage:
 
     @property
     def ddl(self) -> str:
-        """The statement that makes the table, for those who make their tables themselves."""
+        """The statement that creates the table, for users who create their tables themselves."""
         return (
             f"CREATE TABLE IF NOT EXISTS {self._table} (name VARCHAR({NAME_CHARACTERS_MAX}) NOT NULL PRIMARY KEY,"
             f" version BIGINT NOT NULL, holder TEXT, state {TEXT}) {EXACT}"
         )
 
     def acquire(self) -> None:
-        """See `LockedStorage.acquire`. Raises StorageLost if another one was faster."""
+        """See `LockedStorage.acquire`. Raises StorageLost if another process was faster."""
         self._watch.enter()
         with self._lock:
             self._watch.enter_free()
@@ -91,7 +92,7 @@ class TableStorage:
                 self._look_at_clock(cursor)
                 row = self._row(cursor)
                 if row is None:
-                    # Two at once: the primary key lets one of them in, and the driver's error stops the other.
+                    # Two at once: the primary key admits one of them, and the driver's error stops the other.
                     values = (self.name, _text(self._watch.owner()))
                     self._run(cursor, f"INSERT INTO {self._table} VALUES (?, 1, ?, NULL)", values)
                     self._version = 1
@@ -108,8 +109,8 @@ class TableStorage:
                 self._run(cursor, self.ddl)
         except VeilError:
             raise
-        except Exception:  # noqa: BLE001 drivers raise what they like
-            # Without the right to create, or together with another (PostgreSQL): what counts is that it is there.
+        except Exception:  # noqa: BLE001 drivers may raise anything
+            # No right to create tables, or another process creates it now (PostgreSQL): it only matters that it exists.
             with self._cursor() as cursor:
                 self._row(cursor)
 
@@ -143,10 +144,11 @@ class TableStorage:
 
     @contextmanager
     def saving(self, state: bytes) -> Iterator[Any]:
-        """See `Transactional.saving`. Raises as `save`.
+        """See `Transactional.saving`. Raises like `save`.
 
-        The hold is not renewed meanwhile, because the connection is lent. So the row is locked, and nobody takes over
-        however long it lasts; in SQLite, where only a change locks, from the first change through the cursor on.
+        The hold cannot be renewed meanwhile, because the connection is lent. So the row is locked, and nobody takes
+        over however long the block lasts. SQLite locks only on a change: there the lock begins with the cursor's first
+        change.
         """
         with self._holding() as cursor:
             if row_lock := row_lock_of(self._clock):
@@ -172,7 +174,7 @@ class TableStorage:
             self._change(cursor, "holder = ?", _text(self._watch.owner()))
 
     def _look_at_clock(self, cursor: Any) -> None:
-        """At every renewal: two clocks that run on for months do not stay together."""
+        """Read the database's clock at every renewal, because two clocks drift apart over months."""
         if self._clock is not None:
             self._run(cursor, f"SELECT {self._clock}")
             self._watch.told(float(cursor.fetchone()[0]))
@@ -191,14 +193,14 @@ class TableStorage:
         return version, owner, state
 
     def _change(self, cursor: Any, what: str, *values: object) -> None:
-        """One version on, if nobody else went there."""
+        """Write the next version, unless another process did."""
         statement = f"UPDATE {self._table} SET version = ?, {what} WHERE name = ? AND version = ?"
         self._run(cursor, statement, (self._version + 1, *values, self.name, self._version))
         if cursor.rowcount != 1:
             row = self._row(cursor)
             self._watch.check(None if row is None else row[1])
             assert row is not None
-            # A commit of ours whose answer was lost: what it wrote is there, only its version is not known here.
+            # Our commit succeeded but its answer was lost: the data is ours, and only the version is unknown here.
             self._version = row[0]
             self._run(cursor, statement, (self._version + 1, *values, self.name, self._version))
             if cursor.rowcount != 1:
@@ -210,7 +212,8 @@ class TableStorage:
 
     @contextmanager
     def _cursor(self) -> Iterator[Any]:
-        """A cursor in a transaction: committed at the end, rolled back and reconnected after any error."""
+        """A cursor in a transaction: committed at the end; after any error rolled back, and the connection is
+        reopened."""
         if self._connection is None:
             connection = transactional(self._connect)
             self._clock = clock_of(connection)
@@ -218,7 +221,7 @@ class TableStorage:
         self._changed = False
         done = False
         try:
-            cursor = self._connection.cursor()  # one driver looks here whether the connection was lost
+            cursor = self._connection.cursor()  # one driver notices a lost connection here
             yield cursor
             self._connection.commit()
             done = True

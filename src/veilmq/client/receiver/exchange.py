@@ -1,16 +1,19 @@
-"""Who waits for messages, what to ask the queue for them, and who gets what it brings.
+"""Who waits for messages, which requests to make for them, and who gets the messages that come.
 
-Strategy: no thread, no clock, no request. A `Seat` is one receiver with its queue object; several may be at one
-exchange if their objects stand for the same queue. A `Wish` is one caller that waits; a `Call` is one request that
-should be made now, over the queue object of a seat that somebody waits at. While nothing is there, at most `polls`
-requests are parked, whoever waits; an answer that was full says that there is more, and then requests without a wait
-run side by side until one comes back short. A message goes to the caller that waits longest, and wakes nobody else. An
-error, or an empty answer that came long before its wait was over, leaves one request at a time, after a pause that
-doubles: the queue or its cap on parked polls is at fault, and a storm would make it worse. The next request then goes
-over another seat's object, if there is one; an error concerns the callers of its own seat, and all callers once two
-seats met one.
+Strategy: no thread, no clock, no I/O. A `Seat` is one receiver with its queue object; receivers share an exchange if
+their objects stand for the same queue. A `Wish` is one waiting caller. A `Call` is one request to make now, over the
+queue object of a seat with waiting callers.
 
-What comes when nobody waits any more is kept for the next caller for `grace` seconds, then released.
+While the queue is empty, at most `polls` requests are parked, however many callers wait. A full answer says that there
+is more: then requests without a wait run side by side until one comes back short. A message goes to the caller that has
+waited longest, and wakes nobody else.
+
+After an error, or an empty answer that came long before its wait was over, only one request is made at a time, after a
+pause that doubles: the queue or its cap on parked polls is the cause, and more requests would make it worse. The next
+request uses another seat's object, if there is one. An error concerns only the callers of its own seat, until two seats
+have met one; then it concerns all callers.
+
+Messages that come when nobody waits are kept for the next caller for `grace` seconds, then released.
 """
 
 import itertools
@@ -30,30 +33,30 @@ from veilmq.model.errors import CapabilityMissing, CapacityError, StoreError, Us
 
 BACKOFF_SECONDS: Final = 0.1
 EARLY_SHARE: Final = 0.5
-"""An empty answer that took less than this share of its wait came early."""
+"""An empty answer is early if it took less than this share of its wait."""
 _GOLDEN: Final = 0.6180339887498949
 
 _OF_QUEUE: Final = (UsageError, CapabilityMissing, ServiceError, ForkRefused)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one receiver may do. Seconds."""
+    """What one receiver may do. Durations are seconds."""
 
     polls: int
-    """Requests that wait at the queue at once."""
+    """Requests parked at the queue at once."""
     fetches: int
-    """Requests without a wait at once, beside them."""
+    """Requests without a wait at once, besides the parked ones."""
     count_max: int
-    """Messages of one request."""
+    """Most messages of one request."""
     wait: float
-    """Wait of one request."""
+    """Longest wait of one request."""
     grace: float
     backoff_max: float
 
 
 def joint(all_of: Sequence[Limits]) -> Limits:
-    """The limits of receivers that share their requests: as many requests as one of them may make; each request, and
-    each moment that a message is kept, as short as every one of them allows."""
+    """The limits of receivers that share requests: the most requests that any of them allows, and the smallest batch,
+    wait and grace."""
     return Limits(
         polls=max(each.polls for each in all_of),
         fetches=max(each.fetches for each in all_of),
@@ -65,7 +68,7 @@ def joint(all_of: Sequence[Limits]) -> Limits:
 
 
 class Seat:
-    """One receiver at an exchange, with the queue object that its callers use."""
+    """One receiver at an exchange, with its queue object."""
 
     def __init__(self, queue: Queue, limits: Limits) -> None:
         self.queue = queue
@@ -73,25 +76,26 @@ class Seat:
         self.left = False
         """The receiver is closed."""
         self.failed_at = -math.inf
-        """When a request over its object last came to nothing; -inf if the last one did not."""
+        """When the last request over its object failed; -inf if the last one succeeded."""
 
     @property
     def closed(self) -> bool:
-        """Whether its queue object is closed: no request can be made over it, and its callers could delete nothing."""
+        """Whether its queue object is closed: then no request can be made over it, and its callers could delete
+        nothing."""
         return is_closed(self.queue)
 
     @property
     def usable(self) -> bool:
-        """Whether what happens to its requests says something about the queue."""
+        """Whether a failure of its requests says anything about the queue."""
         return not self.left and not self.closed
 
     def refusal(self) -> VeilError:
-        """What callers get whose queue object is closed."""
+        """The error for callers whose queue object is closed."""
         return TransportError(reason=f"queue {self.queue.name} is closed", may_have_happened=False)
 
 
 class Wish:
-    """A caller that waits for up to `count` messages until `until`; `until` None: one look at the queue, no wait."""
+    """A caller that waits for up to `count` messages until `until`; None: one request without a wait (a look)."""
 
     def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
         self.seat = seat
@@ -101,69 +105,69 @@ class Wish:
         self.outcome: Sequence[Received] | VeilError | None = None
 
     def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
-        """The wait is over. A shell's own class wakes the caller as well."""
+        """End the wait. Subclasses also wake the caller."""
         self.outcome = outcome
 
 
 class Call(msgspec.Struct, eq=False):
-    """A request to make: up to `count` messages, waiting up to `wait` seconds; or messages to release."""
+    """A request to make: receive up to `count` messages, waiting up to `wait` seconds, or release messages."""
 
     seat: Seat
-    """Over whose queue object."""
+    """The seat whose queue object makes it."""
     count: int
     wait: float
     started: float
     looks: list[Wish] = []
-    """The wishes without a wait that it answers."""
+    """The looks that it answers."""
     release: list[Received] = []
 
 
 class _Spare(msgspec.Struct):
-    """A message for which nobody waited."""
+    """A message that came when nobody waited."""
 
     until: float
     message: Received
     seat: Seat
-    """Over whose object it came."""
+    """The seat over whose object it came."""
 
 
 class Exchange:
-    """All that waits for one queue. Instants are seconds on the client's monotonic clock."""
+    """All callers that wait for one queue. Instants are seconds on the client's monotonic clock."""
 
     def __init__(self, limits: Limits, jitter: float) -> None:
         self.limits = limits
         self.closed = False
         self.calls: dict[Call, None] = {}
-        """Under way."""
+        """Requests in progress."""
         self.error: VeilError | None = None
-        """Of the last request, if it failed."""
+        """The error of the last request, if it failed."""
         self.not_before = -math.inf
-        """No request leaves before this instant."""
+        """No request is made before this instant."""
         self._waiting: dict[Wish, None] = {}
         self._looking: dict[Wish, None] = {}
         self._callers: dict[Seat, int] = {}
-        """How many of these wait at each seat; without those where nobody does."""
+        """How many of these wait at each seat; seats with none are left out."""
         self._spares: deque[_Spare] = deque()
         self._more = False
-        """The last answer was full: there may be more."""
+        """The last answer was full, so there may be more."""
         self._failures = 0
         self._failing: weakref.WeakSet[Seat] = weakref.WeakSet()
-        """Seats that met an error since the last request that succeeded."""
+        """Seats that met an error since the last successful request."""
         self._failed_at = -math.inf
         self._succeeded_at = -math.inf
         self._jitter = jitter
 
     @property
     def waiting(self) -> int:
-        """Callers that wait."""
+        """How many callers wait."""
         return len(self._waiting) + len(self._looking)
 
     def waiting_at(self, seat: Seat) -> int:
-        """Callers that wait at one seat."""
+        """How many callers wait at this seat."""
         return self._callers.get(seat, 0)
 
     def ask(self, wish: Wish, now: float) -> None:
-        """A caller comes; it may be resolved at once."""
+        """Add a caller, which may be resolved at once."""
         if isinstance(self.error, ForkRefused):
             wish.resolve(self.error)
             return
@@ -180,8 +184,8 @@ class Exchange:
             self._enter(wish)
 
     def withdraw(self, wish: Wish) -> Sequence[Received] | VeilError:
-        """The caller waits no longer: what it gets. An error only if nothing but errors came while it waited, and not
-        over one other seat's object alone."""
+        """The caller stops waiting: returns what it gets. An error only if every answer during its wait was an error,
+        and not all of them came over one other seat's object."""
         if wish.outcome is not None:
             return wish.outcome
         self._forget(wish)
@@ -190,8 +194,8 @@ class Exchange:
         return []
 
     def give(self, messages: Sequence[Received], now: float, seat: Seat) -> None:
-        """Hand messages to those who wait, longest first; keep what is left for a moment. `seat`: over whose object
-        they came."""
+        """Give messages to the callers, longest wait first; keep the rest for a moment. seat: over whose object they
+        came."""
         rest = deque(messages)
         while rest and (self._looking or self._waiting):
             self._hand(next(iter(self._waiting or self._looking)), rest)
@@ -199,7 +203,7 @@ class Exchange:
         self._spares.extend(_Spare(until, message, seat) for message in rest)
 
     def take(self, now: float) -> Call | None:
-        """The request to make now, if there is one; it is under way then."""
+        """The request to make now, if there is one; it then counts as in progress."""
         self._dismiss()
         call = self._needed(now)
         if call is None:
@@ -212,11 +216,11 @@ class Exchange:
         return call
 
     def more(self, now: float) -> bool:
-        """Whether `take` would find something."""
+        """Whether `take` would return a request."""
         return self._needed(now) is not None
 
     def ended(self, call: Call, answer: Sequence[Received] | VeilError | None, now: float) -> list[Received]:
-        """The request is over: messages, an error, or None if it broke. Returns what is to be released at once."""
+        """The request ended with messages, an error, or None if it broke. Returns the messages to release at once."""
         del self.calls[call]
         if call.release:
             return []
@@ -224,7 +228,7 @@ class Exchange:
         if answer is not None and not isinstance(answer, VeilError):
             messages = answer
         if not messages and not call.seat.usable:
-            # It was cut off with its queue object or its receiver: another seat asks again, and at once.
+            # Its queue object or receiver was closed: ask again over another seat, at once.
             self._look_again(call)
         elif answer is None or isinstance(answer, VeilError):
             self._failed(call, answer, now)
@@ -241,19 +245,19 @@ class Exchange:
         return []
 
     def next_time(self) -> float:
-        """When `take` may find something though nobody came and no request ended."""
+        """When `take` may return a request even if no caller comes and no request ends."""
         spare = self._spares[0].until if self._spares else math.inf
         return min(spare, self.not_before if self._waiting or self._looking else math.inf)
 
     def leave(self, seat: Seat) -> None:
-        """A receiver closes: its callers wait no more. Its requests go on for the others."""
+        """A receiver closes: its callers stop waiting. Its requests continue for the others."""
         seat.left = True
         for wish in [*self._wishes(), *self._under_way()]:
             if wish.seat is seat:
                 self._resolve(wish, [])
 
     def close(self) -> list[Received]:
-        """Nobody waits any more; what is to be released."""
+        """End all waits. Returns the messages to release."""
         self.closed = True
         for wish in [*self._wishes(), *self._under_way()]:
             self._resolve(wish, [])
@@ -294,14 +298,14 @@ class Exchange:
         return itertools.chain(self._waiting, self._looking)
 
     def _under_way(self) -> list[Wish]:
-        """Looks that a request is being made for."""
+        """Looks whose request is in progress."""
         return [wish for call in self.calls for wish in call.looks if wish.outcome is None]
 
     def _requests(self) -> int:
         return sum(not call.release for call in self.calls)
 
     def _held_back(self, now: float) -> bool:
-        """After a failure: a pause, then one request at a time."""
+        """Whether a failure delays requests: a pause, then one request at a time."""
         return self.not_before > now or (self._failures > 0 and self._requests() > 0)
 
     def _succeeded(self, call: Call, count: int, now: float) -> None:
@@ -320,7 +324,7 @@ class Exchange:
             self.not_before = -math.inf
 
     def _failed(self, call: Call, error: VeilError | None, now: float) -> None:
-        """Those who looked get the error; those who wait go on waiting, unless waiting cannot help."""
+        """Looks get the error. Waiting callers go on waiting, unless waiting cannot help."""
         self._more = False
         self.error = error
         self._failed_at = call.seat.failed_at = now
@@ -333,7 +337,7 @@ class Exchange:
         self._look_again(call)
         if error is None or _passes(error):
             return
-        # A pattern's error is about one message (Undecryptable), the others are about the queue.
+        # A pattern's error is about one message (Undecryptable); the other errors are about the queue.
         if isinstance(error, _OF_QUEUE):
             concerned = [wish for wish in self._waiting if self._concerned(wish)]
         else:
@@ -342,8 +346,8 @@ class Exchange:
             self._resolve(wish, error)
 
     def _concerned(self, wish: Wish) -> bool:
-        """Whether the errors since the last success are about this caller: met over its own queue object, or over two
-        at least, so that no object is at fault but the queue."""
+        """Whether the errors since the last success concern this caller: they came over its own queue object, or over
+        at least two, so that the cause is the queue and not one object."""
         return wish.seat in self._failing or len(self._failing) > 1
 
     def _back_off(self, now: float) -> None:
@@ -353,21 +357,21 @@ class Exchange:
         self.not_before = now + pause * (0.75 + 0.25 * self._jitter)
 
     def _dismiss(self) -> None:
-        """Those whose queue object was closed under them wait no longer."""
+        """End the waits of callers whose queue object was closed."""
         closed = [seat for seat in self._callers if seat.closed]
         if closed:
             for wish in [wish for wish in self._wishes() if wish.seat in closed]:
                 self._resolve(wish, wish.seat.refusal())
 
     def _hand(self, wish: Wish, rest: deque[Received]) -> None:
-        """What the caller gets of the messages that are there."""
+        """Give the caller its share of the messages in `rest`."""
         if wish.seat.closed:
             self._resolve(wish, wish.seat.refusal())
         else:
             self._resolve(wish, [rest.popleft() for _ in range(min(wish.count, len(rest)))])
 
     def _look_again(self, call: Call) -> None:
-        """The request came to nothing over this object: those who have no outcome yet look over another."""
+        """The request failed over this object: callers without an outcome ask again over another."""
         for wish in call.looks:
             if wish.outcome is None:
                 self._enter(wish)
@@ -390,7 +394,7 @@ class Exchange:
         wish.resolve(outcome)
 
     def _from_spares(self, count: int, now: float) -> list[Received]:
-        """Spares whose lease still runs; the others are released when their grace is over."""
+        """Spares whose lease still runs; spares whose grace is over are released."""
         found: list[Received] = []
         for _ in range(len(self._spares)):
             spare = self._spares.popleft()
@@ -402,8 +406,8 @@ class Exchange:
 
 
 def _next_seat(wishes: Collection[Wish]) -> Seat:
-    """Over whose object to ask: that of who waits longest, but none that failed if one did not; if all did, the one
-    whose turn is longest ago."""
+    """The seat for the next request: of the caller that has waited longest, skipping failed seats; if all have failed,
+    the one that failed longest ago."""
     first = next(iter(wishes)).seat
     if first.failed_at == -math.inf:
         return first
@@ -411,7 +415,7 @@ def _next_seat(wishes: Collection[Wish]) -> Seat:
 
 
 def _passes(error: VeilError) -> bool:
-    """Whether the same request may succeed later, so that waiting helps."""
+    """Whether the same request may succeed later, so waiting helps."""
     if isinstance(error, ServiceError):
         return error.retryable
     return isinstance(error, TransportError | CapacityError | StoreError) and not isinstance(error, ForkRefused)

@@ -1,13 +1,14 @@
-"""The threads that make receivers' requests, and which receivers share them.
+"""The threads that make receivers' requests, and the table of receivers that share them.
 
-Strategy: receivers whose queue objects stand for the same queue (veilmq.client.identity) share one exchange, if their
-lease and clock are the same. A table knows what is shared and keeps nothing alive: with the last receiver it is gone.
-Each runner asks the exchange (exchange.py) what to do, does it, and reports what came of it; runners are started as
-they are needed, at most one for each request that may be under way, and leave when idle. One lock guards the exchange
-and is never held during a request. A runner that breaks (a fault of an adapter) shows its traceback through
-threading.excepthook and is replaced; the request it had counts as failed. A receiver that closes leaves the requests to
-the others, over whichever queue object they are. The last one interrupts the objects until no request is parked any
-more: one may have been on its way when the first interruption came.
+Strategy: receivers whose queue objects stand for the same queue (veilmq.client.identity) share one exchange, if they
+have the same lease and clock. The table of shared exchanges keeps nothing alive: an entry goes with its last receiver.
+Each runner asks the exchange (exchange.py) what to do, does it, and reports the result. Runners are started as needed,
+at most one for each request that may be in progress, and end when idle. One lock guards the exchange; it is never held
+during a request. If a runner breaks (a bug in an adapter), its traceback goes to threading.excepthook, a new runner
+replaces it, and its request counts as failed.
+
+Closing: a receiver that closes leaves its requests to the others. The last one interrupts the queue objects again and
+again until no request is parked: one may have been about to start at the first interruption.
 """
 
 import logging
@@ -28,7 +29,7 @@ from veilmq.model.errors import VeilError
 
 IDLE_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 0.05
-"""First pause between two interruptions; doubles."""
+"""First pause between two interruptions; it doubles."""
 _AGAIN_MAX: Final = 8
 _JITTERS: Final = 1 << 30
 
@@ -36,17 +37,17 @@ log = logging.getLogger("veilmq.receiver")
 
 
 class Polling(Anew):
-    """The requests of the receivers of one queue."""
+    """The requests of one queue's receivers."""
 
     def __init__(self, limits: Limits, lease: float | None, clock: Clock) -> None:
-        """limits: of the first receiver."""
+        """limits: those of the first receiver."""
         self.lease = lease
         self.clock = clock
         self._limits = limits
         self._seats: weakref.WeakSet[Seat] = weakref.WeakSet()
-        """Of receivers that are not closed."""
+        """Seats of receivers that are not closed."""
         self._counted = 0
-        """How many of these the limits are of."""
+        """How many seats the current limits were computed from."""
         self._closed = False
         self._here()
 
@@ -59,17 +60,17 @@ class Polling(Anew):
         self._changed = sleeping_by(self.clock, threading.Condition())
 
     def waiting(self, seat: Seat) -> int:
-        """Callers that wait at this seat."""
+        """How many callers wait at this seat."""
         return self._exchange.waiting_at(seat)
 
     def join(self, seat: Seat) -> None:
-        """One receiver more."""
+        """Add a receiver."""
         with self._changed:
             self._seats.add(seat)
             self._fit()
 
     def leave(self, seat: Seat) -> bool:
-        """Its callers get nothing and wait no more. Whether no receiver is left: then all is over."""
+        """Remove a receiver: its callers get nothing. Returns whether it was the last one; then everything ends."""
         self._here()
         with self._changed:
             self._exchange.leave(seat)
@@ -80,14 +81,14 @@ class Polling(Anew):
         return self._closed
 
     def _fit(self) -> None:
-        """The limits are those of the receivers that there are; one may be gone without a word."""
+        """Recompute the limits from the living receivers; one may have been garbage-collected without a close."""
         seats = list(self._seats)
         self._counted = len(seats)
         if seats:
             self._limits = self._exchange.limits = joint([seat.limits for seat in seats])
 
     def ask(self, wish: Wish) -> None:
-        """A caller comes."""
+        """Add a caller."""
         self._here()
         with self._changed:
             now = self.clock.monotonic()
@@ -100,12 +101,12 @@ class Polling(Anew):
                     raise
 
     def withdraw(self, wish: Wish) -> Sequence[Received] | VeilError:
-        """The caller waits no longer: what it gets."""
+        """The caller stops waiting: returns what it gets."""
         with self._changed:
             return self._exchange.withdraw(wish)
 
     def abandon(self, wish: Wish) -> None:
-        """The caller is gone: what it would have got is for others."""
+        """The caller is gone: other callers get its messages."""
         with self._changed:
             outcome = self._exchange.withdraw(wish)
             if isinstance(outcome, VeilError) or not outcome:
@@ -117,8 +118,9 @@ class Polling(Anew):
         self._release(outcome, wish.seat)
 
     def close(self, seat: Seat, deadline: float) -> None:
-        """A receiver closes: its callers get nothing. The last one ends the parked requests too, and waits up to
-        `deadline` seconds for all that are under way, which release what they bring. Raises ParameterInvalid."""
+        """Close a receiver: its callers get nothing. The last one also ends the parked requests, and waits up to
+        `deadline` seconds for those in progress, which release the messages that they bring. Raises
+        ParameterInvalid."""
         checked.remaining(deadline, "deadline")
         if not _shared.leave(self, seat):
             return
@@ -137,7 +139,7 @@ class Polling(Anew):
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
     def _interrupt(self) -> None:
-        """A request may be under way over the object of a receiver that closed before."""
+        """Interrupt all objects: a request may run over the object of a receiver that closed earlier."""
         with self._changed:
             queues = {id(call.seat.queue): call.seat.queue for call in self._exchange.calls}
         for queue in queues.values():
@@ -155,10 +157,10 @@ class Polling(Anew):
             self._changed.notify()
         elif self._runners < self._limits.polls + self._limits.fetches:
             thread = threading.Thread(target=self._run, args=(name,), name=f"veilmq receiver {name}", daemon=True)
-            self._runners += 1  # before it runs: Ctrl-C may come while it starts
+            self._runners += 1  # before it runs, because Ctrl-C may come while it starts
             try:
                 thread.start()
-            except RuntimeError:  # "can't start new thread": those that run go on
+            except RuntimeError:  # "can't start new thread": the running ones continue
                 self._runners -= 1
                 if not self._runners:
                     raise
@@ -176,7 +178,7 @@ class Polling(Anew):
                     self._rouse(name)
 
     def _next(self, name: str) -> Call | None:
-        """The next request, once there is one; None when this runner may leave."""
+        """Wait for the next request; None when this runner may end."""
         with self._changed:
             leave_at = self.clock.monotonic() + IDLE_SECONDS
             while True:
@@ -225,10 +227,10 @@ class Polling(Anew):
             return error
 
     def _release(self, messages: Sequence[Received], seat: Seat) -> None:
-        """Nobody wants them here: visible again at once."""
+        """Release messages that nobody here wants, so that they are visible at once."""
         if not messages:
             return
-        # Any object of the queue can do it; that over which they came may be closed by now.
+        # Any object of the queue can do it; the one that received them may be closed by now.
         queue = next((each.queue for each in [seat, *self._seats] if not each.closed), seat.queue)
         for message in messages:
             try:
@@ -238,18 +240,18 @@ class Polling(Anew):
 
 
 class _Shared:
-    """What receivers of one queue share in this process, as long as one of them lives."""
+    """The exchanges that receivers of one queue share in this process, while one of them lives."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child a new receiver shares nothing with its parent's, whose connections it may not use."""
+        """In a forked child: share nothing with the parent's receivers, whose connections may not be used."""
         self.lock = threading.RLock()
         self.pollings: weakref.WeakValueDictionary[Hashable, Polling] = weakref.WeakValueDictionary()
 
     def join(self, seat: Seat, lease: float | None, clock: Clock) -> Polling:
-        """Where this receiver's callers wait."""
+        """The `Polling` for this receiver's callers."""
         key = identity_of(seat.queue), lease, ById(clock)
         with self.lock:
             polling = self.pollings.get(key)
@@ -259,7 +261,7 @@ class _Shared:
             return polling
 
     def leave(self, polling: Polling, seat: Seat) -> bool:
-        """See `Polling.leave`; who comes after the last one begins anew."""
+        """See `Polling.leave`; a receiver that joins after the last one has left gets a new `Polling`."""
         with self.lock:
             is_over = polling.leave(seat)
             if is_over:

@@ -1,7 +1,7 @@
 """Many callers, few parked polls: the receiver, for threads and for coroutines.
 
-Strategy: both are thin doors to the same `Polling`, which they share with other receivers of the same queue; they
-differ in how a caller sleeps. Source: document 002, "LongPolling" (MessageReceiver).
+Strategy: both classes are thin shells over the same `Polling`, which they share with other receivers of the same queue.
+They differ only in how a caller waits. Source: document 002, "LongPolling" (MessageReceiver).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from veilmq.client.receiver.exchange import Limits, Seat, Wish
 from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
 
 WAIT: Final = 20.0
-"""Seconds of one parked poll, where the protocol allows them."""
+"""Seconds of one parked poll, if the protocol allows as many."""
 POLLS: Final = 1
 FETCHES: Final = 8
 GRACE: Final = 1.0
@@ -32,7 +32,7 @@ _THREADS_MAX: Final = 1_000
 
 
 class _Door:
-    """What both receivers take, and how they close."""
+    """The parameters and the close of both receivers."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Door:
 
     @property
     def waiting(self) -> int:
-        """Callers that wait now."""
+        """How many callers wait now."""
         return self._polling.waiting(self._seat)
 
     def _until(self, timeout: float | None, now: float) -> float | None:
@@ -84,26 +84,27 @@ class _Door:
 
 
 class Receiver(_Door, Closing):
-    """One receiver of a queue for any number of threads. Seconds.
+    """One receiver of a queue for any number of threads. Durations are seconds.
 
-    At most `polls` requests are parked at the queue, each for up to `wait` (None: 20, or the protocol's longest), for
-    however many callers; once there are messages, up to `fetches` more requests without a wait collect them in batches.
-    `lease`: of each message; None: as a queue's `receive` has it, the sender's hint, an applied plan or the queue's
-    visibility timeout. Raises ParameterInvalid for what cannot work.
+    At most `polls` requests are parked at the queue, each for up to `wait` (None: 20, or the protocol's longest),
+    however many callers wait. Once messages come, up to `fetches` more requests without a wait collect them in batches.
+    `lease`: of each message; None: as in the queue's `receive`: the sender's hint, an applied plan or the queue's
+    visibility timeout. Raises ParameterInvalid for parameters that cannot work.
     """
 
     def receive(self, timeout: float | None = None) -> Received | None:
         """The next message, or None if none came within `timeout` seconds or the receiver was closed.
 
-        None waits as long as it takes; 0 looks once and never waits. Raises what the queue raises where waiting cannot
-        help (QueueMissing, a ServiceError that is not retryable), and any other error only if nothing but errors came
-        until the timeout.
+        timeout: None waits for ever; 0 asks once and never waits. Raises the queue's error at once if waiting cannot
+        help (QueueMissing, a ServiceError that is not retryable), any other error only if nothing but errors came until
+        the timeout.
         """
         messages = self.receive_batch(1, timeout)
         return messages[0] if messages else None
 
     def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:
-        """Up to `count_max` messages as they come together; as `receive`, with an empty list for None."""
+        """Up to `count_max` messages that come together; otherwise like `receive`, with an empty list instead of
+        None."""
         now = self._clock.monotonic()
         wish = _ThreadWish(self._seat, checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         try:
@@ -116,17 +117,17 @@ class Receiver(_Door, Closing):
         return _outcome(outcome)
 
     def close(self, deadline: float = 0) -> None:
-        """Callers that wait get None at once, and so do later ones. Parked requests are interrupted, and with them
-        whoever else waits at this queue object; what they still bring is released. `deadline`: seconds to wait here
-        for requests under way. Raises ParameterInvalid."""
+        """Waiting callers get None at once, and so do later ones. Parked requests are interrupted, and with them
+        everybody else who waits at this queue object; messages that they still bring are released. deadline: seconds to
+        wait for requests in progress. Raises ParameterInvalid."""
         self._polling.close(self._seat, deadline)
 
 
 class AsyncReceiver(_Door):
-    """As `Receiver`, for coroutines; requests run in threads of their own, so that a busy loop delays no poll."""
+    """Like `Receiver`, for coroutines; requests run in separate threads, so a busy loop delays no poll."""
 
     async def receive(self, timeout: float | None = None) -> Received | None:  # noqa: ASYNC109
-        """See `Receiver.receive`. Cancelled, it passes on what it would have got."""
+        """See `Receiver.receive`. If cancelled, other callers get its messages."""
         messages = await self.receive_batch(1, timeout)
         return messages[0] if messages else None
 
@@ -156,7 +157,7 @@ class AsyncReceiver(_Door):
 
 
 class _ThreadWish(Wish):
-    """A thread that waits."""
+    """A waiting thread."""
 
     def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
         super().__init__(seat, count, since, until)
@@ -168,7 +169,7 @@ class _ThreadWish(Wish):
 
 
 class _LoopWish(Wish):
-    """A coroutine that waits."""
+    """A waiting coroutine."""
 
     def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
         super().__init__(seat, count, since, until)
@@ -177,7 +178,7 @@ class _LoopWish(Wish):
 
     def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
         super().resolve(outcome)
-        # A loop that was closed under its coroutines: the message comes back when its lease ends.
+        # The loop may be closed while coroutines wait: then the message comes back when its lease ends.
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._wake)
 
@@ -188,6 +189,6 @@ class _LoopWish(Wish):
 
 def _outcome(outcome: Sequence[Received] | VeilError) -> Sequence[Received]:
     if isinstance(outcome, VeilError):
-        # One error may be for many callers, and each raise writes its own traceback into it.
+        # Many callers may share one error, and each raise writes its own traceback into it: raise a copy.
         raise type(outcome)(**as_fields(outcome)) from outcome
     return outcome

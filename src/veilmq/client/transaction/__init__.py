@@ -1,7 +1,7 @@
-"""Messages that are sent if and only if a local operation is done (the document's TransactionQueue).
+"""Messages that are sent if and only if a local operation succeeds (the document's TransactionQueue).
 
-Strategy: queue.py has the steps, entry.py what the log keeps, logbook.py the log, settling.py commit and roll back,
-checker.py who finishes what a producer left, parameters.py the times. docs/patterns/transaction-queue.md.
+Strategy: queue.py has the steps; entry.py the entries of the log and the times; logbook.py the log; checker.py commits,
+rolls back, and finishes what a producer left open. docs/patterns/transaction-queue.md.
 """
 
 from veilmq.client.transaction.checker import Checker

@@ -1,14 +1,13 @@
 """The checker: works off the log's overdue entries (failure analysis A to D).
 
-Strategy: receive what is overdue (A), ask the application (B), settle by its verdict (C), erase the entry (D). What
-fails on the way leaves the entry, and comes again; what stays undecided is asked for a bounded time and then parked
-where people see it. A transaction that is under way in this process is left alone. Source: document 002,
-TransactionChecker.
+Strategy: receive an overdue entry (A), ask the application (B), settle by its verdict (C), erase the entry (D). If a
+step fails, the entry stays and comes again. An undecided transaction is asked about for a limited time, then parked
+where people see it. Transactions in progress in this process are left alone. Source: document 002, TransactionChecker.
 
-Settling: each step may be repeated by anybody at any time, and says what it found. A half message whose handle is taken
-was committed before, for only a visible message can be received; one that is gone before its end was too, unless nobody
-can have done that; one that is gone after its end is sent again from the log, and whoever asked to be told is told.
-Source: document 002, failure analysis C: "the same handle can be committed only once".
+Settling: any process may repeat any step at any time, and each step reports what it found. A half message whose handle
+was taken had been committed before, because only a visible message can be received. One that is gone before its end was
+committed too, unless nobody can have done that. One that is gone after its end is sent again from the log, and
+`on_lost` is called. Source: document 002, failure analysis C: "the same handle can be committed only once".
 """
 
 import logging
@@ -46,12 +45,12 @@ from veilmq.model.errors import (
 
 
 class Settled(StrEnum):
-    """What a commit found."""
+    """What a commit did or found."""
 
     COMMITTED = "committed"
     EARLIER = "committed earlier"
     RESENT = "sent again"
-    """From the log: at least once."""
+    """Sent from the log: at least once."""
 
 
 class Settler:
@@ -63,7 +62,7 @@ class Settler:
         self._on_lost = on_lost
 
     def prepare(self, message: Message, transaction: str, life: float) -> str:
-        """Send the half message; its handle. Raises as `Queue.send`."""
+        """Send the half message; returns its handle. Raises like `Queue.send`."""
         capabilities = self.queue.capabilities
         half = replace(message, delay=self._times.half_delay, ttl=life if capabilities.ttl else None)
         entry = Entry(1, transaction, Form.HIDDEN, half, None, 0.0, None)
@@ -73,9 +72,10 @@ class Settler:
         return handle
 
     def commit(self, entry: Entry, now: float, perhaps_earlier: bool) -> Settled:
-        """Make the message visible, or see that it is. perhaps_earlier: an attempt before this one may have done it.
+        """Make the message visible, unless it is already. perhaps_earlier: whether an earlier attempt may have done it.
 
-        Raises TransportError, ServiceError, CapacityError (try again), UsageError and CapabilityMissing (never).
+        Raises TransportError, ServiceError, CapacityError (try again), UsageError and CapabilityMissing (it never
+        succeeds).
         """
         if entry.handle is None:
             self.queue.send(marked(entry, self.queue.capabilities))
@@ -105,10 +105,10 @@ class Settler:
             log.info("transaction %s: there is no half message any more: %s", entry.id, error)
 
     def _anew(self, entry: Entry, handle: str) -> Settled:
-        """Too little of its life is left: a whole message in its place."""
+        """Too little of the half message's life is left: replace it with a new message."""
         if not self.queue.capabilities.receipts_rotate:
             try:
-                # Nobody has it, and nobody gets it meanwhile.
+                # Nobody has the half message; this keeps it from being received meanwhile.
                 self.queue.extend(handle, self._times.check_lease)
             except LeaseError:
                 return Settled.EARLIER
@@ -125,13 +125,13 @@ class Settler:
         if self._on_lost is not None:
             try:
                 self._on_lost(entry.shown())
-            except Exception:  # it is sent: what the application makes of that must not send it once more
+            except Exception:  # the message is sent: an error in the application's callback must not send it again
                 log.exception("transaction %s: on_lost failed", entry.id)
         return Settled.RESENT
 
 
 def hopeless(error: VeilError) -> bool:
-    """Whether a commit that failed with this can never succeed."""
+    """Whether a commit that failed with this error can never succeed."""
     return isinstance(error, UsageError | CapabilityMissing)
 
 
@@ -140,13 +140,13 @@ BATCH_MAX = 10
 log = logging.getLogger("veilmq.transaction")
 
 Check = Callable[[Prepared], Verdict | bool]
-"""What became of the local operation? ROLLBACK promises that it never will be done."""
+"""What became of the local operation? ROLLBACK promises that it will never be done."""
 Compensate = Callable[[Prepared, VeilError], object]
-"""Undo the local operation: its message can never be sent, and why."""
+"""Undo the local operation, because its message can never be sent; the error says why."""
 
 
 class Checker(Closing):
-    """Run it in a thread (`start`), or call `run_once`."""
+    """Works off the log: in a thread (`start`), or by calls of `run_once`."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Checker(Closing):
         running: Callable[[str], bool],
         clock: Clock,
     ) -> None:
-        """park: puts an entry's body where people see it. running: whether a transaction is under way here."""
+        """park: puts an entry's body where people see it. running: whether a transaction is in progress here."""
         self._logbook = logbook
         self._settler = settler
         self._times = times
@@ -171,8 +171,8 @@ class Checker(Closing):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look every `check_every` seconds, in a thread of its own. Twice is once, but for a forked child, where the
-        parent's thread is not."""
+        """Check the log every `check_every` seconds, in a separate thread. Idempotent; in a forked child, which does
+        not have the parent's thread, it starts a new one."""
         if self._thread is None or not self._thread.is_alive():
             self._stop.clear()
             thread = threading.Thread(target=self._run, name="veilmq transaction checker", daemon=True)
@@ -180,7 +180,7 @@ class Checker(Closing):
             self._thread = thread
 
     def close(self) -> None:
-        """End the thread, after the entries that it has received. Twice is once."""
+        """End the thread after the entries that it has received. Idempotent."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -191,20 +191,20 @@ class Checker(Closing):
         return self
 
     def run_once(self, now: float | None = None) -> int:
-        """Work off what is overdue now; how many transactions were settled or parked.
+        """Work off what is overdue now; returns how many transactions were settled or parked.
 
-        now: Unix seconds, to judge what has ended; None: the queue's. Raises what `Queue.receive` raises; an entry that
+        now: Unix seconds, to judge what has ended; None: the queue's clock. Raises like `Queue.receive`; an entry that
         fails is logged, and comes again.
         """
         return self._look(lambda: False, now)
 
     def _look(self, ends: Callable[[], bool], now: float | None) -> int:
-        """Until nothing is overdue, or `ends` says so."""
+        """Work until nothing is overdue or `ends` returns True."""
         settled = 0
         seen: set[str] = set()
         while not ends():
             entries = self._logbook.overdue(BATCH_MAX)
-            # One that was given back may come at once: the rest of this look is others'.
+            # An entry that was given back may come again at once: this look ends, and the rest is left to others.
             again = [message for message in entries if message.id in seen]
             for message in entries:
                 if message.id not in seen:
@@ -215,9 +215,9 @@ class Checker(Closing):
         return settled
 
     def decide(self, entry: Entry, verdict: Verdict, now: float) -> bool:
-        """Carry out a verdict other than UNKNOWN; False: its message can never be sent, and nobody compensated.
+        """Carry out a verdict other than UNKNOWN. False: the message can never be sent, and nobody compensated.
 
-        Raises VeilErrors after which it may be tried again.
+        Raises VeilErrors after which it can be tried again.
         """
         if verdict is Verdict.ROLLBACK:
             self._settler.roll_back(entry)
@@ -232,7 +232,7 @@ class Checker(Closing):
         return True
 
     def give_up(self, entry: Entry, error: VeilError) -> bool:
-        """The commit is lost for good: whether the operation was compensated."""
+        """The commit can never succeed. Returns whether the operation was compensated."""
         log.error("transaction %s can never be committed: %s", entry.id, error)
         if self._compensate is None:
             return False
@@ -240,10 +240,10 @@ class Checker(Closing):
         return True
 
     def ask(self, entry: Entry) -> Verdict:
-        """The application's answer; whatever goes wrong there is UNKNOWN."""
+        """The application's answer; UNKNOWN if it raises or answers anything else."""
         try:
             return verdict_of(self._check(entry.shown()))
-        except Exception:  # the application raises what it likes, and is asked again
+        except Exception:  # the application may raise anything, and is asked again later
             log.exception("transaction %s: nobody knows what became of it", entry.id)
             return Verdict.UNKNOWN
 
@@ -253,16 +253,16 @@ class Checker(Closing):
                 self._look(self._stop.is_set, None)
             except VeilError as error:
                 log.warning("the log cannot be read: %s", error)
-            except Exception:  # a pattern around the log runs the user's code: the next look may succeed
+            except Exception:  # a pattern around the log runs the user's code: the next check may succeed
                 log.exception("the log cannot be read")
 
     def _work_off(self, message: Received, now: float | None) -> bool:
-        """One entry; whether it is out of the log."""
+        """Work off one entry. Returns whether it left the log."""
         try:
             return self._worked_off(message, now)
         except VeilError as error:
             log.warning("log entry %s comes again: %s", message.id, error)
-        except Exception:  # a callback of the application's raised: the entry comes again, and others go on
+        except Exception:  # the application's callback raised: this entry comes again, and the others go on
             log.exception("log entry %s comes again", message.id)
         return False
 
@@ -277,7 +277,7 @@ class Checker(Closing):
             return False
         else:
             verdict = self.ask(entry)
-            if now is None:  # the producer's clock, by which the entry was written
+            if now is None:  # use the producer's clock, which wrote the entry
                 now = entry.prepared + self._logbook.age(message, entry)
             if verdict is Verdict.UNKNOWN and now - entry.prepared < self._times.decided_within:
                 queue.release(message.handle, self._times.ask_every)
@@ -290,5 +290,5 @@ class Checker(Closing):
 
 
 def send_to(parked: Queue, body: str) -> None:
-    """Put an entry among the parked ones."""
+    """Send an entry to the queue of parked ones."""
     parked.send(Message(body))

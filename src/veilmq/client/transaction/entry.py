@@ -1,11 +1,11 @@
-"""What a transaction is made of: its verdict, what the application sees of it, and its entry in the log.
+"""The parts of a transaction: its verdict, what the application sees of it, its log entry, and its times.
 
-Strategy: an entry is JSON and always carries the whole message, so that nothing that happens to the half message can
-lose it. Source: document 002, "transaction messages", step 2.
+Strategy: an entry is JSON and always carries the whole message, so whatever happens to the half message, the message is
+not lost. Source: document 002, "transaction messages", step 2.
 
-Parameters: everything that would lose a message silently is refused when the queue is wrapped: a half message that may
-appear, or end before it is decided, and a log that forgets before the last question was asked. Defaults as in the
-documents' SDK. Source: document 002, "preparations" and "failure analysis".
+Parameters: settings that would silently lose a message are refused when the queue is wrapped: a half message that may
+appear or end before it is decided, and a log that forgets entries before the last question. The defaults are those of
+the documents' SDK. Source: document 002, "preparations" and "failure analysis".
 """
 
 import logging
@@ -22,7 +22,7 @@ from veilmq.client.messages import Message
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 ATTRIBUTE: Final = "veilmq.transaction"
-"""Where the queue has attributes, the message says which transaction it is of: an idempotency key for consumers."""
+"""If the queue has attributes, this one names the message's transaction: an idempotency key for consumers."""
 _VERSION: Final = 1
 
 
@@ -31,18 +31,18 @@ class Verdict(StrEnum):
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
-    """Not done, and it never will be."""
+    """Not done, and it never will be done."""
     UNKNOWN = "unknown"
     """Not decided yet: ask again."""
 
 
 class Form(StrEnum):
-    """How the message waits for the verdict."""
+    """Where the message waits for the verdict."""
 
     HIDDEN = "hidden"
-    """A half message in the queue, delayed beyond its own end; commit makes it visible."""
+    """As a half message in the queue, delayed beyond its own end; a commit makes it visible."""
     LOGGED = "logged"
-    """In the log alone; commit sends it."""
+    """Only in the log; a commit sends it."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -51,13 +51,13 @@ class Prepared(msgspec.Struct, frozen=True):
     id: str
     message: Message
     handle: str | None
-    """Of the half message."""
+    """The half message's handle."""
     prepared: float
     """Unix seconds by the producer's clock."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A transaction as the log keeps it."""
+    """A transaction as stored in the log."""
 
     version: int
     id: str
@@ -66,15 +66,15 @@ class Entry(msgspec.Struct, frozen=True):
     handle: str | None
     prepared: float
     expires: float | None
-    """No later than the half message's end, Unix seconds by the producer's clock."""
+    """An instant no later than the half message's end, in Unix seconds by the producer's clock."""
 
     def shown(self) -> Prepared:
-        """For the application."""
+        """The part that the application sees."""
         return Prepared(self.id, self.message, self.handle, self.prepared)
 
 
 def made(transaction: str, form: Form, message: Message, handle: str | None, at: float, life: float | None) -> Entry:
-    """A new entry. life: the half message's, in seconds."""
+    """A new entry. life: the half message's life, in seconds."""
     return Entry(_VERSION, transaction, form, message, handle, at, None if life is None else at + life)
 
 
@@ -84,7 +84,7 @@ def encode(entry: Entry) -> str:
 
 
 def decode(body: str) -> Entry | None:
-    """The entry in a log message; None if it is none that we know."""
+    """The entry in a log message; None if it has no form that we know."""
     try:
         entry = msgspec.json.decode(body, type=Entry)
         message = original(entry.message)
@@ -94,7 +94,7 @@ def decode(body: str) -> Entry | None:
 
 
 def marked(entry: Entry, capabilities: Capabilities) -> Message:
-    """The message as it is sent: with the transaction's id where the queue can carry it."""
+    """The message to send: with the transaction's id if the queue can carry it."""
     message = entry.message
     if capabilities.attributes:
         message = replace(message, attributes={**message.attributes, ATTRIBUTE: entry.id})
@@ -104,7 +104,7 @@ def marked(entry: Entry, capabilities: Capabilities) -> Message:
 
 
 def verdict_of(given: object) -> Verdict:
-    """True and False are commit and roll back, as in the document. Raises ParameterInvalid."""
+    """Accepts verdicts, and True and False for commit and roll back, as in the document. Raises ParameterInvalid."""
     if isinstance(given, bool):
         return Verdict.COMMIT if given else Verdict.ROLLBACK
     try:
@@ -122,7 +122,7 @@ DEDUPLICATION: Final = 300.0
 """How long a FIFO queue drops a second message with the same id (SQS Developer Guide, "exactly-once processing")."""
 CHECK_EVERY: Final = 5.0
 CLOCKS_APART: Final = 60.0
-"""How far the clocks of queue and producer may differ where a half message's end is judged."""
+"""How far the queue's and the producer's clocks may differ when a half message's end is judged."""
 log = logging.getLogger("veilmq.transaction")
 
 
@@ -130,25 +130,25 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
 
     timeout: float | None = None
-    """From the log entry to the first question; None: 600, and 180 for a FIFO queue: it drops a second copy for only
-    five minutes, which must also hold a checker that dies."""
+    """From the log entry to the first question; None: 600, or 180 for a FIFO queue, which drops a second copy for only
+    five minutes; that must be enough even if a checker dies."""
     check_every: float = CHECK_EVERY
-    """Between looks into the log."""
+    """Between two checks of the log."""
     check_lease: float = 60.0
-    """Lease of a log entry while it is asked about: longer than a check takes."""
+    """Lease of a log entry while it is checked; must be longer than a check takes."""
     ask_every: float = 60.0
-    """After UNKNOWN, until the next question."""
+    """From an UNKNOWN to the next question."""
     ask_for: float = 3_600.0
-    """After the timeout, until an undecided transaction is parked."""
+    """From the timeout until an undecided transaction is parked."""
     half_life: float = HALF_LIFE
-    """Time to live of a half message, and of the message that it becomes; where the protocol has no time to live of a
+    """Time to live of a half message, and of the message that it becomes. If the protocol has no time to live of a
     message, the queue's retention counts."""
     half_delay: float = HALF_DELAY
     """Delay of a half message."""
     life_min: float = 24 * 3_600.0
-    """With less of its life left, a half message is not made visible but sent anew."""
+    """If less of its life is left, a half message is not made visible but sent anew."""
     claim_for: float = 20.0
-    """Longest search for one's own entry in a log whose sends return no handle."""
+    """The longest search for one's own entry in a log whose sends return no handle."""
 
     @property
     def asked_after(self) -> float:
@@ -157,13 +157,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decided_within(self) -> float:
-        """From the preparation; later it is parked."""
+        """From the preparation until it is parked if it is still undecided."""
         return self.asked_after + self.ask_for
 
 
 def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
     """The form to use; None: hidden where it is safe. Raises CapabilityMissing, ParameterInvalid."""
-    # On a FIFO queue a message has no delay of its own: a half message would block its group, too.
+    # On a FIFO queue a message has no delay of its own, and a half message would block its group.
     safe = (
         capabilities.retention_below_delay
         and capabilities.delay_max > 0
@@ -183,7 +183,7 @@ def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
 
 
 def times_for(given: Times | None, capabilities: Capabilities) -> Times:
-    """What is meant for this queue. Raises ParameterInvalid for what is no duration."""
+    """The times for this queue. Raises ParameterInvalid for values that are not durations."""
     times = given or Times()
     if times.timeout is None:
         timeout = FIFO_TIMEOUT if capabilities.native_fifo else TIMEOUT
@@ -200,7 +200,7 @@ def times_for(given: Times | None, capabilities: Capabilities) -> Times:
 
 
 def check_log(times: Times, form: Form, capabilities: Capabilities, retention: float | None) -> None:
-    """Raises ParameterInvalid if the log, with its retention, cannot keep an entry as long as it is needed."""
+    """Raises ParameterInvalid if the log, with its retention, cannot keep an entry long enough."""
     hidden_by = capabilities.lease_max if claims(capabilities) else capabilities.delay_max
     _at_most("timeout", times.asked_after, hidden_by, f"{capabilities.protocol} can hide a log entry")
     for name in ("check_lease", "ask_every"):
@@ -219,7 +219,7 @@ def check_log(times: Times, form: Form, capabilities: Capabilities, retention: f
 def check_half(times: Times, capabilities: Capabilities, retention: float | None) -> float:
     """The life of a half message in a queue with this retention.
 
-    Raises ParameterInvalid if it could appear, or end before it is decided.
+    Raises ParameterInvalid if it could appear, or end, before it is decided.
     """
     _at_most("half_delay", times.half_delay, capabilities.delay_max, f"{capabilities.protocol} can delay")
     life, parameter = times.half_life, "half_life"
@@ -238,7 +238,7 @@ def check_half(times: Times, capabilities: Capabilities, retention: float | None
 
 
 def claims(log: Capabilities) -> bool:
-    """Whether a log entry's handle comes with a receive only."""
+    """Whether a log entry's handle comes only from a receive."""
     return log.handle_on_send is HandleOnSend.NEVER
 
 

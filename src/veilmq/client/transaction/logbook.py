@@ -1,10 +1,10 @@
-"""The operation log: one hidden entry a transaction, until it is settled.
+"""The operation log: one hidden entry for each transaction, until it is settled.
 
-Strategy: where a send returns a handle, the entry is delayed by the transaction's timeout and deleted by that handle.
-Where it does not (SQS), the entry is sent plain and received at once, with a lease as long as the timeout: threads of
-one process share what they find, and what belongs to other processes is given back. Either way an entry that nobody
-deletes is visible when the timeout is over, and then it is overdue. How old it is the queue's own clock says, which
-producers and checkers share: a message that nobody received before tells what it reads.
+Strategy: if a send returns a handle, the entry is delayed by the transaction's timeout and deleted by that handle. If
+not (SQS), the entry is sent without a delay and received at once, with a lease as long as the timeout; threads of one
+process share what they find, and give back entries of other processes. Either way, an entry that nobody deletes becomes
+visible after the timeout, and is then overdue. An entry's age is judged by the queue's clock, which producers and
+checkers share; it is learned from messages that nobody received before.
 """
 
 import logging
@@ -18,13 +18,13 @@ from veilmq.client.transaction.entry import Entry, Times, claims, decode, encode
 from veilmq.model.errors import MessageTooLarge, VeilError
 
 CLAIM_MAX = 10
-"""Entries received at once in search of one's own."""
+"""Entries received at once in the search for one's own."""
 
 log = logging.getLogger("veilmq.transaction")
 
 
 class Logbook:
-    """Any thread."""
+    """Thread-safe."""
 
     def __init__(self, queue: Queue, times: Times, clock: Clock) -> None:
         self.queue = queue
@@ -32,7 +32,7 @@ class Logbook:
         self._clock = clock
         self._claims = claims(queue.capabilities)
         self._ahead: float | None = None
-        """Seconds that the queue's clock is ahead of our monotonic one; None: it was not told yet."""
+        """Seconds that the queue's clock is ahead of our monotonic one; None: not known yet."""
         self._changed = threading.Condition()
         self._searching = False
         self._wanted: set[str] = set()
@@ -46,7 +46,7 @@ class Logbook:
             raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=limit_bytes)
 
     def write(self, entry: Entry) -> str:
-        """Log it; the entry's handle. Raises as `Queue.send`, TransportError if it was not found again."""
+        """Write the entry; returns its handle. Raises like `Queue.send`; TransportError if it was not found again."""
         body = encode(entry)
         if not self._claims:
             handle = self.queue.send(Message(body, delay=self._times.asked_after)).handle
@@ -63,20 +63,20 @@ class Logbook:
                 self._found.pop(entry.id, None)
 
     def erase(self, handle: str) -> None:
-        """Done with it. What cannot be erased now is met again by the checker, and settled once more."""
+        """Delete an entry. If that fails now, the checker meets the entry again and settles it once more."""
         try:
             self.queue.delete(handle)
         except VeilError as error:
             log.info("a settled log entry stays for now: %s", error)
 
     def overdue(self, count_max: int) -> list[Received]:
-        """Visible entries, leased for the time of a check. Raises as `Queue.receive`."""
+        """Visible entries, leased for the time of a check. Raises like `Queue.receive`."""
         count = min(count_max, self.queue.capabilities.receive_messages_max)
         came = self._receive(count, self._times.check_lease)
         return self._sorted_out(came, self._times.check_lease) if self._claims else came
 
     def age(self, message: Received, entry: Entry) -> float:
-        """Seconds since it was logged: by the queue's clock, or by the producer's and ours until that is known."""
+        """Seconds since the entry was logged, by the queue's clock; until that is known, by the producer's and ours."""
         if self._ahead is None or message.sent is None:
             return self._clock.wall() - entry.prepared
         return self._clock.monotonic() + self._ahead - message.sent
@@ -89,7 +89,7 @@ class Logbook:
         return came
 
     def _claim(self, transaction: str) -> str:
-        """Find the own entry. One thread of the process searches for all."""
+        """Find our own entry. One thread of the process searches for all."""
         deadline = self._clock.monotonic() + self._times.claim_for
         while True:
             with self._changed:
@@ -117,8 +117,8 @@ class Logbook:
         return deadline - self._clock.monotonic()
 
     def _sorted_out(self, messages: list[Received], lease: float) -> list[Received]:
-        """What is overdue. An entry that a thread here waits for is handed to it, what is another process's given
-        back.
+        """The overdue entries. Entries that a thread here waits for are passed to it; those of other processes are
+        given back.
         """
         overdue = []
         for message in messages:

@@ -1,10 +1,10 @@
-"""A queue whose messages are sent if and only if a local operation is done.
+"""A queue whose messages are sent if and only if a local operation succeeds.
 
-Strategy: the document's steps (1 prepare, 2 log, 3 operate, 4 commit or roll back, 5 erase the log entry), each of
-which may fail: before step 3 the operation never starts; from step 3 on the log entry stays until the verdict is
-carried out, by us or by a checker. Everything but the operation itself lives in two queues, so that any process with
-the same two can finish what another began. Source: document 002, TransactionQueue, TransactionOperations,
-TransactionChecker, whose sample swallows a failed commit, erases the entry, and so loses messages.
+Strategy: the document's steps: 1 prepare, 2 log, 3 operate, 4 commit or roll back, 5 erase the log entry. Any of them
+may fail. Before step 3 the operation never starts; from step 3 on the log entry stays until the verdict is carried out,
+here or by a checker. All state except the operation itself is in two queues, so any process with these two can finish
+what another began. Source: document 002, TransactionQueue, TransactionOperations, TransactionChecker. The document's
+sample swallows a failed commit, erases the entry, and so loses messages.
 """
 
 import logging
@@ -49,28 +49,28 @@ log = logging.getLogger("veilmq.transaction")
 
 
 class Outcome(StrEnum):
-    """What `send_transaction` can say when it returns."""
+    """The result of `send_transaction`."""
 
     COMMITTED = "committed"
-    """The operation is done and the message is sent."""
+    """The operation was done and the message was sent."""
     ROLLED_BACK = "rolled back"
-    """Neither."""
+    """Neither happened."""
     PENDING = "pending"
-    """The verdict is not known, or could not be carried out yet: the checker sees to it."""
+    """The verdict is not known or could not be carried out yet: the checker will."""
     COMPENSATED = "compensated"
     """The operation was done, its message can never be sent, and `compensate` undid it."""
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """One `send_transaction`."""
+    """The result of one `send_transaction`."""
 
     id: str
-    """Travels with the message, where the queue can carry it: the consumers' idempotency key."""
+    """Sent with the message if the queue can carry it: the consumers' idempotency key."""
     outcome: Outcome
 
 
 class TransactionQueue(Wrapping):
-    """`queue`, with `send_transaction`. `send` sends as ever; receiving is the consumers' own business."""
+    """`queue`, with `send_transaction`. `send` is unchanged; consumers receive as usual."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class TransactionQueue(Wrapping):
         clock: Clock = SYSTEM,
     ) -> None:
         """log: the operation log, a queue for these transactions alone. check_transaction: asked about transactions
-        that nobody finished; ROLLBACK promises that the operation will never be done. form: None chooses by what the
-        queue can. parked: gets what stays undecided; None: `<log>-parked`, made when it is needed. on_lost: told when a
-        message was sent again because its half message had ended. compensate: called with a done operation whose
-        message can never be sent.
+        that nobody finished; ROLLBACK promises that the operation will never be done. form: None chooses by the queue's
+        capabilities. parked: the queue for what stays undecided; None: `<log>-parked`, created when needed. on_lost:
+        called when a message was sent again because its half message had ended. compensate: called with a done
+        operation whose message can never be sent.
 
-        Raises ParameterInvalid, CapabilityMissing, what `stats` raises.
+        Raises ParameterInvalid, CapabilityMissing, and the errors of `stats`.
         """
         super().__init__(queue)
         checked.function(check_transaction, "check_transaction")
@@ -119,8 +119,8 @@ class TransactionQueue(Wrapping):
     ) -> Transaction:
         """Do the operation and send the message, or neither.
 
-        Raises before the operation starts: as `Queue.send` does, for either queue. What `do_transaction` raises goes
-        on, after the checker was asked what became of the operation.
+        Errors before the operation starts are those of `Queue.send`, for either queue. An exception of `do_transaction`
+        is raised after the checker was asked what became of the operation.
         """
         checked.function(do_transaction, "do_transaction")
         entry, handle = self._prepare(as_message(message))
@@ -131,7 +131,7 @@ class TransactionQueue(Wrapping):
                 self._running.discard(entry.id)
 
     def parked(self) -> Queue:
-        """The queue of what stayed undecided."""
+        """The queue of undecided transactions."""
         with self._lock:
             if self._parked is None:
                 name = f"{self.log.name}-parked"
@@ -140,17 +140,17 @@ class TransactionQueue(Wrapping):
             return self._parked
 
     def settle_parked(self, decide: Callable[[Prepared], Verdict | bool], now: float | None = None) -> int:
-        """Go through the parked transactions once and settle those that `decide` knows; how many those are.
+        """Go through the parked transactions once and settle those that `decide` knows; returns how many.
 
-        Each is asked about once, however long `decide` takes. A half message has ended long ago then, so that commits
-        send from the entry. Raises what `decide` and the queues raise.
+        Each is asked about once, however long `decide` takes. Their half messages have ended long ago, so a commit
+        sends from the entry. Raises the errors of `decide` and of the queues.
         """
         parked = self.parked()
         kept: dict[str, str] = {}
         settled: dict[str, bool] = {}
         again = 0
         try:
-            # Who was asked about comes again when its lease ended meanwhile; after a whole round of those nobody is
+            # A message comes again if its lease ended meanwhile. After a whole round of such repeats, no new one is
             # left.
             while again <= len(settled) and (messages := parked.receive(lease=self.times.check_lease)):
                 for message in messages:
@@ -159,17 +159,17 @@ class TransactionQueue(Wrapping):
                     if message.id not in settled:
                         settled[message.id] = self._settle_parked(message, decide, now)
                     if settled[message.id]:
-                        with suppress(LeaseError):  # then it comes again
+                        with suppress(LeaseError):  # then it will come again
                             parked.delete(message.handle)
                         del kept[message.id]
         finally:
             for handle in kept.values():
-                with suppress(LeaseError):  # its lease has ended: it is given back
+                with suppress(LeaseError):  # its lease has ended, so it is back in the queue
                     parked.release(handle)
         return sum(settled.values())
 
     def close(self) -> None:
-        """The checker's thread, the log, the queue."""
+        """Close the checker's thread, the log and the queue."""
         self.checker.close()
         self.log.close()
         self.inner.close()
@@ -177,7 +177,7 @@ class TransactionQueue(Wrapping):
     def _settle_parked(
         self, message: Received, decide: Callable[[Prepared], Verdict | bool], now: float | None
     ) -> bool:
-        """Whether its verdict is known and carried out."""
+        """Returns whether the verdict is known and carried out."""
         entry = decode(message.body)
         verdict = Verdict.UNKNOWN if entry is None else verdict_of(decide(entry.shown()))
         if entry is None or verdict is Verdict.UNKNOWN:
@@ -185,7 +185,7 @@ class TransactionQueue(Wrapping):
         return self.checker.decide(entry, verdict, self._clock.wall() if now is None else now)
 
     def _prepare(self, message: Message) -> tuple[Entry, str]:
-        """Steps 1 and 2; the log entry and its handle."""
+        """Steps 1 and 2. Returns the log entry and its handle."""
         text_bytes(message.body)
         transaction, now = secrets.token_hex(16), self._clock.wall()
         if self.form is Form.HIDDEN and (message.delay or message.ttl is not None):
@@ -210,7 +210,7 @@ class TransactionQueue(Wrapping):
             raise
 
     def _forget(self, entry: Entry) -> None:
-        """The log was not written: the half message is of no use, and ends unseen if it stays."""
+        """The log was not written, so the half message is useless: delete it; if it stays, it ends unseen."""
         try:
             self._settler.roll_back(entry)
         except VeilError as error:
@@ -221,13 +221,13 @@ class TransactionQueue(Wrapping):
         try:
             verdict = verdict_of(do_transaction(entry.shown()))
         except Exception:
-            # It may have got as far as its own commit: only whoever is asked knows.
+            # The operation may have reached its own commit: only the application's check knows.
             self._settle(entry, handle, self.checker.ask(entry))
             raise
         return self._settle(entry, handle, verdict)
 
     def _settle(self, entry: Entry, handle: str, verdict: Verdict) -> Outcome:
-        """Steps 4 and 5. What fails here is left to the checker."""
+        """Steps 4 and 5. A failure here is left to the checker."""
         if verdict is Verdict.UNKNOWN:
             return Outcome.PENDING
         try:
@@ -244,7 +244,7 @@ class TransactionQueue(Wrapping):
         return outcome
 
     def _commit(self, entry: Entry) -> Outcome:
-        """Raises VeilError if the last try failed."""
+        """Commit, with retries. Raises VeilError if the last try failed."""
         perhaps_earlier = False
         for left in range(COMMIT_TRIES - 1, -1, -1):
             try:

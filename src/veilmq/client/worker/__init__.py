@@ -1,7 +1,8 @@
-"""The worker: handlers on messages, in threads, processes or coroutines; checkpoints and an idempotency guard.
+"""The worker: runs handlers on messages, in threads, processes or coroutines; with checkpoints and an idempotency
+guard.
 
-Strategy: intake (intake.py) brings messages into hand (hand.py) and into a line (ready.py); runners take them from
-there through a flow (flow.py) that settles them (settling.py). Source: docs/patterns/worker.md and
+Strategy: intake.py receives messages, each becomes a `Hand` (hand.py) and waits in line (ready.py); runners take them
+from there through a flow (flow.py) that settles them (settling.py). Source: docs/patterns/worker.md and
 docs/patterns/checkpoint.md.
 """
 

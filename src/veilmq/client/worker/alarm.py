@@ -1,7 +1,7 @@
-"""A timer: calls that are due at an instant.
+"""A timer: makes calls at given instants.
 
-Strategy: one heap, one thread that starts with the first call. Calls must be short. What is cancelled lets go of its
-call at once; its empty entry stays in the heap until its instant comes, or until most of the heap is such entries.
+Strategy: one heap and one thread, which starts with the first call. Calls must be short. A cancelled entry drops its
+call at once; the empty entry stays in the heap until its instant comes or most of the heap is empty entries.
 """
 
 import heapq
@@ -14,35 +14,35 @@ from typing import Final
 from veilmq.client.clock import Clock, sleeping_by
 
 _CANCELLED_MIN: Final = 64
-"""So few empty entries cost less than to sort them out."""
+"""With fewer empty entries than this, cleaning the heap costs more than keeping them."""
 
 log = logging.getLogger("veilmq.worker")
 
 
 class Entry:
-    """A call that is to come."""
+    """A planned call."""
 
     __slots__ = ("_alarm", "call")
 
     def __init__(self, alarm: "Alarm", call: Callable[[], object]) -> None:
         self._alarm = alarm
         self.call: Callable[[], object] | None = call
-        """None once it was made or cancelled."""
+        """None after it was made or cancelled."""
 
     def cancel(self) -> None:
-        """It is not wanted any more. After it was made, and a second time, nothing happens."""
+        """Cancel the call. Idempotent, and harmless after the call was made."""
         self._alarm.cancel(self)
 
 
 class Alarm:
-    """Runs calls at instants of the monotonic clock. Any thread."""
+    """Makes calls at instants of the monotonic clock. Thread-safe."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
         self._heap: list[tuple[float, int, Entry]] = []
         self._cancelled = 0
-        """Entries in the heap that nobody wants."""
+        """Cancelled entries in the heap."""
         self._numbers = count()
         self._changed = sleeping_by(clock, threading.Condition())
         self._started = False
@@ -74,7 +74,7 @@ class Alarm:
                 self._cancelled = 0
 
     def close(self) -> None:
-        """Forget all calls."""
+        """Drop all calls."""
         with self._changed:
             self._closed = True
             self._heap.clear()
@@ -99,4 +99,4 @@ class Alarm:
                 call()
             except Exception:
                 log.exception("a timer's call failed")
-            del call, entry  # nothing is held by a thread that waits
+            del call, entry  # so that the waiting thread keeps nothing alive

@@ -1,11 +1,13 @@
-"""Where the progress of a message is kept between two receives.
+"""Where a message's progress is kept between two receives.
 
-Strategy: where an extension can replace the body (Azure's Update Message, our own queues), the body itself carries it,
-in an envelope of JSON: `{"veilmq": "checkpoint/1", "body": <the original body>, "state": <JSON>}`. Elsewhere a side
-record does, in anything with the three methods of `Checkpoints`. Records are fenced: a message in hand writes under a
-number above all that were there when it began, and at least its receive count, so that a worker that lost its lease
-never overwrites its successor. An envelope counts only on a queue whose bodies can be replaced; its sender could have
-written one too, and then decides where its own message starts.
+Strategy: if an extension can replace the body (Azure's Update Message, our own queues), the body carries the progress
+in a JSON envelope: `{"veilmq": "checkpoint/1", "body": <the original body>, "state": <JSON>}`. Elsewhere a side record
+does, in any object with the three methods of `Checkpoints`. Side records are fenced: each receive writes under a number
+above all that were stored when it began, and at least its receive count. So a worker that lost its lease never
+overwrites its successor's progress.
+
+Before changing it: envelopes count only on queues whose bodies can be replaced. The sender can write an envelope too,
+and then chooses where its own message starts.
 
 Source: document 003, 3b ("resumed from where it is left off") and "Update Message".
 """
@@ -29,7 +31,7 @@ _DIGITS: Final = 12
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A body with progress. Its members are in this order, and the first one has no space around it."""
+    """A body with progress. The order of its members is fixed, and there is no space around the first one."""
 
     veilmq: str
     body: str
@@ -40,16 +42,16 @@ class Saved(msgspec.Struct, frozen=True):
     """A side record."""
 
     fence: int
-    """Number of the message in hand that wrote it."""
+    """Number of the receive that wrote it."""
     state: Any
-    """What JSON can say."""
+    """Any JSON value."""
 
 
 class Checkpoints(Protocol):
-    """Side records by key (queue and message id). Any thread, any process.
+    """Side records by key (queue and message id). Safe for any thread and process.
 
-    Implementations raise what their storage raises: a load that fails counts as a failed handler, so the message is
-    retried; a save that fails reaches the handler.
+    Implementations raise their storage's errors: a failed load counts as a failed handler, so the message is retried; a
+    failed save is raised in the handler.
     """
 
     def load(self, key: str) -> Saved | None:
@@ -57,16 +59,16 @@ class Checkpoints(Protocol):
         ...
 
     def save(self, key: str, saved: Saved) -> None:
-        """Durable when this returns. Raises LeaseTaken if a record with a higher fence is there."""
+        """Save durably. Raises LeaseTaken if there is a record with a higher fence."""
         ...
 
     def drop(self, key: str) -> None:
-        """Forget all records of the key; none is well too."""
+        """Delete all records of the key, if there are any."""
         ...
 
 
 def encode_state(state: Any) -> bytes:
-    """Raises ParameterInvalid for what JSON cannot say."""
+    """The state as JSON. Raises ParameterInvalid if JSON cannot represent it."""
     try:
         return msgspec.json.encode(state)
     except (TypeError, ValueError, RecursionError) as error:
@@ -75,23 +77,24 @@ def encode_state(state: Any) -> bytes:
 
 
 def wrap(body: str, state: Any) -> str:
-    """The body that carries the state. Raises ParameterInvalid for what JSON cannot say."""
+    """The body that carries the state. Raises ParameterInvalid if JSON cannot represent it."""
     return encode_state(Envelope(KIND, body, state)).decode()
 
 
 def unwrap(body: str) -> tuple[str, Any]:
-    """The original body and the state (None where it is no envelope)."""
+    """The original body and the state (None if the body is no envelope)."""
     if not body.startswith(_START):
         return body, None
     try:
         envelope = msgspec.json.decode(body, type=Envelope)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return body, None  # a sender's own JSON that begins alike, however deep
+        return body, None  # a sender's own JSON that starts in the same way, at whatever nesting depth
     return envelope.body, envelope.state
 
 
 class FileCheckpoints:
-    """Side records in a directory: a folder a key, a file a fence, each written beside and renamed, with fsync."""
+    """Side records in a directory: a folder for each key, a file for each fence, written by atomic rename with
+    fsync."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -104,7 +107,7 @@ class FileCheckpoints:
             try:
                 return msgspec.json.decode((folder / name).read_bytes(), type=Saved)
             except FileNotFoundError:
-                continue  # the message was just finished
+                continue  # the message was finished in the meantime
         return None
 
     def save(self, key: str, saved: Saved) -> None:
@@ -137,12 +140,12 @@ class FileCheckpoints:
 class ObjectCheckpoints:
     """Side records as objects below a URL that fsspec knows (s3://bucket/prefix, abfs://, file:///directory ...).
 
-    An object a fence, so that no conditional write is needed. All calls raise ObjectStoreFailed. Needs the extra
+    One object for each fence, so no conditional write is needed. All calls raise ObjectStoreFailed. Needs the extra
     `large`.
     """
 
     def __init__(self, store: "ObjectStore | str") -> None:
-        """store: its URL, or one with options of its own. Raises ParameterInvalid, ModuleNotFoundError."""
+        """store: its URL, or an `ObjectStore` with its own options. Raises ParameterInvalid, ModuleNotFoundError."""
         from veilmq.client.objects import ObjectStore
 
         self._store = ObjectStore(store) if isinstance(store, str) else store
@@ -178,7 +181,7 @@ class ObjectCheckpoints:
 
 
 def _hashed(key: str) -> str:
-    """Any key as a name that every storage takes."""
+    """The key as a name that every storage accepts."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -1,10 +1,10 @@
-"""The child process of a worker: runs the handler, and asks its parent for everything else.
+"""A worker's child process: runs the handler, and asks the parent for everything else.
 
-Strategy: the main thread runs the handler, so that it is an ordinary program; a reader thread takes what the parent
-sends: work, cancellations, answers. What the user's code makes goes to the parent as bytes inside a plain frame, so
-that what cannot be read there costs its own message, and the conversation stays in step. When the pipe ends the parent
-is gone, and the child ends at once, in whatever it is. Ctrl-C and SIGTERM are the parent's to handle: a terminal or a
-service manager sends them to the whole group.
+Strategy: the main thread runs the handler, as in an ordinary program. A reader thread receives work, cancellations and
+answers from the parent. Objects of the user's code are sent to the parent as bytes inside a plain frame: if they cannot
+be unpickled there, only their own message fails and the conversation stays in step. When the pipe ends, the parent is
+gone, and the child exits at once, whatever it is doing. Only the parent handles Ctrl-C and SIGTERM, because a terminal
+or a service manager sends them to the whole process group.
 """
 
 import importlib
@@ -29,14 +29,14 @@ from veilmq.client.worker.job import Cancellation, Cause, Job, Result, Verdict, 
 from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fields
 
 GONE = 70
-"""Exit code of a child whose parent went away, or says what cannot be read here."""
+"""Exit code of a child whose parent is gone or sent something that cannot be read here."""
 
 PARENTS_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""What ends a worker: its children end when it tells them to."""
+"""Signals that stop a worker. Its children ignore them and end when the parent tells them to."""
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A message, as it goes to a child."""
+    """A message as it is sent to a child."""
 
     message: Received
     state: Any
@@ -56,7 +56,7 @@ def reference(handler: Callable[..., Any]) -> str:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The handler of that `module:name`; of a decorated one, the function itself. Raises ParameterInvalid."""
+    """The handler with that `module:name`; if it is decorated, the function itself. Raises ParameterInvalid."""
     module, _, path = name.partition(":")
     if module.startswith(".") or "/" in module:
         reason = f"{name!r} names a file or a relative module: name it as `import` does, such as jobs:handle"
@@ -75,19 +75,19 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def packed(content: Any) -> bytes:
-    """As it goes through the pipe. Raises whatever the user's objects raise when they are pickled."""
+    """Pickled for the pipe. Raises whatever the user's objects raise during pickling."""
     return bytes(ForkingPickler.dumps(content))
 
 
 def carried(error: Exception) -> Any:
-    """An error as it goes through the pipe: VeilErrors as class and fields, others as text."""
+    """An error in the form that goes through the pipe: VeilErrors as class and fields, others as text."""
     if isinstance(error, VeilError):
         return type(error), as_fields(error)
     return RuntimeError, f"{type(error).__name__}: {error}"
 
 
 def raise_carried(error: Any) -> None:
-    """Raise what `carried` took apart."""
+    """Raise the error that `carried` took apart."""
     if error is None:
         return
     kind, content = error
@@ -95,7 +95,7 @@ def raise_carried(error: Any) -> None:
 
 
 class _Calls:
-    """A job's calls, through the pipe."""
+    """A job's calls, made through the pipe."""
 
     def __init__(self, child: "_Child", unit: int, index: int, attempt: int) -> None:
         self._child = child
@@ -104,7 +104,7 @@ class _Calls:
         self._attempt = attempt
 
     def checkpoint(self, state: Any, lease: float | None) -> None:
-        # As JSON, which it must be anyway: the parent need not know the classes of the handler's objects.
+        # As JSON, which it must be anyway, so that the parent does not need the classes of the handler's objects.
         self._ask("checkpoint", encode_state(state), lease)
 
     def extend(self, seconds: float) -> None:
@@ -122,12 +122,12 @@ class _Child:
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._tokens: list[Cancellation] = []
         self._unit = 0
-        """Number of the call that the handler is in; 0: none."""
+        """Number of the handler call in progress; 0: none."""
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
     def serve(self, handler: Callable[[Any], Any], batch: bool) -> None:
-        """Until the parent goes away."""
+        """Run handler calls until the parent is gone."""
         threading.Thread(target=self._read, name="veilmq child", daemon=True).start()
         self.send("ready")
         while True:
@@ -149,9 +149,10 @@ class _Child:
             self.send("results", _results(results))
 
     def ask(self, unit: int, question: tuple[Any, ...]) -> bool:
-        """One question at a time; raises what the parent's call raised.
+        """Ask the parent one question at a time; raises what the parent's call raised.
 
-        False: the call is over, and a thread outlived it. The parent would take the question for the next message's.
+        False: the handler's call is over, but a thread of it still runs. The parent would take the question for the
+        next message's.
         """
         content = packed(question)
         with self._asking:
@@ -182,10 +183,10 @@ class _Child:
                     self._answers.put(content[0])
         except (EOFError, OSError):
             pass  # the parent is gone
-        except Exception:  # noqa: BLE001 a class that cannot be had here may fail in any way
+        except Exception:  # noqa: BLE001 a class that cannot be imported here may fail in any way
             traceback.print_exc()
         finally:
-            # Whoever waits for what cannot be read would wait for ever.
+            # A thread that waits for an unreadable answer would wait for ever.
             os._exit(GONE)
 
 

@@ -1,9 +1,9 @@
-"""The way of messages through a handler, but for the call itself.
+"""A message's way through the worker, except for the handler's call itself.
 
-Strategy: `prepare` sorts out what must not be worked (lost, over, poisoned, done before), `finish` settles what was. In
-a FIFO group the first message that stays in the queue blocks the rest: it goes back in order, unworked. Threads,
-child processes and coroutines differ only in what they do in between. `work` is the edge: whatever breaks inside costs
-that message one receive, as a failed handler does, and never a runner.
+Strategy: `prepare` takes out the messages that must not be worked (lost, expired, poisoned, done before); `finish`
+settles the others. In a FIFO group the first message that stays in the queue blocks the rest, which is given back in
+order, unworked. Threads, child processes and coroutines differ only in how they call the handler in between. `work` is
+the edge: any error inside costs its message one receive, like a failed handler, and never ends a runner.
 """
 
 import logging
@@ -25,16 +25,16 @@ from veilmq.client.worker.settling import Settling
 from veilmq.model.errors import LeaseTaken
 
 _SETTLERS: Final = 16
-"""Threads that settle the messages of batches, so that a batch costs about one round trip."""
+"""Threads that settle a batch's messages, so that a batch takes about one round trip."""
 
 log = logging.getLogger("veilmq.worker")
 
 Call = Callable[[Sequence[Hand]], list[Result]]
-"""Runs the handler; one result a message."""
+"""Runs the handler; returns one result for each message."""
 
 
 class Flow:
-    """One run's. Any thread."""
+    """The flow of one run. Thread-safe."""
 
     def __init__(
         self, parameters: Parameters, ready: Ready[Hand], settling: Settling, counts: Counts, spans: Spans, clock: Clock
@@ -55,14 +55,14 @@ class Flow:
             self._pool = DaemonPool(_SETTLERS, "veilmq worker settler")
 
     def take(self) -> list[Hand]:
-        """The next messages for one call of the handler; empty when the worker stops."""
+        """The messages for the next call of the handler; empty when the worker stops."""
         hands = self.ready.take(self.parameters.batch or 1)
         with self._lock:
             self._running.update(hands)
         return hands
 
     def done(self, hands: Sequence[Hand]) -> None:
-        """They are through."""
+        """Report these messages as finished."""
         with self._lock:
             self._running.difference_update(hands)
         for hand in hands:
@@ -71,7 +71,7 @@ class Flow:
         self._counts.in_hand(lambda: self.ready.in_hand)
 
     def work(self, hands: Sequence[Hand], call: Call) -> None:
-        """From taken to done, in this thread."""
+        """Prepare the messages, call the handler, settle them and report them finished, all in this thread."""
         try:
             if todo := self.prepare(hands):
                 start = self.clock.monotonic()
@@ -86,7 +86,7 @@ class Flow:
             self.done(hands)
 
     def prepare(self, hands: Sequence[Hand]) -> list[Hand]:
-        """Those to be worked; the others are settled."""
+        """Settle the messages that must not be worked; return the others."""
         todo: list[Hand] = []
         blocked: set[str] = set()
         for at, hand in enumerate(hands):
@@ -104,13 +104,14 @@ class Flow:
                 todo.append(hand)
                 self._watch(hand)
             elif not out and hand.lane is not None:
-                # Those of its group before it are worked still: what comes after it in the queue must wait.
+                # Earlier messages of its group are still to be worked, so the later ones in the queue must wait.
                 blocked.add(hand.lane)
                 self._send_back(hand.lane, more)
         return todo
 
     def prepare_at_once(self, hands: Sequence[Hand]) -> bool:
-        """Do what `prepare` does if all are to be worked and nothing of it blocks; else False, and nothing is done."""
+        """Do the work of `prepare`, if every message is to be worked and no blocking call is needed; else do nothing
+        and return False."""
         if self.parameters.guard is not None or self.parameters.checkpoints is not None:
             return False
         now = self.clock.monotonic()
@@ -122,7 +123,7 @@ class Flow:
         return True
 
     def finish(self, hands: Sequence[Hand], results: Sequence[Result], seconds: float) -> None:
-        """Settle what was worked: a group's messages in order, all others at the same time."""
+        """Settle the worked messages: those of a group in order, all others at the same time."""
         chains: dict[object, list[tuple[Hand, Result]]] = {}
         for hand, result in zip(hands, results, strict=True):
             chains.setdefault(hand.lane or hand, []).append((hand, result))
@@ -130,7 +131,7 @@ class Flow:
             for chain in chains.values():
                 self._finish_chain(chain, seconds)
         else:
-            # A list, so that what one raises is raised here.
+            # list() raises what any of them raised.
             list(self._pool.map(lambda chain: self._finish_chain(chain, seconds), chains.values()))
 
     def _finish_chain(self, chain: Sequence[tuple[Hand, Result]], seconds: float) -> None:
@@ -147,23 +148,24 @@ class Flow:
             self._send_back(lane, more)
 
     def close(self) -> None:
-        """Nothing more is taken, watched or settled."""
+        """Stop taking, watching and settling."""
         self.alarm.close()
         if self._pool is not None:
             self._pool.shutdown()
 
     def rescue(self, hands: Sequence[Hand], error: BaseException) -> None:
-        """Whatever of these is not settled has failed: given back at once it would come at once, and so on for ever."""
+        """Fail all of these that are not settled. A release without delay would bring them back at once, over and
+        over."""
         left = [hand for hand in hands if not hand.settled]
         self.finish(left, [of_error(error)] * len(left), 0.0)
 
     def tell_running(self, cause: Cause) -> None:
-        """Set the token of every message in a handler."""
+        """Set the token of every message whose handler runs."""
         for hand in self._snapshot():
             hand.cancelled.set(cause)
 
     def abandon_running(self) -> int:
-        """Give back what handlers still work on: they come too late. How many."""
+        """Give back the messages whose handlers still run: their results come too late. Returns how many."""
         with self._lock:
             left, self._running = self._running, set()
         for hand in sorted(left, key=lambda hand: hand.key):
@@ -176,15 +178,15 @@ class Flow:
             return list(self._running)
 
     def _ours(self, hand: Hand) -> bool:
-        """False once `abandon_running` has given it back."""
+        """False if `abandon_running` has given it back."""
         with self._lock:
             return hand in self._running
 
     def _lead(self, hand: Hand, others: Sequence[Hand]) -> None:
-        """What follows in the group, among `others` and among those that wait, is given back before the hand is.
+        """Before this message is given back, give back the later ones of its group, both in `others` and in line.
 
-        A message that is given back can be received at once, though later ones of its group are in flight. Whoever
-        received it then, this worker included, would have it while we hold what follows.
+        A released message can be received at once, even while later ones of its group are in flight. So another
+        receiver, or this worker, could have it while we hold what follows.
         """
         if hand.lane is not None:
             rest = [each for each in others if each.lane == hand.lane]
@@ -197,16 +199,16 @@ class Flow:
         self._send_back(lane, True)
 
     def _send_back(self, lane: str, more: bool) -> None:
-        """Give back what waits of a group.
+        """Give back the waiting messages of a group.
 
-        more: whether any waited before the last message was settled, and still do. If not, those that wait now were
-        received after it, and may be worked.
+        more: whether some waited before the last message was settled and still do. If not, those that wait now were
+        received after it and may be worked.
         """
         for hand in self.ready.withdraw(lane) if more else ():
             self._settling.release(hand)
 
     def _sort_out(self, hand: Hand) -> bool | None:
-        """None: work it. Else it was settled; True: it is out of its group's way."""
+        """None: work it. Else it was settled; True: it no longer blocks its group."""
         if hand.lost or hand.lease.remaining() <= 0:
             self._settling.end(hand, "lost" if hand.lost else "expired")
             return False
@@ -214,7 +216,8 @@ class Flow:
             self._settling.release(hand, outcome="expired")
             return False
         try:
-            # The guard first: what it knows to be done, or in other hands, is no poison however often it was received.
+            # Ask the guard first: a message that is done or being worked elsewhere is not poison, however often it
+            # came.
             if self.parameters.guard is not None and (out := self._begin(hand, self.parameters.guard)) is not None:
                 return out
             if self._settling.poisoned(hand):
@@ -227,7 +230,7 @@ class Flow:
         return None
 
     def _begin(self, hand: Hand, guard: Guard) -> bool | None:
-        """As `_sort_out`; None: it has the claim."""
+        """Like `_sort_out`; None: the message has the claim."""
         key = hand.key if self.parameters.guard_key is None else self.parameters.guard_key(hand.message)
         held_until = hand.held_until
         wall = self.clock.wall()
@@ -245,7 +248,7 @@ class Flow:
         return None
 
     def _keep_claim(self, hand: Hand, guard: Prolonging) -> None:
-        """The claim ends with the lease, or later."""
+        """Extend the claim so that it ends no earlier than the lease."""
         claim, until = hand.held_claim, hand.held_until
         if claim is None or until <= claim.until:
             return
@@ -258,7 +261,7 @@ class Flow:
         claim.until = until
 
     def _watch(self, hand: Hand) -> None:
-        """Tell the handler before its time is over, where nobody else does."""
+        """Notify the handler before its time is over, unless the keeper does."""
         if self._plain or self._stop_before:
             self._arm(hand, hand.deadline)
 
@@ -284,5 +287,5 @@ class Flow:
 
 
 def failed(error: str, count: int) -> list[Result]:
-    """The same failure for each of `count` messages."""
+    """`count` equal failures, one for each message."""
     return [Result(Verdict.FAILED, error=error)] * count

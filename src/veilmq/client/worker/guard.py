@@ -1,21 +1,20 @@
-"""The idempotency guard: what was done once is not done again.
+"""The idempotency guard: work that is done is not done again.
 
-Strategy: a record a key says "in progress" or "done, with this result". `judge` alone decides, as a pure function over
-the record that is there; a guard stores it and makes reading and writing one step. A record in progress is taken over
-by a later delivery of the same message (the queue has fenced the earlier one off), by anybody once its `until` is over,
-and by nobody else: the other waits. Each takeover raises the fence, and only the holder of the newest fence may finish.
-A handler that extends its lease moves `until` along, where the guard is a `Prolonging` one.
+Strategy: a record for each key says "in progress" or "done, with this result". `judge`, a pure function over the stored
+record, makes every decision; a guard stores the result and makes read and write one atomic step. A record in progress
+can be taken over by a later delivery of the same message (the queue has fenced off the earlier one), and by anybody
+after its `until`; everybody else waits. Each takeover raises the fence, and only the holder of the newest fence may
+finish. If the guard is `Prolonging`, a handler that extends its lease extends `until` too.
+
+In a directory: one file for each key, replaced by rename with fsync. An flock on one of 256 lock files makes read and
+write atomic. Meant for the processes of one machine: on network file systems flock may not be reliable.
+
+In a table: one row for each key. Every change is one statement that names the fence it expects, so it is correct at any
+isolation level; it is retried after a conflict. Claims end by the database's clock, so the machines' clocks need not
+agree. If the table is in the database that the handler writes to, both survive the same crashes. Each thread has its
+own connection, which is closed with the thread or the guard; a forked child neither uses nor closes its parent's.
 
 Source: document 003, 3 ("idempotent and resume-able").
-
-In a directory: a file a key, written beside and renamed with fsync; an flock on one of 256 lock files makes reading and
-writing one step. For the processes of one machine: on network file systems flock is what they make of it.
-
-In a table: one row a key; every change is a single statement that names the fence it expects, so that it is right at
-any isolation level, and is tried again after it met another's. Claims end by the database's clock: machines whose own
-differ agree. Put the table into the database that the handler itself writes, and both survive the same crashes. Each
-thread has a connection of its own, which ends with the thread or with the guard; a forked child neither uses nor closes
-those of its parent.
 """
 
 import fcntl
@@ -50,7 +49,7 @@ from veilmq.store.files import durable_write, make_directory
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Who wants to do the work of a key."""
+    """Who wants to do the work of a key, and until when."""
 
     owner: str
     """Queue and message id."""
@@ -59,11 +58,11 @@ class Claim(msgspec.Struct, frozen=True):
     now: float
     """Unix seconds."""
     until: float
-    """Unix seconds: from then on the owner cannot hold its message any more."""
+    """Unix seconds: from then on the owner cannot hold its message."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is known of a key."""
+    """What is stored for a key."""
 
     fence: int
     owner: str
@@ -71,33 +70,33 @@ class Record(msgspec.Struct, frozen=True):
     until: float
     done: bool = False
     result: Any = None
-    """What JSON can say."""
+    """Any JSON value."""
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """Do the work; then `finish` or `abandon` with this fence."""
+    """The claim was granted: do the work, then call `finish` or `abandon` with this fence."""
 
     fence: int
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Somebody has done it."""
+    """The work is done already."""
 
     result: Any
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """Somebody else is at it."""
+    """Somebody else is doing the work."""
 
     until: float
-    """Unix seconds: by then it is done, or may be taken over."""
+    """Unix seconds: by then the work is done or may be taken over."""
 
 
 Answer = Begun | Done | Busy
 
 
 class Superseded(Exception):
-    """A newer claim took the key over: this result was not stored."""
+    """A newer claim took over the key: this result was not stored."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key} was taken over by a newer delivery")
@@ -105,32 +104,32 @@ class Superseded(Exception):
 
 
 class Guard(Protocol):
-    """Records by key. Any thread, any process. Implementations raise what their storage raises."""
+    """Records by key. Safe for any thread and process. Implementations raise their storage's errors."""
 
     def begin(self, key: str, claim: Claim) -> Answer:
-        """Claim the key, in one step with the look whether that is possible."""
+        """Claim the key. The check and the claim are one atomic step."""
         ...
 
     def finish(self, key: str, fence: int, result: Any) -> None:
-        """Durable when this returns. Raises Superseded, and TypeError for a result that JSON cannot say."""
+        """Store the result durably. Raises Superseded, and TypeError if JSON cannot represent the result."""
         ...
 
     def abandon(self, key: str, fence: int) -> None:
-        """The work was not done, and the next delivery may begin; nothing happens if the fence is not the newest."""
+        """The work was not done: the next delivery may begin. Does nothing if the fence is not the newest."""
         ...
 
 
 @runtime_checkable
 class Prolonging(Protocol):
-    """What a guard may do besides. Without it a claim ends where the lease would have ended when its work began."""
+    """An optional ability of a guard. Without it a claim ends when the lease ended at the start of the work."""
 
     def prolong(self, key: str, fence: int, now: float, until: float) -> None:
-        """The owner holds its message until `until` at least; both as in `Claim`. Raises Superseded."""
+        """The owner holds its message at least until `until`; both times as in `Claim`. Raises Superseded."""
         ...
 
 
 def judge(record: Record | None, claim: Claim) -> Record | Done | Busy:
-    """What a claim comes to: the record to write, or why there is none to write."""
+    """The answer to a claim: the record to write, or why the claim is refused."""
     if record is None:
         return Record(fence=1, owner=claim.owner, attempt=claim.attempt, until=claim.until)
     if record.done:
@@ -142,33 +141,33 @@ def judge(record: Record | None, claim: Claim) -> Record | Done | Busy:
 
 
 def _is_held(record: Record | None, fence: int) -> TypeGuard[Record]:
-    """Whether the work is in progress under that fence."""
+    """Whether the work is in progress under this fence."""
     return record is not None and record.fence == fence and not record.done
 
 
 def finished(record: Record | None, key: str, fence: int, result: Any) -> Record:
-    """The record of the finished work. Raises Superseded."""
+    """The record of finished work. Raises Superseded."""
     if not _is_held(record, fence):
         raise Superseded(key)
     return msgspec.structs.replace(record, done=True, result=result)
 
 
 def prolonged(record: Record | None, key: str, fence: int, until: float) -> Record | None:
-    """The record of a claim that lasts until `until`; None: nothing to write. Raises Superseded."""
+    """The record of a claim that lasts until `until`; None: there is nothing to write. Raises Superseded."""
     if not _is_held(record, fence):
         raise Superseded(key)
     return msgspec.structs.replace(record, until=until) if until > record.until else None
 
 
 def abandoned(record: Record | None, fence: int) -> Record | None:
-    """The record of a key that the next delivery may begin at once; None: nothing to write."""
+    """The record of a key that the next delivery may begin at once; None: there is nothing to write."""
     if not _is_held(record, fence):
         return None
     return msgspec.structs.replace(record, owner="", until=0.0)
 
 
 class DirectoryGuard:
-    """See `Guard`. All calls raise OSError. Done records stay until `sweep`."""
+    """A guard in a directory. All calls raise OSError. Done records stay until `sweep`."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -207,7 +206,8 @@ class DirectoryGuard:
                 durable_write(path, msgspec.json.encode(record))
 
     def sweep(self, before: float) -> int:
-        """Forget records last written before `before` (Unix seconds) that are done or overdue; how many."""
+        """Delete records that are done or overdue and were last written before `before` (Unix seconds). Returns how
+        many."""
         swept = 0
         for folder in self.directory.iterdir():
             for path in folder.glob("[0-9a-f]*"):
@@ -235,13 +235,13 @@ def _read(path: Path) -> Record | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone with this file, among all threads and processes of the machine."""
+    """Hold an exclusive lock on this file, among all threads and processes of the machine."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
-        # To close it is not enough: a child that was forked meanwhile has it open, too.
+        # Closing it does not unlock it: a child forked in the meantime has it open too.
         fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
@@ -251,16 +251,16 @@ _NAME_CHARACTERS_MAX: Final = 255
 
 
 class _Held(OfProcess):
-    """A connection, as long as its thread or its guard lives."""
+    """A connection that lives as long as its thread or its guard."""
 
     def __init__(self, connection: Any) -> None:
         self._pid = self._this()
         self.connection = connection
-        driver_error(connection, "Error")  # what is no connection at all is refused before it is asked the time
+        driver_error(connection, "Error")  # refuse what is no connection before asking it for the time
         self.clock = clock_of(connection)
 
     def close(self) -> None:
-        """A driver may bind a connection to its thread, and refuse."""
+        """Close it. A driver may bind a connection to its thread and refuse."""
         end(self.connection)
 
     def __del__(self) -> None:
@@ -271,11 +271,12 @@ class _Held(OfProcess):
 
 
 class TableGuard(Closing, Anew):
-    """See `Guard`. All calls raise the driver's errors, and Overloaded when too many want one key at the same time.
+    """A guard in a table. All calls raise the driver's errors, and Overloaded if too many want one key at the same
+    time.
 
-    connect: makes a new connection; one a thread is kept, and made again when it was lost. table: is created if it is
-    missing. paramstyle: the driver's, if it does not tell. Raises ParameterInvalid, the driver's errors. Close
-    it after its workers: from then on all calls raise ParameterInvalid.
+    connect: makes a new connection; each thread keeps one and reconnects when it is lost. table: created if missing.
+    paramstyle: the driver's, if the driver does not name it. Raises ParameterInvalid, the driver's errors. Close it
+    after its workers: after that all calls raise ParameterInvalid.
     """
 
     def __init__(self, connect: Connect, table: str = "veilmq_guard", paramstyle: str | None = None) -> None:
@@ -292,7 +293,7 @@ class TableGuard(Closing, Anew):
                 f" fence BIGINT NOT NULL, record {TEXT} NOT NULL) {EXACT}"
             )
         except self._error:
-            # Without the right to create, or together with another (PostgreSQL): what counts is that it is there.
+            # No right to create tables, or another process creates it now (PostgreSQL): it only matters that it exists.
             self._read("")
 
     def begin(self, key: str, claim: Claim) -> Answer:
@@ -329,8 +330,8 @@ class TableGuard(Closing, Anew):
             self._write(key, record, after)
 
     def close(self) -> None:
-        """Close the connections of all threads. Where the driver binds one to its thread (sqlite3, unless
-        check_same_thread=False), that one ends with the thread. Twice is once."""
+        """Close the connections of all threads. If the driver binds a connection to its thread (sqlite3, unless
+        check_same_thread=False), that one is closed when the thread ends. Idempotent."""
         self._here()
         with self._lock:
             self._closed = True
@@ -343,16 +344,16 @@ class TableGuard(Closing, Anew):
         return _record(rows[0][0]) if rows else None
 
     def _look(self, key: str, now: float) -> tuple[Record | None, float]:
-        """What is there, and how many seconds the database's clock is ahead of `now`."""
+        """The stored record, and how many seconds the database's clock is ahead of `now`."""
         clock = self._held().clock
         if clock is None:
             return self._read(key), 0.0
         ((text, there),) = self._run(f"SELECT (SELECT record FROM {self._table} WHERE name = ?), {clock}", _name(key))
-        # No database's clock is finer than it need be here: a millisecond.
+        # Rounded to milliseconds: no more is needed.
         return None if text is None else _record(text), round(float(there) - now, 3)
 
     def _write(self, key: str, before: Record | None, after: Record) -> bool:
-        """False if the row is no longer `before`."""
+        """Write the record. False if the row is no longer `before`."""
         text = msgspec.json.encode(after).decode()
         try:
             if before is None:
@@ -364,15 +365,15 @@ class TableGuard(Closing, Anew):
             changed: int = self._run(statement, after.fence, text, _name(key), before.fence, old)
             return changed == 1
         except self._error:
-            # An IntegrityError (where the driver keeps to PEP 249), a deadlock, or what a strict isolation level
-            # forbids: what counts is whether somebody else was there.
+            # An IntegrityError (if the driver follows PEP 249), a deadlock, or a serialization failure: what matters is
+            # whether another process changed the row.
             if self._read(key) == before:
                 raise
             return False
 
     def _run(self, statement: str, *values: Any) -> Any:
-        """Rows of a SELECT; the number of changed rows of anything else, committed. Once more if the connection was
-        lost: a change names what was there before it, and is not made twice."""
+        """Rows of a SELECT; for other statements the number of changed rows, committed. Retried once if the connection
+        was lost: a change names the row that it expects, so it is not made twice."""
         for again in (True, False):
             connection = self._held().connection
             try:
@@ -382,7 +383,7 @@ class TableGuard(Closing, Anew):
                 cursor.close()
                 return found
             except BaseException as error:
-                # A connection that failed may be broken: the next call opens another.
+                # The failed connection may be broken: the next call opens a new one.
                 again = again and isinstance(error, Exception) and lost(connection)
                 self._local.held.close()
                 self._local.held = None
@@ -411,8 +412,8 @@ class TableGuard(Closing, Anew):
 
 
 def _name(key: str) -> str:
-    """A key as every database takes it, whole and apart from all others: MySQL compares names without the spaces at
-    their end, PostgreSQL takes no NUL, and the column has a width."""
+    """The key as a name that every database stores whole and distinct: MySQL ignores spaces at the end of names,
+    PostgreSQL takes no NUL, and the column has a width."""
     if len(key) <= _NAME_CHARACTERS_MAX and not key.endswith(" ") and "\0" not in key:
         return key
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()

@@ -1,11 +1,11 @@
-"""A message in the worker's hand, from its receive until it is settled.
+"""A message in hand: from its receive until it is settled.
 
-Strategy: one record joins the message (its body unwrapped), its lease, the handler's token and where its progress is
-kept; jobs, in whatever thread or process, call it. A checkpoint asks the queue first: if the lease is gone nothing is
+Strategy: one record joins the message (its body unwrapped), its lease, the handler's token and the place of its
+progress; jobs in any thread or process call it. A checkpoint extends the lease first: if the lease is gone, nothing is
 saved.
 
-Leases: the same calls as the keeper's `Lease` (`Held` names the ones that a worker needs), so that everything above is
-the same with and without a keeper. Calls on one message go one after another, each with the newest handle.
+Leases: `Held` names the calls of the keeper's `Lease` that a worker needs, so the code above is the same with and
+without a keeper. Calls on one message run one after another, each with the newest handle.
 """
 
 import logging
@@ -28,10 +28,10 @@ from veilmq.model.reports import Failure
 
 
 class Held(Protocol):
-    """A message's lease. The calls raise as those of `Queue`."""
+    """A message's lease. The calls raise like those of `Queue`."""
 
     deadline: float
-    """When it ends, by what is known here, on the monotonic clock."""
+    """When the lease ends, as far as this process knows, on the monotonic clock."""
 
     def remaining(self) -> float: ...
 
@@ -47,7 +47,7 @@ class Held(Protocol):
 
 
 class PlainLease:
-    """A lease as it was received, extended by its handler alone."""
+    """A lease without a keeper: only its handler extends it."""
 
     def __init__(self, queue: Queue, message: Received, clock: Clock) -> None:
         self.message = message
@@ -65,7 +65,7 @@ class PlainLease:
         return self.deadline - self._clock.monotonic()
 
     def extend(self, seconds: float, body: str | None = None) -> None:
-        """The lease ends `seconds` from now. Raises as `Queue.extend`."""
+        """Let the lease end `seconds` from now. Raises like `Queue.extend`."""
         try:
             with self._lock:
                 before = self._clock.monotonic()
@@ -77,14 +77,14 @@ class PlainLease:
             raise
 
     def release(self, delay: float = 0, *, failure: Failure | None = None) -> None:
-        """Give the message back. Raises as `Queue.release`; a second call does nothing."""
+        """Give the message back. Raises like `Queue.release`; a second call does nothing."""
         with self._lock:
             if not self._ended:
                 self._queue.release(self.handle, delay, failure=failure)
                 self._ended = True
 
     def delete(self) -> None:
-        """Done with it. Raises as `Queue.delete`; a second call does nothing."""
+        """Delete the message. Raises like `Queue.delete`; a second call does nothing."""
         with self._lock:
             if self._ended:
                 return
@@ -94,13 +94,13 @@ class PlainLease:
                 if not self._maybe_deleted:
                     raise
             except VeilError as error:
-                # The answer may have been lost on its way: the next try then finds the message gone, and that is well.
+                # The delete may have happened although its answer was lost. The next try then finds the message gone.
                 self._maybe_deleted = self._maybe_deleted or bool(getattr(error, "may_have_happened", False))
                 raise
             self._ended = True
 
     def forget(self) -> None:
-        """It comes back at its end: nobody extends it anyway."""
+        """Nothing to do: nobody extends the lease, so the message comes back when it ends."""
 
     def on_lost(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(lease)` when an extension is refused."""
@@ -111,7 +111,7 @@ log = logging.getLogger("veilmq.worker")
 
 
 class HeldClaim(msgspec.Struct):
-    """What the guard granted."""
+    """The claim that the guard granted."""
 
     key: str
     fence: int
@@ -120,7 +120,7 @@ class HeldClaim(msgspec.Struct):
 
 
 class Hand:
-    """One message. `message` has the original body; `state` its last checkpoint. Any thread."""
+    """One message. `message` has the original body; `state` is its last checkpoint. Thread-safe."""
 
     def __init__(
         self,
@@ -141,25 +141,25 @@ class Hand:
         self.message = message
         self.lease = lease
         self.seconds = seconds
-        """Length of the lease that a checkpoint gives."""
+        """Length of the lease that a checkpoint sets."""
         self.cancelled = Cancellation()
         self.key = f"{queue}/{message.id}"
         self.lane = message.group if capabilities.native_fifo else None
         self.fence = message.receive_count
-        """Number of this hand's side records."""
+        """The number under which side records are written."""
         self.on_extended: Callable[[], object] | None = None
-        """Called after its handler has moved the lease's end."""
+        """Called after the handler has changed the lease's end."""
         self.held_claim: HeldClaim | None = None
-        """On the guard's record, while this hand has it."""
+        """The claim on the guard's record, while this message has it."""
         self.keep_claim: Callable[[], object] | None = None
-        """Called after its handler has moved the lease's end: so must the claim's. Raises LeaseTaken, and what the
-        guard's storage raises."""
+        """Called after the handler has changed the lease's end, to change the claim's too. Raises LeaseTaken, and the
+        errors of the guard's storage."""
         self.before_release: Callable[[], object] | None = None
-        """Gives back what we hold of its group behind it; called before it is given back itself."""
+        """Called before this message is given back: gives back the later messages of its group that we hold."""
         self.timer: Entry | None = None
-        """Tells its handler before its time is over."""
+        """Notifies the handler before its time is over."""
         self.settled = False
-        """It has got its outcome."""
+        """It has its outcome."""
         self._capabilities = capabilities
         self._stop_before = stop_before
         self._checkpoints = checkpoints
@@ -171,23 +171,23 @@ class Hand:
 
     @property
     def held_until(self) -> float:
-        """How long the message can be ours, on the monotonic clock: with a keeper to the end of the longest hold."""
+        """Until when the message can be ours, on the monotonic clock; with a keeper, the end of the longest hold."""
         kept: float | None = getattr(self.lease, "hold_end", None)
         return self.lease.deadline if kept is None else kept
 
     @property
     def lost(self) -> bool:
-        """Its lease is known to be gone."""
+        """Whether its lease is known to be gone."""
         return self.cancelled.cause is Cause.LOST
 
     def disarm(self) -> None:
-        """Its timer is not wanted any more: it would hold the body until a deadline that may be hours away."""
+        """Cancel its timer, which would keep the body alive until a deadline that may be hours away."""
         timer, self.timer, self.on_extended = self.timer, None, None
         if timer is not None:
             timer.cancel()
 
     def load(self) -> None:
-        """Read the side record, if there are any. Raises what the storage raises."""
+        """Read the side record, if there is one. Raises the storage's errors."""
         if self._checkpoints is None:
             return
         saved = self._checkpoints.load(self.key)
@@ -196,12 +196,12 @@ class Hand:
             self.fence = max(self.fence, saved.fence + 1)
 
     def forget(self) -> None:
-        """Drop the side record: the message is done with. Raises what the storage raises."""
+        """Delete the side record: the message is done. Raises the storage's errors."""
         if self._checkpoints is not None:
             self._checkpoints.drop(self.key)
 
     def extend(self, seconds: float) -> None:
-        """The lease ends `seconds` from now. Raises as `Queue.extend`."""
+        """Let the lease end `seconds` from now. Raises like `Queue.extend`."""
         self._extend(seconds)
 
     def checkpoint(self, state: Any, lease: float | None) -> None:
@@ -230,7 +230,7 @@ class Hand:
             self.keep_claim()
 
     def _extend_or_go_on(self, seconds: float) -> None:
-        """A queue that cannot be reached for a moment takes no progress away: the lease runs on."""
+        """Extend the lease; if the queue cannot be reached, go on: the lease still runs, so progress can be saved."""
         try:
             self._extend(seconds)
         except (TransportError, ServiceError) as error:

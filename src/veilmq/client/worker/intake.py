@@ -1,9 +1,9 @@
-"""Receiving: the threads that bring messages into the worker's hand.
+"""The threads that receive messages for the worker.
 
-Strategy: a place is reserved before a message is received, and its lease is registered with the keeper as soon as it
-is here, so that a prefetched message is kept like one in a handler. Errors are reported and backed off, never fatal but
-for those that no time heals; so is an empty answer that comes back early, or a server that refuses to park would be
-stormed. What an open poll brings after the stop goes back at once.
+Strategy: a place is reserved before a message is received, and its lease is registered with the keeper at once, so a
+prefetched message is kept like one whose handler runs. Errors are reported and followed by a backoff; only errors that
+no retry can cure are fatal. An empty answer that comes early is followed by a backoff too: otherwise a server that does
+not park polls would get a request storm. Messages that an open poll brings after the stop are released at once.
 
 Source: document 002, "LongPolling" (the request storm); docs/patterns/receiver.md.
 """
@@ -27,17 +27,17 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, ParameterInvalid, VeilError
 
 FAILED: Final = Backoff(first=0.2, longest=30.0)
-"""After a receive that failed."""
+"""Pause after a failed receive."""
 EARLY: Final = Backoff(first=0.05, longest=5.0)
-"""After an empty answer that came before half of the wait was over."""
+"""Pause after an empty answer that came in less than half of the wait."""
 _AGAIN_SECONDS: Final = 0.2
-"""Between two interruptions of the open polls."""
+"""Pause between two interruptions of the open polls."""
 
 log = logging.getLogger("veilmq.worker")
 
 
 class Intake:
-    """Receives through `poll`, holds through `queue`. `fatal(error)` and `idle()` are told at most once a thread."""
+    """Receives through `poll`, holds through `queue`. Each thread calls `fatal(error)` and `idle()` at most once."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Intake:
 
     @property
     def wait(self) -> float:
-        """Longest wait of a poll, in seconds."""
+        """The longest wait of a poll, in seconds."""
         return self._wait
 
     def start(self) -> None:
@@ -83,15 +83,15 @@ class Intake:
             thread.start()
 
     def stop(self) -> None:
-        """Begin no more receives. The line must be closed too."""
+        """Begin no more receives. The caller must close the line too."""
         self._stop.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the open polls, which are interrupted; whether all have ended."""
+        """Interrupt the open polls and wait up to `timeout` seconds for them. Returns whether all have ended."""
         end = self._clock.monotonic() + timeout
         for thread in self._threads:
             while thread.is_alive() and (left := end - self._clock.monotonic()) > 0:
-                # Again: a poll may have been on its way when the first interruption came.
+                # Interrupt again: a poll may have been about to start at the first interruption.
                 self._poll.interrupt()
                 thread.join(min(left, _AGAIN_SECONDS))
         return not any(thread.is_alive() for thread in self._threads)
@@ -106,11 +106,11 @@ class Intake:
                     self._fatal(closed)
                 return
             before = self._clock.monotonic()
-            # What is given back while a poll is under way may have come too late for it.
+            # Checked before the poll: a message given back during the poll may have come too late for it.
             idle = self._ready.in_hand == 0
             try:
                 came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
-            except BaseException as error:  # noqa: BLE001 a policy of the user's, too, may fail in any way
+            except BaseException as error:  # noqa: BLE001 the user's policy runs here and may fail in any way
                 self._ready.give_back(places)
                 failing_since = before if failing_since is None else failing_since
                 if not self._go_on(error, before - failing_since):
@@ -130,12 +130,12 @@ class Intake:
                 early += 1
                 self._stop.wait(EARLY.delay(early, chance()))
         if not self._stop.is_set():
-            # No more may be received: that is the end, once the last one is through.
+            # No more may be received: the run ends when the last message is done.
             self._ready.wait_until_free(None)
             self._idle()
 
     def _go_on(self, error: BaseException, failing: float) -> bool:
-        """Whether a failed receive is to be repeated."""
+        """Whether to receive again after this error."""
         if self._stop.is_set():
             return False
         self._settling.report("receive", error)
@@ -147,7 +147,7 @@ class Intake:
         return True
 
     def _admit(self, came: list[Received]) -> int:
-        """Take them in hand; how many reserved places they took."""
+        """Put the messages in line. Returns how many reserved places they took."""
         self._counts.came(len(came))
         hands: list[Hand] = []
         for message in came:
@@ -163,7 +163,7 @@ class Intake:
         return len(hands)
 
     def _hold(self, message: Received) -> Hand | None:
-        """None if the lease is gone already."""
+        """Take one message in hand; None if its lease is gone already."""
         seconds = self._length(message)
         lease: Held
         try:
@@ -176,7 +176,7 @@ class Intake:
         except LeaseError:
             self._counts.ended("expired")
             return None
-        except BaseException as error:  # noqa: BLE001 as may a plan
+        except BaseException as error:  # noqa: BLE001 the user's plan runs here and may fail in any way
             if self._keeper_closed() is not None:
                 self._return(message)
                 return None
@@ -196,7 +196,7 @@ class Intake:
         return hand
 
     def _keeper_closed(self) -> ParameterInvalid | None:
-        """Why the keeper, the user's own, takes nothing more."""
+        """Why the keeper, if it is the user's own, takes nothing more."""
         try:
             if self._keeper is not None:
                 self._keeper.check_open()
@@ -205,7 +205,7 @@ class Intake:
         return None
 
     def _length(self, message: Received) -> float | None:
-        """What the user's function wants for this message, within what the queue can; None: as it was received."""
+        """The lease that the user's function wants for this message, within the queue's bounds; None: as received."""
         wanted: Any = self._parameters.lease
         if not callable(wanted):
             return None
@@ -227,9 +227,10 @@ class Intake:
 
 
 def poll_of(queue: Queue) -> Queue:
-    """A queue to poll with that can be closed by itself, so that a stop ends an open poll; `queue` if there is none.
+    """A queue for polls that can be closed by itself, so that a stop ends an open poll; `queue` itself if there is
+    none.
 
-    A pattern that changes what is received must receive itself: then its queue is interrupted.
+    A pattern that changes what it receives must receive itself: then its queue is interrupted instead.
     """
     inner = queue
     while isinstance(inner, Wrapping) and type(inner).receive is Wrapping.receive:

@@ -1,15 +1,14 @@
-"""What a handler gets: the message, its deadline, its token, and where it left off.
+"""What a handler gets: the message, its deadline, its cancellation token, and its last checkpoint.
 
-Strategy: a `Job` is the same in a thread, in a child process and, with coroutines in the place of calls, on an event
-loop; what it calls (`Calls`) is the message in hand or a pipe to it. What a handler wants to say beyond "done" and
-"failed", it raises.
+Strategy: a `Job` is the same in a thread, in a child process and, with coroutines instead of calls, on an event loop.
+It calls the message in hand or a pipe to it (`Calls`). To say more than "done" and "failed", a handler raises.
 
-Cancellation: set once, from any thread, by whoever learns it first: the lease keeper, the timer before the lease's end,
-the worker that shuts down. A handler looks (`if job.cancelled`), waits, or lets itself be thrown out
-(`job.cancelled.check()`).
+Cancellation: set once, from any thread, by whoever learns of the cause first: the lease keeper, the timer before the
+lease's end, or a worker that shuts down. A handler checks `job.cancelled`, waits for it, or calls
+`job.cancelled.check()`, which raises.
 
-Results: `call` is the edge at which a user's code may fail in any way: it turns every way into one `Result` a message.
-It is the same in threads and child processes; `of_error` and `of_return` serve the coroutines too.
+Results: `call` is the edge where the user's code may fail in any way: it turns every failure into one `Result` for each
+message, in threads and child processes alike. `of_error` and `of_return` serve the coroutines too.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ class Cause(StrEnum):
 
 
 class Cancelled(Exception):
-    """Raised by `Cancellation.check` in a handler that was told to stop; the worker takes it for an orderly stop."""
+    """Raised by `Cancellation.check` in a handler that should stop; the worker treats it as an orderly stop."""
 
     def __init__(self, cause: Cause, detail: str = "") -> None:
         super().__init__(cause, detail)
@@ -54,7 +53,7 @@ class Cancelled(Exception):
 
 
 class Cancellation:
-    """Cancellation token. True once it is set."""
+    """Cancellation token. True after it is set."""
 
     __slots__ = ("_callbacks", "_event", "_lock", "cause", "detail")
 
@@ -66,7 +65,7 @@ class Cancellation:
         self._callbacks: list[Callable[[], object]] = []
 
     def set(self, cause: Cause, detail: str = "") -> bool:
-        """Tell the handler; True for the first who does. Later causes change nothing."""
+        """Set the token. True for the first call; later causes change nothing."""
         with self._lock:
             if self.cause is not None:
                 return False
@@ -85,7 +84,7 @@ class Cancellation:
     __bool__ = is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever); whether it is set. A sleep that ends when work must end."""
+        """Wait up to `timeout` seconds (None: for ever). Returns whether it is set. Use it instead of a sleep."""
         return self._event.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def check(self) -> None:
@@ -94,7 +93,7 @@ class Cancellation:
             raise Cancelled(self.cause, self.detail)
 
     def on_set(self, callback: Callable[[], object]) -> None:
-        """Call `callback()` when it is set, in the thread that sets it; at once if it is."""
+        """Call `callback()` when it is set, in the thread that sets it; at once if it is set already."""
         with self._lock:
             if self.cause is None:
                 self._callbacks.append(callback)
@@ -106,15 +105,15 @@ def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
     except BaseException:
-        # Who sets the token (the keeper, a shutdown) must go on, whatever a handler's own callback does.
+        # The caller (the keeper, a shutdown) must go on even if a handler's callback fails.
         log.exception("a cancellation callback failed")
 
 
 class Retry(Exception):
-    """Raised by a handler: not now. The message is visible again after `delay` seconds (None: the worker's backoff).
+    """Raised by a handler: not now. The message becomes visible after `delay` seconds (None: the worker's backoff).
 
-    It is no failure in the metrics, but receives count: `poison_after` ends it. Raises ParameterInvalid for a delay
-    that is no finite number of seconds (below 0 is 0): then the handler has failed.
+    The metrics do not count it as a failure, but the receive counts: `poison_after` ends the retries. Raises
+    ParameterInvalid for a delay that is not a finite number of seconds (below 0 is 0): then the handler has failed.
     """
 
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
@@ -124,7 +123,7 @@ class Retry(Exception):
 
 
 def checked_delay(delay: Any) -> float | None:
-    """The delay of a Retry, in seconds: of an instant that has passed meanwhile, 0. Raises ParameterInvalid."""
+    """The delay of a Retry, in seconds; 0 for an instant that has passed. Raises ParameterInvalid."""
     if delay is None:
         return None
     seconds = math.nan if isinstance(delay, bool) or not isinstance(delay, Real) else float(delay)
@@ -136,7 +135,7 @@ def checked_delay(delay: Any) -> float | None:
 class Reject(Exception):
     """Raised by a handler: this message can never be worked. It goes to the worker's dead-letter queue at once.
 
-    Without one it is retried with backoff, so that the queue's own dead-letter rule gets it.
+    If there is none, it is retried with backoff until the queue's own dead-letter rule takes it.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -145,7 +144,7 @@ class Reject(Exception):
 
 
 class Calls(Protocol):
-    """What a job asks of the message in hand. Both raise what `Queue.extend` raises."""
+    """The calls of a job to the message in hand. Both raise like `Queue.extend`."""
 
     def checkpoint(self, state: Any, lease: float | None) -> None: ...
 
@@ -153,11 +152,11 @@ class Calls(Protocol):
 
 
 class JobView:
-    """A message as its handler sees it; the fields of `Received` under their own names.
+    """A message as its handler sees it; the fields of `Received` have their own names.
 
-    `state` is what the last checkpoint saved, also one of an earlier receive; None: there is none. `deadline` is when
-    the handler must be done, in seconds on the worker's monotonic clock: the end of the longest hold with a keeper, the
-    lease's end less `stop_before_expiry` without one.
+    `state` is what the last checkpoint saved, in this or an earlier receive; None: nothing. `deadline` is when the
+    handler must be done, in seconds on the worker's monotonic clock: with a keeper the end of the longest hold, else
+    the lease's end minus `stop_before_expiry`.
     """
 
     def __init__(
@@ -209,15 +208,15 @@ class Job(JobView):
     def checkpoint(self, state: Any, lease: float | None = None) -> None:
         """Save progress, and extend the lease to `lease` seconds (None: the worker's) in the same step.
 
-        state: what JSON can say. A redelivered message starts with it (`job.state`). Raises LeaseExpired, LeaseTaken or
-        MessageGone (nothing was saved: stop), ParameterInvalid (state), CapabilityMissing (neither can the body be
-        replaced nor has the worker `checkpoints`), MessageTooLarge, TransportError, ServiceError.
+        state: any JSON value. A redelivered message starts with it (`job.state`). Raises LeaseExpired, LeaseTaken or
+        MessageGone (nothing was saved: stop), ParameterInvalid (state), CapabilityMissing (the body cannot be replaced
+        and the worker has no `checkpoints`), MessageTooLarge, TransportError, ServiceError.
         """
         self._calls.checkpoint(state, lease)
         self.state = state
 
     def extend(self, seconds: float) -> None:
-        """The lease ends `seconds` from now; with a keeper it goes on from there. Raises as `Queue.extend`."""
+        """Let the lease end `seconds` from now; a keeper continues from there. Raises like `Queue.extend`."""
         self._calls.extend(seconds)
 
 
@@ -225,17 +224,18 @@ class AsyncJob(JobView):
     """A message in a coroutine."""
 
     def __init__(self, pool: Executor, *view: Any) -> None:
-        """pool: what blocks runs there; the loop's own threads would hold up the program's end. view: a `JobView`'s."""
+        """pool: runs blocking calls; the loop's own threads would delay the program's exit. view: `JobView`'s
+        arguments."""
         super().__init__(*view)
         self._pool = pool
 
     async def checkpoint(self, state: Any, lease: float | None = None) -> None:
-        """As `Job.checkpoint`, without blocking the loop."""
+        """Like `Job.checkpoint`, without blocking the loop."""
         await self._blocking(self._calls.checkpoint, state, lease)
         self.state = state
 
     async def extend(self, seconds: float) -> None:
-        """As `Job.extend`, without blocking the loop."""
+        """Like `Job.extend`, without blocking the loop."""
         await self._blocking(self._calls.extend, seconds)
 
     async def _blocking(self, call: Callable[..., None], *values: Any) -> None:
@@ -251,33 +251,33 @@ class Verdict(StrEnum):
     FAILED = "failed"
     """Release it with backoff, or dead-letter it."""
     RETRY = "retry"
-    """Release it: the handler asked for it."""
+    """Release it: the handler asked for a retry."""
     REJECTED = "rejected"
     """Dead-letter it: the handler said that it can never be worked."""
     STOPPED = "stopped"
-    """Release it at once: the handler was told to stop, or never started."""
+    """Release it at once: the handler stopped as asked, or never started."""
 
 
 class HandlerFailed(Exception):
-    """Stands for what a handler raised, in logs: its text is the traceback, also one of another process."""
+    """Stands for a handler's exception in logs: its text is the traceback, also from another process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One message's."""
+    """The result of one message."""
 
     verdict: Verdict
     value: Any = None
-    """What the handler returned, where it was for one message."""
+    """What the handler returned, if it was called with a single message."""
     error: str = ""
-    """Kind and text, in one line."""
+    """Type and text, in one line."""
     error_type: str = ""
-    """The kind alone, of what the handler raised."""
+    """Only the type of the exception."""
     trace: str = ""
     delay: float | None = None
-    """Seconds that the handler asked for."""
+    """Seconds of delay that the handler asked for."""
 
 
 DONE = Result(Verdict.DONE)
@@ -285,7 +285,7 @@ STOPPED = Result(Verdict.STOPPED)
 
 
 def of_error(error: BaseException) -> Result:
-    """The result of each message of a handler that raised; of one that cannot even say what it is, too."""
+    """The result for each message of a handler that raised, even if the exception cannot be turned into text."""
     trace = ""
     try:
         if isinstance(error, Cancelled):
@@ -297,13 +297,13 @@ def of_error(error: BaseException) -> Result:
         trace = "".join(traceback.format_exception(error))
         kind = type(error).__name__
         return Result(Verdict.FAILED, error=f"{kind}: {error}", error_type=kind, trace=trace)
-    except BaseException:  # noqa: BLE001 its __str__, or a subclass without what its parent has
+    except BaseException:  # noqa: BLE001 its __str__ failed, or a subclass lacks its parent's attributes
         kind = type(error).__name__
         return Result(Verdict.FAILED, error=kind, error_type=kind, trace=trace)
 
 
 def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
-    """The results of a handler that returned: `value` of a batch handler names the failed ones, as jobs or ids.
+    """The results of a handler that returned. `value` of a batch handler names the failed messages, as jobs or ids.
 
     Raises TypeError if it names anything else.
     """
@@ -322,8 +322,8 @@ def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
 
 
 def call(handler: Callable[[Any], Any], jobs: Sequence[JobView], batch: bool) -> list[Result]:
-    """Call the handler on this thread; a result for each job, whatever happens."""
+    """Call the handler in this thread. Always returns one result for each job."""
     try:
         return of_return(jobs, handler(list(jobs) if batch else jobs[0]), batch)
-    except BaseException as error:  # noqa: BLE001 the handler's edge: even its sys.exit() ends no worker
+    except BaseException as error:  # noqa: BLE001 the handler's edge: even its sys.exit() must not end a worker
         return [of_error(error)] * len(jobs)

@@ -1,12 +1,12 @@
-"""What a worker counts.
+"""What a worker counts, and its tracing spans.
 
-Strategy: `Counts` is always there, one lock and plain numbers; a `Meter` hears the same, one call an event; what it
-raises is logged and stops nothing. The one for Prometheus needs prometheus-client and is made by the user, so that
-several workers share it.
+Strategy: every worker has `Counts`: one lock and plain numbers. A `Meter`, if given, gets the same events, one call
+each; its errors are logged and stop nothing. The Prometheus meter needs prometheus-client. The user creates it, so that
+several workers can share it.
 
-Spans: one CONSUMER span a message, named and described by the semantic conventions for messaging; what the sender put
-into the message's attributes as W3C trace context becomes its parent, and for a batch a link. The span is current while
-the handler runs in a thread or coroutine. Nothing is imported until a tracer is wanted.
+Spans: one CONSUMER span for each message, named and described by the semantic conventions for messaging. W3C trace
+context in the message's attributes becomes its parent, or a link for a batch. The span is current while the handler
+runs in a thread or coroutine. OpenTelemetry is imported only if a tracer is wanted.
 
 Source: OpenTelemetry semantic conventions, "Messaging spans".
 """
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 SECONDS: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1_800.0, 7_200.0)
-"""Upper bounds of the processing time's buckets."""
+"""Upper bounds of the processing time buckets."""
 
 log = logging.getLogger("veilmq.worker")
 
 
 class Meter(Protocol):
-    """Hears what happens. Any thread; must not block."""
+    """Receives the worker's events. Any thread; must not block."""
 
     def ended(self, queue: str, outcome: str, seconds: float) -> None:
-        """A message is through: `outcome` is one of Counts' names, `seconds` its handler's time, 0 if it had none."""
+        """A message is finished. outcome: one of Counts' names. seconds: its handler's time, 0 if it had none."""
         ...
 
     def failed(self, queue: str, call: str, error: str) -> None:
-        """A call to the queue failed: `receive`, `delete`, `release` ..., and the error's class."""
+        """A call to the queue failed. call: `receive`, `delete`, `release` ...; error: the exception's class."""
         ...
 
     def in_hand(self, queue: str, messages: int) -> None:
-        """So many are received and not through, in the worker that says so; 0 when its run has ended."""
+        """How many messages are received and not finished in the calling worker; 0 when its run has ended."""
         ...
 
 
 @runtime_checkable
 class Summing(Protocol):
-    """What a meter may hear in place of `in_hand`, so that several workers on one queue add up."""
+    """An optional method of a meter, called instead of `in_hand`, so that several workers on one queue add up."""
 
     def in_hand_changed(self, queue: str, messages: int) -> None:
-        """So many more are received and not through; below 0: fewer."""
+        """By how many the messages in hand have changed; negative: fewer."""
         ...
 
 
 class Counts:
     """Messages and failed calls since the worker was made.
 
-    Outcomes: `done` (deleted), `repeated` (done before, deleted), `failed`, `retry`, `busy` (another delivery is at
-    it), `stopped`, `dead_lettered`, `lost` (the lease was lost: also a delete that came too late, document 003's sign
-    of a timeout too short), `unsettled` (the queue could not be reached: it comes back by itself), `expired` (over
-    before it could start).
+    Outcomes: `done` (deleted), `repeated` (done before, deleted), `failed`, `retry`, `busy` (another delivery is being
+    worked), `stopped`, `dead_lettered`, `lost` (the lease was lost, or a delete came too late: document 003's sign of a
+    timeout that is too short), `unsettled` (the queue could not be reached: the message comes back when its lease
+    ends), `expired` (its time was over before it could start).
     """
 
     def __init__(self, queue: str, meter: Meter | None) -> None:
@@ -100,12 +100,12 @@ class Counts:
             return dict(self._failed)
 
     def came(self, messages: int) -> None:
-        """So many were received."""
+        """This many messages were received."""
         with self._lock:
             self._received += messages
 
     def ended(self, outcome: str, seconds: float = 0.0) -> None:
-        """A message is through."""
+        """A message is finished."""
         with self._lock:
             self._outcomes[outcome] += 1
         if self._meter is not None:
@@ -119,13 +119,13 @@ class Counts:
             self._tell(self._meter.failed, call, type(error).__name__)
 
     def in_hand(self, count: Callable[[], int]) -> None:
-        """So many are received and not through. Asked and told in one step, so that the last word is the newest."""
+        """Report the messages in hand. Counted and reported in one step, so that the last report is the newest."""
         if self._meter is not None:
             with self._telling:
                 self._tell_in_hand(self._meter, 0 if self._over else count())
 
     def over(self) -> None:
-        """The run has ended: nothing is in hand, whatever a handler that cannot be ended still does."""
+        """The run has ended: report nothing in hand, even if a handler that cannot be stopped still runs."""
         self._over = True
         self.in_hand(lambda: 0)
 
@@ -144,9 +144,9 @@ class Counts:
 
 
 class PrometheusMeter:
-    """A `Meter` in prometheus-client's registry; None: its own default one. Make one and give it to all workers.
+    """A `Meter` in prometheus-client's registry; None: its default one. Create one and give it to all workers.
 
-    Raises CapabilityMissing where prometheus-client is not installed.
+    Raises CapabilityMissing if prometheus-client is not installed.
     """
 
     def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
@@ -177,7 +177,7 @@ class PrometheusMeter:
         self._failures.labels(queue, call, error).inc()
 
     def in_hand(self, queue: str, messages: int) -> None:
-        """See `Meter`: of the only worker on a queue."""
+        """See `Meter`. For the only worker on a queue."""
         self._in_hand.labels(queue).set(messages)
 
     def in_hand_changed(self, queue: str, messages: int) -> None:
@@ -189,9 +189,9 @@ _FAILED: Final = (Verdict.FAILED, Verdict.REJECTED)
 
 
 class Spans:
-    """Makes the spans of one worker. `tracer`: an OpenTelemetry tracer, True for the global one, None for no spans.
+    """Makes the spans of one worker. tracer: an OpenTelemetry tracer, True for the global one, None for no spans.
 
-    Raises CapabilityMissing for True where opentelemetry-api is not installed.
+    Raises CapabilityMissing for True if opentelemetry-api is not installed.
     """
 
     def __init__(self, queue: str, protocol: str, tracer: "Tracer | bool | None") -> None:
@@ -209,7 +209,7 @@ class Spans:
 
     @contextlib.contextmanager
     def around(self, messages: Sequence[Received]) -> Iterator["Span | None"]:
-        """The handler's span."""
+        """The span around the handler's call."""
         if self._tracer is None:
             yield None
             return
@@ -240,7 +240,7 @@ class Spans:
             yield span
 
     def tell(self, span: "Span | None", results: Sequence[Result]) -> None:
-        """What became of the messages."""
+        """Record the messages' results in the span."""
         if span is None:
             return
         from opentelemetry import trace

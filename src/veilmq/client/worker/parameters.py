@@ -1,10 +1,10 @@
-"""A worker's parameters, and why some cannot work.
+"""A worker's parameters, and the checks that they can work.
 
-Strategy: one frozen value, checked when the worker is made, and once more against what the queue can do as soon as the
+Strategy: one frozen value, checked when the worker is made, and again against the queue's capabilities as soon as the
 queue is known, before a message is received. Durations are seconds.
 
-Backoff: exponential with jitter, and apart from the lease: a retry delay says when to try again, a lease says how long
-a worker may be silent. Pure: the caller brings the chance.
+Backoff: exponential with jitter, and separate from the lease: a retry delay says when to try again, a lease says how
+long a worker may be silent. Pure: the caller passes the random number.
 """
 
 import secrets
@@ -30,21 +30,21 @@ _DOUBLINGS_MAX: Final = 64
 
 
 def chance() -> float:
-    """Evenly from 0 up to 1."""
+    """A random number from 0 up to, but not including, 1."""
     return secrets.randbelow(_STEPS) / _STEPS
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds: `first`, then `factor` times the last one, never above `longest`; up to `jitter` of it is cut off.
+    """Seconds: `first`, then `factor` times the previous one, at most `longest`; up to `jitter` of it is subtracted.
 
-    Raises ParameterInvalid when made of values that cannot work.
+    Raises ParameterInvalid for values that cannot work.
     """
 
     first: float = 1.0
     factor: float = 2.0
     longest: float = 300.0
     jitter: float = 0.5
-    """Share of the delay that chance decides: 0 is none, 1 is from 0 to all of it."""
+    """The random share of the delay: 0 is none, 1 is all of it."""
 
     def __post_init__(self) -> None:
         checked.positive(self.first, "first")
@@ -55,7 +55,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterInvalid(parameter="longest", reason=f"{self.longest:g} s is below first = {self.first:g} s")
 
     def delay(self, tries: int, drawn: float) -> float:
-        """Seconds to wait after the `tries`-th failure (from 1 on); `drawn` is the chance, from 0 up to 1."""
+        """Seconds to wait after failure number `tries` (from 1). drawn: a random number from 0 up to 1."""
         power = min(max(tries, 1) - 1, _DOUBLINGS_MAX)
         return min(self.longest, self.first * self.factor**power) * (1 - self.jitter * drawn)
 
@@ -71,13 +71,13 @@ class Kind(StrEnum):
 
     THREADS = "threads"
     PROCESSES = "processes"
-    """Child processes, for handlers that compute: the parent keeps the leases."""
+    """Child processes, for CPU-bound handlers: the parent keeps the leases."""
     ASYNC = "async"
-    """Coroutines on one event loop, which has a thread of its own."""
+    """Coroutines on one event loop in a separate thread."""
 
 
 class ErrorReport(StrEnum):
-    """What the queue's server is told of the error for which a message is given back."""
+    """How much of an error is reported to the server when its message is given back."""
 
     LINE = "line"
     """Its type and the first line of its text."""
@@ -151,22 +151,23 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """Most messages in hand."""
+        """The most messages in hand."""
         return self.concurrency * (self.batch or 1) + self.prefetch
 
     @property
     def first_lease(self) -> float:
-        """What a receive asks for, before a message's content is known."""
+        """The lease that a receive asks for, before a message's content is known."""
         return LEASE if callable(self.lease) else self.lease
 
     def keeper_parameters(self) -> dict[str, Any]:
-        """Of the keeper that the worker makes: the lease, extended when half of it is gone, unless said otherwise."""
+        """Parameters of the worker's own keeper: leases are extended when half is gone, unless the user says
+        otherwise."""
         lease = self.first_lease
         derived = {"visibility_timeout": lease, "interval": lease / 3, "minimal_life": lease / 6}
         return derived | dict(self.keeper) if isinstance(self.keeper, Mapping) else derived
 
     def check(self, queue: Queue) -> None:
-        """Raises ParameterInvalid for what this queue cannot do, and for a keeper that cannot hold its messages."""
+        """Raises ParameterInvalid if this queue cannot do it, or the keeper cannot hold its messages."""
         capabilities = queue.capabilities
         if isinstance(self.keeper, LeaseKeeper):
             self.keeper.check_open()
@@ -187,7 +188,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _changing_bodies(queue: Queue) -> str | None:
-    """The pattern around the queue that makes something of its own of what is sent; None: there is none."""
+    """The pattern around the queue that transforms what is sent; None: there is none."""
     while isinstance(queue, Wrapping):
         if type(queue).send is not Wrapping.send:
             return type(queue).__name__

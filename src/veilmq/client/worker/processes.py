@@ -1,10 +1,10 @@
-"""Handlers in child processes, for those that compute.
+"""Handlers in child processes, for CPU-bound work.
 
-Strategy: a thread here owns each child: it sends messages through a pipe, does what the child asks meanwhile
-(checkpoints, extensions), and takes the results. Leases stay in this process, so that no computation starves them. A
-child that dies fails its messages, which go back with backoff, and is replaced; while none can be made, its place
-takes no messages. A child that goes on for `kill_after` seconds after it was told to stop is killed. Children are
-spawned, not forked: this process has threads.
+Strategy: one thread here owns each child. It sends messages through a pipe, does what the child asks meanwhile
+(checkpoints, extensions), and receives the results. Leases stay in this process, so that no computation starves them.
+If a child dies, its messages fail and are released with backoff, and a new child is started; until one runs, its place
+takes no messages. A child that ignores a cancellation for `kill_after` seconds is killed. Children are spawned, not
+forked, because this process has threads.
 """
 
 import atexit
@@ -32,7 +32,7 @@ from veilmq.model.errors import ParameterInvalid
 
 _START_SECONDS: Final = 60.0
 _AGAIN: Final = Backoff(first=0.2, longest=5.0)
-"""Between two tries to replace a process."""
+"""Pause between two attempts to replace a process."""
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 
 log = logging.getLogger("veilmq.worker")
@@ -40,9 +40,9 @@ log = logging.getLogger("veilmq.worker")
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A child that is made meanwhile is spared the parent's signals until it ignores them: Ctrl-C goes to all processes
-    of a terminal, and one that still starts would end with a traceback."""
-    resource_tracker.ensure_running()  # multiprocessing's own process, whose start would take the block away again
+    """Block the parent's signals while a child starts, until the child ignores them: Ctrl-C goes to all processes of a
+    terminal, and a child that is still starting would end with a traceback."""
+    resource_tracker.ensure_running()  # start multiprocessing's own process first: its start would unblock the signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
     try:
         yield
@@ -58,12 +58,12 @@ class ProcessRunners:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that live."""
+        """Process ids of the living children."""
         return [child.pid for child in self._children if child.pid is not None]
 
     def start(self) -> None:
         """Returns once the handlers can run. Raises ParameterInvalid if they never will."""
-        # A program that ends without a stop: children ignore the SIGTERM that multiprocessing would send and wait for.
+        # If the program exits without a stop: multiprocessing would send SIGTERM and wait, but children ignore SIGTERM.
         atexit.register(self.kill)
         try:
             for child in self._children:
@@ -77,12 +77,12 @@ class ProcessRunners:
             threading.Thread(target=child.serve, name=f"veilmq worker {number}", daemon=True).start()
 
     def kill(self) -> None:
-        """Shutdown, and handlers still run."""
+        """Kill the children whose handlers still run at shutdown."""
         for child in self._children:
             child.end()
 
     def close(self) -> None:
-        """Nothing is left to run."""
+        """Close after the last handler."""
         self.kill()
         for child in self._children:
             child.bury()
@@ -90,21 +90,22 @@ class ProcessRunners:
 
 
 class _Child:
-    """One place in the pool: a child process, and its successors."""
+    """One place in the pool: a child process, and its replacements."""
 
     def __init__(self, flow: Flow, handler: str) -> None:
         self._flow = flow
         self._handler = handler
         self._lock = threading.Lock()
-        """Which process, and its unit. Held for a moment only: a child that does not read must still be killed."""
-        self._sending = threading.RLock()  # where no thread can be started, the pool tells in this one
-        """The pipe; held as long as the child lets its parent wait."""
+        """Guards the process and its unit. Held only briefly, so that a child that does not read can still be
+        killed."""
+        self._sending = threading.RLock()  # reentrant: the pool sends from this thread if it cannot start another
+        """Guards the pipe; may be held as long as the child does not read."""
         self._teller = DaemonPool(1, "veilmq worker teller")
         self._process: Any = None
         self._pipe: Any = None
         self._ended = False
         self._unit = 0
-        """Number of the call that the child works on; 0: none."""
+        """Number of the call that the child is working on; 0: none."""
         self._units = count(1)
 
     @property
@@ -113,7 +114,7 @@ class _Child:
         return process.pid if process is not None and process.is_alive() else None
 
     def spawn(self) -> None:
-        """Start a process; it is not ready yet."""
+        """Start a process, without waiting until it is ready."""
         ours, theirs = _CONTEXT.Pipe()
         batch = self._flow.parameters.batch is not None
         process = _CONTEXT.Process(target=run, args=(theirs, self._handler, batch), name="veilmq worker", daemon=True)
@@ -139,24 +140,24 @@ class _Child:
             raise ParameterInvalid(parameter="handler", reason=str(content[0]).strip())
 
     def serve(self) -> None:
-        """Take messages until the line is closed."""
+        """Work messages until the line is closed."""
         while self._revive() and (hands := self._flow.take()):
-            self._revive()  # it may have died while it had nothing to do
+            self._revive()  # it may have died while idle
             self._flow.work(hands, self._call)
 
     def kill(self) -> None:
-        """End the process, whatever it does; its messages fail, and the next ones get a new process."""
+        """Kill the process, whatever it does. Its messages fail, and the next ones get a new process."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
 
     def end(self) -> None:
-        """End the process for good."""
+        """End the process without a replacement."""
         self._ended = True
         self.kill()
 
     def bury(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         if self._process is not None:
             self._process.join(_START_SECONDS)
 
@@ -166,25 +167,26 @@ class _Child:
         unit = next(self._units)
         try:
             work = packed(("work", unit, [Item(hand.message, hand.state, hand.deadline) for hand in hands]))
-        except Exception as error:  # noqa: BLE001 a storage of the user's gave the state: it may be anything
+        except Exception as error:  # noqa: BLE001 the state comes from the user's storage: it may be anything
             return failed(f"its state cannot be sent to a process: {type(error).__name__}: {error}", len(hands))
         try:
             with self._lock:
                 self._unit = unit
             with self._sending:
-                # Before it is sent: a child that does not read it is killed too. They are told after it.
+                # Before the messages are sent, so that a child that does not read is killed too. The cancel follows
+                # them.
                 for index, hand in enumerate(hands):
                     hand.cancelled.on_set(partial(self._cancel, unit, index, hands))
                 self._pipe.send_bytes(work)
             return self._converse(hands)
         except (EOFError, OSError):
             self._process.join(_START_SECONDS)
-            self._discard()  # if it has closed its pipe and lives
+            self._discard()  # it may have closed its pipe and still live
             code = self._process.exitcode
             log.warning("a worker process ended with code %s while it worked; a new one takes its place", code)
             return failed(f"its process ended with code {code}", len(hands))
         except Exception as error:
-            # What the child says next would be taken for the next message's, and it may wait for an answer.
+            # The child's next output would be taken for the next message's, and the child may be waiting for an answer.
             log.exception("a worker process cannot be spoken with; a new one takes its place")
             self._discard()
             return failed(f"{type(error).__name__}: {error}", len(hands))
@@ -193,9 +195,9 @@ class _Child:
                 self._unit = 0
 
     def _revive(self) -> bool:
-        """Wait for a process that can work; False once the line is closed, and there is none.
+        """Wait for a process that can work; False if the line is closed first.
 
-        A deploy that is half done, or a machine short of memory, is no message's fault: what is in hand waits as well.
+        A half-finished deploy or a machine short of memory is no message's fault, so messages in hand wait as well.
         """
         tries, pause = 0, 0.0
         while not self._process.is_alive():
@@ -211,20 +213,20 @@ class _Child:
         return True
 
     def _restore(self) -> str:
-        """Start a successor; why it cannot run, or nothing."""
+        """Start a new process. Returns why it cannot run, or an empty text."""
         with self._sending:
             self._pipe.close()
         self._process.join(_START_SECONDS)
         try:
             self.spawn()
             self.await_ready()
-        except Exception as error:  # noqa: BLE001 the machine may be short of anything: processes, files, memory
+        except Exception as error:  # noqa: BLE001 the machine may run out of anything: processes, files, memory
             self._discard()
             return str(error)
         return ""
 
     def _discard(self) -> None:
-        """Once this returns nobody takes it for one that can work."""
+        """Discard the process: after this, nobody takes it for one that can work."""
         self.kill()
         self._process.join(_START_SECONDS)
 
@@ -236,7 +238,7 @@ class _Child:
             error = None
             try:
                 _do(content, hands)
-            except Exception as raised:  # noqa: BLE001 raised again in the child, where the handler is
+            except Exception as raised:  # noqa: BLE001 raised again in the child, in the handler
                 error = carried(raised)
             self._send(packed(("answer", error)))
 
@@ -250,11 +252,11 @@ class _Child:
                 self._send(said)
 
     def _cancel(self, unit: int, index: int, hands: Sequence[Hand]) -> None:
-        """Tell the child; and kill it, if none of its messages is wanted any more and it does not end."""
+        """Tell the child to cancel. If none of its messages is wanted any more and it does not end, kill it."""
         if self._unit != unit:
             return
         token = hands[index].cancelled
-        # Not here: whoever sets tokens (the keeper, a stop) must not wait for a child that does not read.
+        # Not in this thread: whoever sets tokens (the keeper, a stop) must not wait for a child that does not read.
         self._teller.submit(self._tell, unit, packed(("cancel", unit, index, str(token.cause), token.detail)))
         if all(hand.cancelled for hand in hands):
             clock, wait = self._flow.clock, self._flow.parameters.kill_after
@@ -268,7 +270,7 @@ class _Child:
 
 
 def _do(question: bytes, hands: Sequence[Hand]) -> None:
-    """What a handler asks for. Raises as the call, and what its values raise when they are read."""
+    """Do what a handler asks for. Raises the call's errors, and the errors of unpickling its values."""
     kind, index, *content = pickle.loads(question)
     if kind == "checkpoint":
         state, lease = content
@@ -280,6 +282,6 @@ def _do(question: bytes, hands: Sequence[Hand]) -> None:
 def _results(content: bytes, count: int) -> list[Result]:
     try:
         results: list[Result] = pickle.loads(content)
-    except Exception as error:  # noqa: BLE001 a class of the user's may fail in any way
+    except Exception as error:  # noqa: BLE001 the user's class may fail in any way
         return failed(f"what the handler returned cannot be read here: {type(error).__name__}: {error}", count)
     return results

@@ -1,9 +1,9 @@
-"""Messages that were received and wait for their turn.
+"""Received messages that wait to be worked.
 
-Strategy: one line, and on FIFO queues a lane for each group: a group stands in the line once, and not at all while one
-of its messages is worked, so that no two of a group run at the same time and none overtakes. Receives reserve their
-places beforehand: what is in hand never exceeds the capacity. As many takers are woken as there is to take: there may
-be hundreds. Generic over what waits; knows no threads' work.
+Strategy: one line. On FIFO queues each group has a lane and stands in the line once, and not at all while one of its
+messages is worked; so no two messages of a group run at the same time and none overtakes another. Receives reserve
+their places first, so the messages in hand never exceed the capacity. Only as many takers are woken as there are items,
+because there may be hundreds. Generic over the items; starts no threads.
 """
 
 import threading
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Grouped(Protocol):
-    """What can wait here."""
+    """An item that can wait here."""
 
     @property
     def lane(self) -> str | None: ...
@@ -23,10 +23,10 @@ Item = TypeVar("Item", bound=Grouped)
 
 
 class Ready(Generic[Item]):
-    """Up to `capacity` items: reserved, or in hand (waiting or working). Any thread."""
+    """Up to `capacity` items, reserved or in hand (waiting or being worked). Thread-safe."""
 
     def __init__(self, capacity: int, quota: int | None = None) -> None:
-        """quota: reserve so many places in all, and then no more."""
+        """quota: how many places can be reserved in total."""
         self.capacity = capacity
         self._quota = quota
         self.in_hand = 0
@@ -36,15 +36,15 @@ class Ready(Generic[Item]):
         self._busy: set[str] = set()
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)
-        """The line has grown, for takers."""
+        """Notified when the line grows, for takers."""
         self._less = threading.Condition(self._lock)
-        """Less is in hand or reserved, for receives and for who waits until nothing is."""
+        """Notified when fewer places are in use, for receives and `wait_until_free`."""
         self._closed = False
 
     def reserve(self, most: int, timeout: float | None = None) -> int:
-        """Places for a receive: at least 1, at most `most`.
+        """Reserve places for a receive: at least 1, at most `most`.
 
-        0 once it is closed or the quota is used up, and when `timeout` seconds are over.
+        0 if it is closed, the quota is used up, or `timeout` seconds have passed.
         """
         with self._lock:
             self._less.wait_for(lambda: self._closed or self._used_up() or self._free() > 0, timeout)
@@ -57,7 +57,7 @@ class Ready(Generic[Item]):
             return found
 
     def give_back(self, places: int) -> None:
-        """Reserved places that no item took."""
+        """Return reserved places that no item took."""
         with self._lock:
             self._reserved -= places
             if self._quota is not None:
@@ -65,7 +65,8 @@ class Ready(Generic[Item]):
             self._less.notify_all()
 
     def put(self, items: Sequence[Item]) -> bool:
-        """Into the line, in reserved places, all at once; False once it is closed: then the caller still has both."""
+        """Put all items in line, in reserved places. False if it is closed: the caller keeps the items and the
+        places."""
         with self._lock:
             if self._closed:
                 return False
@@ -77,7 +78,7 @@ class Ready(Generic[Item]):
             return True
 
     def take(self, most: int) -> list[Item]:
-        """The next items, at most `most`, once there are any; empty when closed. Their groups wait until `done`."""
+        """Wait for items and take up to `most`; empty when closed. Their groups wait until `done`."""
         with self._lock:
             while not self._line:
                 if self._closed:
@@ -98,7 +99,7 @@ class Ready(Generic[Item]):
             return taken
 
     def done(self, items: Sequence[Item]) -> None:
-        """Taken items that are through, whatever became of them."""
+        """Report taken items as finished, whatever their outcome."""
         with self._lock:
             self.in_hand -= len(items)
             for lane in {item.lane for item in items} - {None}:
@@ -110,12 +111,12 @@ class Ready(Generic[Item]):
             self._less.notify_all()
 
     def holds(self, lane: str | None) -> bool:
-        """Whether items of that group wait."""
+        """Whether items of this group wait."""
         with self._lock:
             return lane in self._lanes
 
     def withdraw(self, lane: str) -> list[Item]:
-        """Take the waiting rest of a group out, in order: it must not run after a failure. The places become free."""
+        """Remove a group's waiting items, in order: they must not run after a failure. Their places become free."""
         with self._lock:
             rest = list(self._lanes.pop(lane, ()))
             self.in_hand -= len(rest)
@@ -125,7 +126,7 @@ class Ready(Generic[Item]):
             return rest
 
     def close(self) -> list[Item]:
-        """Take no more and hand out no more; all that waits, in order."""
+        """Accept and hand out nothing more. Returns all waiting items, in order."""
         with self._lock:
             self._closed = True
             rest: list[Item] = []
@@ -141,12 +142,12 @@ class Ready(Generic[Item]):
             return rest
 
     def wait_until_free(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds until nothing is in hand; whether that came."""
+        """Wait up to `timeout` seconds until nothing is in hand. Returns whether that happened."""
         with self._lock:
             return self._less.wait_for(lambda: self.in_hand == 0, timeout)
 
     def wait_until_closed(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until it is closed; whether it is."""
+        """Wait up to `timeout` seconds until it is closed. Returns whether it is."""
         with self._lock:
             return self._less.wait_for(lambda: self._closed, timeout)
 

@@ -1,8 +1,8 @@
 """One run of a worker: from the first receive until the last lease is settled.
 
-Strategy: threads receive and run handlers; the thread that runs this waits for what is said to it (`Said`), then
-drains: stop receiving, give back what has not begun, wait for handlers, tell them, give back the rest, and release what
-an open poll still brings. Whatever says something uses a SimpleQueue, which signal handlers may use too.
+Strategy: other threads receive messages and run handlers. The thread that called `go` waits for events (`Said`), then
+drains: it stops receiving, gives back what has not begun, waits for handlers, cancels them, gives back the rest, and
+releases what an open poll still brings. Events arrive through a SimpleQueue, which signal handlers may use too.
 
 Source: docs/patterns/worker.md, "Stopping".
 """
@@ -31,24 +31,24 @@ from veilmq.client.worker.settling import DeadLetters, Settling
 from veilmq.model.errors import ParameterInvalid
 
 GRACE: Final = 1.0
-"""Seconds for handlers that were told to stop."""
+"""Seconds that handlers get after they were cancelled."""
 _POLL_SLACK: Final = 5.0
 _TURN_SECONDS: Final = 1.0
-"""How long the thread that runs this sleeps at a time. A signal that the kernel gives to another thread (to a frozen
-process, for example) is handled when this one wakes next."""
+"""How long the run's thread sleeps at a time. A signal that the kernel delivers to another thread (to a frozen process,
+for example) is handled when this thread next wakes."""
 
 log = logging.getLogger("veilmq.worker")
 
 
 class Said(Enum):
-    """What a run hears; an exception is the fourth: nothing can be received any more."""
+    """Events of a run. The fourth kind is an exception: nothing can be received any more."""
 
     STOP = "stop"
-    """Drain. The second time: drain no longer."""
+    """Drain. The second time: stop draining."""
     IDLE = "idle"
-    """The queue is empty, or as many as wanted were received, and that was to be the end."""
+    """The queue is empty, or the wanted number was received, and the run was to end then."""
     FREE = "free"
-    """Nothing is in hand any more."""
+    """Nothing is in hand."""
 
 
 class Runners(Protocol):
@@ -69,7 +69,7 @@ _RUNNERS: Final[dict[Kind, Callable[[Flow, Callable[[Any], Any]], Runners]]] = {
 
 
 class Run:
-    """See `Worker.run`. Raises as it when made, before anything is received."""
+    """See `Worker.run`. The constructor raises the same errors, before anything is received."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Run:
         )
 
     def go(self) -> None:
-        """Work until told to stop. Raises what ended it, if it was an error."""
+        """Work until stopped. Raises the error that ended the run, if there was one."""
         try:
             self.runners.start()
             log.info("queue %s: working", self._name)
@@ -136,11 +136,11 @@ class Run:
                 continue
 
     def _drain(self, seconds: float) -> bool:
-        """Everything in hand is settled or given back when this returns; True if it was told to hurry."""
+        """Settle or give back everything in hand. True if a second stop cut it short."""
         self._intake.stop()
         rest = self.ready.close()
         self.counts.in_hand(lambda: self.ready.in_hand)
-        self._poll.interrupt()  # not closed: an answer that is on its way would be lost, and its leases kept
+        self._poll.interrupt()  # not closed: a close would lose an answer on its way, whose leases would stay taken
         threads = [
             threading.Thread(target=self._give_back, args=(rest,), name="veilmq worker release", daemon=True),
             threading.Thread(target=self._tell_free, name="veilmq worker drain", daemon=True),
@@ -171,7 +171,7 @@ class Run:
         return hurried
 
     def _wait_free(self, end: float) -> bool:
-        """Until nothing is in hand or `end` is there; True if told to hurry."""
+        """Wait until nothing is in hand or until `end`. True if a second stop came."""
         while self.ready.in_hand and (left := end - self._clock.monotonic()) > 0:
             try:
                 if self._inbox.get(timeout=min(left, _TURN_SECONDS)) is Said.STOP:

@@ -1,8 +1,8 @@
 """Handlers as coroutines, or in threads.
 
-Coroutines: one event loop in a thread of its own, with a task for each call of the handler; a feeder thread takes
-messages when a task is free, and a small pool does what blocks (guard, delete, release). A handler whose messages are
-all cancelled has its task cancelled: that is how coroutines are told to stop.
+Coroutines: one event loop in a separate thread, with a task for each call of the handler. A feeder thread takes
+messages when a task is free, and a small pool makes the blocking calls (guard, delete, release). If all messages of a
+call are cancelled, its task is cancelled: that is how coroutines are stopped.
 
 Threads: each of N threads takes messages, calls the handler, settles, and takes the next.
 """
@@ -41,12 +41,12 @@ class AsyncRunners:
         threading.Thread(target=self._feed, name="veilmq worker feeder", daemon=True).start()
 
     def kill(self) -> None:
-        """Shutdown, and handlers still run: cancel their tasks."""
+        """Cancel the tasks whose handlers still run at shutdown."""
         self._killed = True
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
 
     def close(self) -> None:
-        """Nothing is left to run."""
+        """Close after the last handler."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._pool.shutdown()
 
@@ -68,7 +68,7 @@ class AsyncRunners:
         task.add_done_callback(self._tasks.discard)
 
     async def _work(self, hands: Sequence[Hand]) -> None:
-        """As `Flow.work`, with the blocking parts in the pool."""
+        """Like `Flow.work`, with the blocking parts in the pool."""
         flow = self._flow
         try:
             at_once = flow.prepare_at_once(hands)
@@ -83,7 +83,7 @@ class AsyncRunners:
             raise
         except BaseException as error:
             log.exception("a worker's own fault: the messages go back")
-            fault = error  # a cancellation leaves this block, and `error` unbound, before the call
+            fault = error  # kept: a cancellation leaves this block before the call, and `error` is unbound there
             await self._blocking(lambda: flow.rescue(hands, fault))
         finally:
             flow.done(hands)
@@ -98,7 +98,7 @@ class AsyncRunners:
             AsyncJob(self._pool, hand.message, hand, hand.cancelled, hand.state, hand.deadline, self._flow.clock)
             for hand in hands
         ]
-        # A task of the handler's own: cancelling it must not cancel the settling that follows.
+        # A separate task for the handler: cancelling it must not cancel the settling that follows.
         task = self._loop.create_task(_coroutine(self._handler(list(jobs) if batch else jobs[0])))
 
         def stop() -> None:
@@ -111,7 +111,8 @@ class AsyncRunners:
             return of_return(jobs, await task, batch)
         except asyncio.CancelledError as error:
             task.cancel()
-            # A handler that raises it unasked has failed: given back at once it would come at once.
+            # Raised without a cancellation it is a failure: a release without delay would bring the message back at
+            # once.
             told = self._killed or all(hand.cancelled for hand in hands)
             return [STOPPED if told else of_error(error)] * len(hands)
         except Exception as error:  # noqa: BLE001 the handler's edge: what it raises becomes the message's result
@@ -124,9 +125,9 @@ async def _coroutine(awaitable: Awaitable[Any]) -> Any:
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
-        # Two of these would end the loop, and with it all others; no edge further up is meant for the rest.
+        # SystemExit and KeyboardInterrupt would end the loop and all other handlers; nothing further up handles them.
         if not _runs():
-            raise  # not the handler's doing: the loop has ended, and this coroutine is thrown away
+            raise  # not from the handler: the loop has ended, and this coroutine is being discarded
         raise RuntimeError(f"the handler raised {error!r}") from error
 
 
@@ -151,10 +152,10 @@ class ThreadRunners:
             threading.Thread(target=self._run, name=f"veilmq worker {number}", daemon=True).start()
 
     def kill(self) -> None:
-        """Shutdown, and handlers still run: threads cannot be ended, they end with the process."""
+        """Nothing to do at shutdown: threads cannot be killed, they end with the process."""
 
     def close(self) -> None:
-        """Nothing is left to run."""
+        """Nothing to close."""
 
     def _run(self) -> None:
         while hands := self._flow.take():

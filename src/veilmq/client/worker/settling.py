@@ -1,12 +1,13 @@
-"""What follows a handler: delete, release with backoff, dead letter; and that nothing of it is lost on a bad line.
+"""What follows a handler: delete, release with backoff, or dead-letter, also over an unreliable connection.
 
-Strategy: one table from verdict to deed. A deed that meets an unreachable queue is tried again until the lease is over.
-What is given up is taken from whoever keeps its lease, so that the message comes back by itself when that ends. Every
-message ends in exactly one of Counts' outcomes, whatever breaks on the way.
+Strategy: one table from verdict to action. An action that cannot reach the queue is retried until the lease is over. If
+it is given up, the keeper forgets the lease, so that the message comes back when the lease ends. Every message gets
+exactly one of Counts' outcomes, whatever fails on the way.
 
 Dead letters: send to the dead-letter queue, then delete; never the other way round. A crash in between leaves the
-message in both: on a FIFO target its id absorbs the second send, elsewhere whoever looks at dead letters sees its id in
-`veilmq.dead_letter.id`. A queue with a dead-letter rule of its own needs none of this: leave `poison_after` away.
+message in both queues: a FIFO target drops the second send by its deduplication id; elsewhere the reader of the dead
+letters sees the message's id in `veilmq.dead_letter.id`. A queue with its own dead-letter rule needs none of this:
+leave out `poison_after`.
 """
 
 import logging
@@ -39,14 +40,14 @@ _REASON_CHARACTERS: Final = 300
 
 
 class DeadLetters:
-    """Sends to `target` what failed in the queue named `source`."""
+    """Sends the failed messages of the queue `source` to `target`."""
 
     def __init__(self, source: str, target: Queue) -> None:
         self.source = source
         self.target = target
 
     def send(self, received: Received, reason: str) -> None:
-        """Durable when this returns. Raises as `Queue.send`."""
+        """Send the message durably. Raises like `Queue.send`."""
         attributes = dict(received.attributes)
         told: dict[str, Any] = {
             "reason": "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS] or "failed",
@@ -55,15 +56,15 @@ class DeadLetters:
             "receive_count": received.receive_count,
         }
         marks = {PREFIX + name: value for name, value in told.items()}
-        # A message that was dead-lettered before keeps only what is told now.
+        # Replace the marks of an earlier dead-lettering.
         attributes = {name: value for name, value in attributes.items() if not name.startswith(PREFIX)}
-        # The type travels as an attribute too.
+        # The type is sent as an attribute too.
         room = ATTRIBUTES_MAX - len(attributes) - (received.type is not None)
         marks = dict(list(marks.items())[: max(0, room)])
         try:
             self.target.send(self._message(received, attributes | marks))
         except (MessageTooLarge, ParameterInvalid, CapabilityMissing):
-            # The message matters, not our notes on it.
+            # The message matters more than our marks: try without them.
             if not marks:
                 raise
             self.target.send(self._message(received, attributes))
@@ -85,14 +86,14 @@ log = logging.getLogger("veilmq.worker")
 _AGAIN = Backoff(first=0.1, longest=5.0)
 _TRIES_MAX = 20
 _LEFT = ("unsettled", "lost", "expired")
-"""Outcomes of messages that may be neither deleted nor released: they are left to the end of their leases."""
+"""Outcomes of messages that can be neither deleted nor released: their leases run out."""
 _REASONS = {Verdict.FAILED: "raised", Verdict.RETRY: "asked", Verdict.REJECTED: "rejected"}
-"""What a release for a retry says, by the handler's verdict."""
+"""The reason that a release for a retry reports, by the handler's verdict."""
 _REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
 
 
 class Settling:
-    """Ends messages in hand. Any thread; blocks while it calls the queue."""
+    """Settles messages in hand. Thread-safe; blocks during calls to the queue."""
 
     def __init__(
         self, queue: Queue, parameters: Parameters, counts: Counts, dead_letters: DeadLetters | None, clock: Clock
@@ -105,11 +106,12 @@ class Settling:
         self._over = Stop(clock)
 
     def give_up(self) -> None:
-        """Shutdown: from now on a deed is tried once."""
+        """Shutdown: try each action only once from now on."""
         self._over.set()
 
     def report(self, call: str, error: BaseException) -> None:
-        """A call to the queue failed: count it, log it, tell the user. What is no VeilError is logged with a trace."""
+        """A call to the queue failed: count it, log it, call on_error. Errors that are no VeilError are logged with a
+        traceback."""
         self._counts.failed(call, error)
         if not isinstance(error, VeilError):
             log.error("queue %s: %s failed", self._queue.name, call, exc_info=error)
@@ -119,23 +121,23 @@ class Settling:
             self.tell(self._parameters.on_error, error)
 
     def tell(self, callback: Callable[..., object], *values: Any) -> None:
-        """Call a user's callback; what it raises is logged and stops nothing: even its sys.exit() ends no thread."""
+        """Call a user's callback. Its errors are logged and stop nothing; even its sys.exit() ends no thread."""
         try:
             callback(*values)
         except BaseException:
             log.exception("queue %s: a callback failed", self._queue.name)
 
     def lose(self, hand: Hand, detail: str) -> None:
-        """The lease is gone: tell the handler, and once the user."""
+        """The lease is gone: cancel the handler, and call on_lost once."""
         if hand.cancelled.set(Cause.LOST, detail):
             log.warning("queue %s: message %s: %s", self._queue.name, hand.message.id, detail)
             if self._parameters.on_lost is not None:
                 self.tell(self._parameters.on_lost, hand.message)
 
     def settle(self, hand: Hand, result: Result, seconds: float) -> bool:
-        """Do what the result asks for; whether the message is out of its group's way (deleted or dead-lettered).
+        """Carry out the result. Returns whether the message no longer blocks its group (deleted or dead-lettered).
 
-        A fault on the way, of ours or of what is the user's, is a failure of this message alone: nothing is raised.
+        An error on the way, in our code or the user's, is a failure of this message alone: nothing is raised.
         """
         try:
             outcome = self._settle(hand, result)
@@ -146,7 +148,7 @@ class Settling:
         return outcome in ("done", "dead_lettered")
 
     def repeat(self, hand: Hand, value: Any) -> bool:
-        """The guard knows the result already: just delete; whether the message is out of the way."""
+        """The guard has the result already: only delete. Returns whether the message no longer blocks its group."""
         if self._parameters.on_result is not None:
             self.tell(self._parameters.on_result, hand.message, value)
         outcome = self._delete(hand)
@@ -158,19 +160,20 @@ class Settling:
         self.end(hand, self._release(hand, delay, outcome, Failure(outcome) if delay else None))
 
     def end(self, hand: Hand, outcome: str, seconds: float = 0.0) -> None:
-        """It is through: nothing more is to be done for it."""
+        """Count its outcome: it is finished."""
         hand.settled = True
         if outcome in _LEFT:
-            hand.lease.forget()  # kept on, it would come back only after max_hold
+            hand.lease.forget()  # if the keeper went on extending, it would come back only after max_hold
         self._counts.ended(outcome, seconds)
 
     def poisoned(self, hand: Hand) -> bool:
-        """It was received more often than `poison_after` allows: a crash kept it from being dead-lettered before."""
+        """Whether it was received more often than `poison_after` allows: a crash prevented its dead-lettering
+        before."""
         most = self._parameters.poison_after
         return most is not None and hand.message.receive_count > most
 
     def _settle_fault(self, hand: Hand, error: BaseException) -> str:
-        """As a failure of the handler, with its backoff and its end as poison; at the worst it is left to its lease."""
+        """Treat it as a handler's failure, with backoff and the poison limit. If that fails too, its lease runs out."""
         try:
             return self._settle(hand, of_error(error))
         except BaseException:
@@ -184,7 +187,7 @@ class Settling:
         self._abandon(hand)
         if hand.lost:
             return "lost"
-        # A handler that was told to stop and raises, or whose process was ended, has not failed.
+        # A handler that raises after a cancellation, or whose process was killed for it, has not failed.
         if verdict is Verdict.STOPPED or (verdict is Verdict.FAILED and hand.cancelled.cause is Cause.SHUTDOWN):
             return self._release(hand, 0, "stopped")
         if verdict is not Verdict.RETRY:
@@ -203,7 +206,7 @@ class Settling:
         return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed", self._failure(result))
 
     def _failure(self, result: Result) -> Failure:
-        """What is told of a failed attempt: as much as the user allows."""
+        """What is reported of a failed attempt: as much as the user allows."""
         reason = _REASONS[result.verdict]
         told = self._parameters.error_report
         if told is ErrorReport.NONE:
@@ -228,7 +231,7 @@ class Settling:
                 self.lose(hand, str(error))
                 return "lost"
             except BaseException as error:
-                # Not stored means not done for the next delivery: the message must come back and be worked again.
+                # The next delivery does not see the work as done, so the message must come back and be worked again.
                 log.exception("queue %s: message %s: its result was not stored", self._queue.name, hand.message.id)
                 if isinstance(error, TypeError):
                     self._abandon(hand)
@@ -258,7 +261,7 @@ class Settling:
         return self._insist("release", hand, lambda: hand.lease.release(delay, failure=failure)) or outcome
 
     def _dead_letter(self, dead_letters: DeadLetters, hand: Hand, reason: str) -> str | None:
-        """None if it could not be sent: then it stays in its queue."""
+        """Dead-letter the message. None if it could not be sent: then it stays in its queue."""
         try:
             dead_letters.send(hand.message, reason)
         except VeilError as error:
@@ -270,7 +273,7 @@ class Settling:
         return "dead_lettered" if outcome == "done" else outcome
 
     def dead_letter(self, hand: Hand, reason: str) -> bool:
-        """A message that must not be worked any more; whether it is out of the way."""
+        """Dead-letter a message that must not be worked any more. Returns whether it no longer blocks its group."""
         outcome = None
         self._abandon(hand)
         if self._dead_letters is not None and not hand.lost:
@@ -283,7 +286,7 @@ class Settling:
         return outcome == "dead_lettered"
 
     def _insist(self, name: str, hand: Hand, call: Callable[[], None]) -> str | None:
-        """None once the call is done, else the outcome that says why it is not."""
+        """Make the call, with retries. None if it succeeded, else the outcome that says why not."""
         tries = 0
         while True:
             try:

@@ -1,7 +1,7 @@
 """The worker: receives messages, keeps their leases, runs a handler on them, and settles them.
 
-Strategy: this class is what users see; a `Run` (run.py) does the work, made anew for each run, so that a worker can be
-made at import time and started anywhere. Parameters are checked when it is made.
+Strategy: this class is the public face. A `Run` (run.py), made anew for each run, does the work, so a worker can be
+created at import time and started anywhere. Parameters are checked when the worker is created.
 
 Source: the issues of documents 003 and 004 on processing times; docs/patterns/worker.md.
 """
@@ -37,50 +37,51 @@ class Options(TypedDict, total=False):
     """A worker's parameters; durations are seconds."""
 
     concurrency: int
-    """Handlers at the same time, 1 by default."""
+    """Handlers that run at the same time; default 1."""
     kind: Kind | str
     """`threads` (default), `processes` or `async`."""
     prefetch: int
-    """Messages received ahead, their leases kept; 0 by default."""
+    """Messages received ahead, with their leases kept; default 0."""
     batch: int | None
-    """The handler gets a list of up to so many jobs and returns those that failed; None: one job."""
+    """The handler gets a list of up to this many jobs and returns those that failed; None: it gets one job."""
     lease: float | Callable[[Received], float]
-    """First lease, 30 by default; or a function of the message (document 003: "based on the content of a message")."""
+    """First lease, default 30; or a function of the message (document 003: "based on the content of a message")."""
     keeper: bool | Mapping[str, Any] | LeaseKeeper
-    """True (default): a lease keeper of its own, made for the lease; a mapping: its parameters; False: none."""
+    """True (default): a lease keeper made for the lease; a mapping: parameters for it; a keeper; False: none."""
     stop_before_expiry: float | None
-    """Cancel the handler so long before its deadline (document 003, 3a)."""
+    """Cancel the handler this long before its deadline (document 003, 3a)."""
     retry: Backoff
-    """When a failed message is visible again, by its receive count."""
+    """When a failed message becomes visible again, by its receive count."""
     error_report: ErrorReport | str | Callable[[str], str]
-    """What our server's history is told of a handler's error: `line` (default: its type and the first line of its
-    text), `type`, `none`; or a function of that line that returns what may be told of it."""
+    """What our server's history records of a handler's error: `line` (default: its type and the first line of its
+    text), `type`, `none`; or a function of that line that returns what may be recorded."""
     poison_after: int | None
-    """After so many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
+    """After this many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
     dead_letter_queue: str | Queue | None
-    """Name of a queue of the same account, or any queue; over a pattern that changes bodies a queue, wrapped alike."""
+    """Name of a queue of the same account, or any queue. If a pattern changes bodies, a queue with the same
+    wrapping."""
     checkpoints: Checkpoints | None
-    """Where `job.checkpoint` saves; None: in the body, where the queue lets it be replaced."""
+    """Where `job.checkpoint` saves; None: in the body, if the queue can replace it."""
     guard: Guard | None
-    """What was done once is not done again; results must then be what JSON can say."""
+    """Work that is done is not done again; results must then be JSON values."""
     guard_key: Callable[[Received], str] | None
-    """Which work a message stands for; None: the message itself."""
+    """The work that a message stands for; None: the message itself."""
     wait: float | None
-    """Of one poll; None: 20, or what the queue can."""
+    """Wait of one poll; None: 20, or the most that the queue allows."""
     pollers: int
-    """Receives at the same time, 1 by default."""
+    """Receives at the same time; default 1."""
     drain: float
-    """How long handlers may go on after a stop, 30 by default."""
+    """How long handlers may go on after a stop; default 30."""
     kill_after: float
-    """A child process that goes on so long after it was told to stop is killed, 10 by default."""
+    """A child process that still runs this long after its cancellation is killed; default 10."""
     give_up_after: float | None
-    """Receives that fail for so long end the run with their error; None: never."""
+    """If receives fail for this long, the run ends with their error; None: never."""
     on_lost: Callable[[Any], object] | None
     """`on_lost(received)`: a lease was lost, or a delete came too late."""
     on_error: Callable[[VeilError], object] | None
-    """`on_error(error)`: a call to the queue failed, and is tried again."""
+    """`on_error(error)`: a call to the queue failed and will be retried."""
     on_result: Callable[[Any, Any], object] | None
-    """`on_result(received, value)`: done, now or (with a guard) before."""
+    """`on_result(received, value)`: the work is done, now or (with a guard) before."""
     metrics: Meter | None
     """For example a `PrometheusMeter`."""
     tracer: Any
@@ -99,9 +100,9 @@ def _one_of(kind: type[Word], parameter: str, given: Any) -> Word:
 class Worker:
     """Runs `handler` on the messages of `queue`, a `Queue` or a URL that is connected when the worker runs.
 
-    A handler that returns is done: the message is deleted. One that raises has failed: the message is visible again
-    after a backoff. It may raise `Retry`, `Reject` and, when told to stop, `Cancelled`. Raises ParameterInvalid for
-    parameters that cannot work.
+    If the handler returns, the message is deleted. If it raises, the message has failed and becomes visible again after
+    a backoff. It may raise `Retry`, `Reject` and, when cancelled, `Cancelled`. Raises ParameterInvalid for parameters
+    that cannot work.
     """
 
     def __init__(
@@ -128,31 +129,31 @@ class Worker:
 
     @classmethod
     def decorate(cls, queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Self]:
-        """`@Worker.decorate(queue, ...)` over a handler makes it a worker; calling that calls the handler."""
+        """`@Worker.decorate(queue, ...)` turns a handler into a worker; calling the worker calls the handler."""
         return lambda handler: cls(queue, handler, **options)
 
     def __call__(self, job: Any) -> Any:
-        """The handler itself, as for a test of it."""
+        """Call the handler itself, for example in a test."""
         return self.handler(job)
 
     @property
     def counts(self) -> Counts | None:
-        """What happened in the latest run; None before the first."""
+        """Counts of the latest run; None before the first."""
         return None if self._run is None else self._run.counts
 
     @property
     def pids(self) -> list[int]:
-        """Processes that run the handler now, with kind=processes."""
+        """Process ids of the handlers' processes now, with kind=processes."""
         return list(getattr(self._run.runners, "pids", ())) if self._run is not None else []
 
     def run(self, *, signals: bool = False, until_empty: bool = False, messages_max: int | None = None) -> Counts:
         """Work until `stop`, or with `until_empty` until a poll brings nothing and nothing is in hand.
 
-        messages_max: receive so many, a message that comes again counted again, and end when they are through.
+        messages_max: receive this many messages (a redelivery counts again), and end when they are finished.
 
-        signals: in the main thread, SIGTERM and SIGINT stop it with a drain, a second one without. Raises QueueMissing,
-        ParameterInvalid, CapabilityMissing (before anything is received, or by a receive), and what receives met for
-        longer than `give_up_after`.
+        signals: only in the main thread; the first SIGTERM or SIGINT stops it with a drain, the second without. Raises
+        QueueMissing, ParameterInvalid, CapabilityMissing (before anything is received, or from a receive), and the
+        error of receives that failed for longer than `give_up_after`.
         """
         if signals and threading.current_thread() is not threading.main_thread():
             raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
@@ -179,20 +180,21 @@ class Worker:
                 queue.close()
 
     def start(self) -> None:
-        """Run in a thread of its own."""
+        """Run in a separate thread."""
         if self._thread is not None and self._thread.is_alive():
             raise ParameterInvalid(parameter="worker", reason="it runs already")
         self._error = None
-        self._inbox = SimpleQueue()  # a stop that came when the last run had ended is not for this one
+        self._inbox = SimpleQueue()  # a stop that came after the last run's end must not stop this one
         self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop with a drain; called again, without. Returns at once, and may be called from a signal handler."""
+        """Stop with a drain; a second call stops without. Returns at once; safe in a signal handler."""
         self._inbox.put(Said.STOP)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds for a started worker; whether it has ended. Raises what ended it."""
+        """Wait up to `timeout` seconds for a started worker. Returns whether it has ended. Raises the error that ended
+        it."""
         thread = self._thread
         if thread is None:
             return True
@@ -234,7 +236,7 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                # None: whoever embeds Python had set one that Python cannot.
+                # None: a program that embeds Python had set a handler that Python cannot restore.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
