@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEYS: Final = ("account", "region", "queue", "incarnation", "sequence", "attempt")
-"""What names a lease; the first three follow from the fourth."""
+"""Identify a lease; the first three follow from the fourth."""
 KINDS: Final = (
     "received",
     "extended",
@@ -43,7 +43,7 @@ KINDS: Final = (
     "expired",
     "quarantined",
 )
-"""The events that tell of a lease."""
+"""The kinds of events about leases."""
 EXTENSIONS: Final = ("extended", "lease_resumed")
 _MINIMA: Final = ("granted", "first_extension", "deleted", "delete_refused", "released", "undelivered", "dropped")
 _SUMS: Final = ("extensions",)
@@ -86,7 +86,7 @@ def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
 
 
 def partials(events: "DataFrame") -> "DataFrame":
-    """What these events say of each lease, in columns that `merged` adds. Instants in microseconds UTC."""
+    """What these events say about each lease, in columns that `merged` adds up. Instants in microseconds UTC."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
@@ -126,7 +126,7 @@ def partials(events: "DataFrame") -> "DataFrame":
 
 
 def merged(halves: "DataFrame") -> "DataFrame":
-    """The partials of several stretches of one history (their union), added to one row a lease."""
+    """Combine the partials of several stretches of one history (their union) into one row per lease."""
     from pyspark.sql import functions as F
 
     def added(name: str) -> "Column":
@@ -138,9 +138,9 @@ def merged(halves: "DataFrame") -> "DataFrame":
 
 
 def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
-    """What `partials` mean; see `attempts`. watched: when the events end; without it no open lease is known to run on.
+    """Interpret `partials`; see `attempts`. watched: when the events end; without it no open lease is known to run on.
 
-    Nothing here asks for the columns of `leases`: a declarative pipeline allows no look at them.
+    Before changing it: do not read the columns of `leases`; a declarative pipeline does not allow that.
     """
     from pyspark.sql import functions as F
 
@@ -150,7 +150,7 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
     granted = F.col("granted")
 
     def stands(name: str) -> "Column":
-        """Whether that was the end: the lease was not taken up again afterwards."""
+        """Whether that was the end: the lease was not resumed afterwards."""
         return known(name) & F.coalesce(F.col(name) >= F.col("last_extension"), F.lit(True))
 
     outcome = (
@@ -184,7 +184,7 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
         )
         .withColumn("watched_us", F.when(runs_on, F.greatest(watched - granted, lived)))
         .withColumn("lease_end_us", F.col("lease_end") - granted)
-        # A receive may ask for a lease of 0 s, and its handle extend all the same.
+        # A receive may ask for a lease of 0 s, and its handle can still extend.
         .withColumn("renewed_share", (F.col("first_extension") - granted) / F.nullif("lease_us", F.lit(0)))
         .select(
             *KEYS,
