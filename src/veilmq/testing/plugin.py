@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[LocalServer]":
-    """One server for the whole run; of each worker, under pytest-xdist."""
+    """One server for the whole run, or per worker under pytest-xdist."""
     from veilmq.testing.local import LocalServer
 
     server = LocalServer(tmp_path_factory.mktemp("veilmq"), "--no-cooldowns")
@@ -32,7 +32,7 @@ def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator
 
 @pytest.fixture
 def veilmq_server(veilmq_server_process: "LocalServer") -> "Iterator[LocalServer]":
-    """A real server in development mode without any queue: `LocalServer`."""
+    """A real server in development mode, without queues: `LocalServer`."""
     yield veilmq_server_process
     veilmq_server_process.disconnect()
     veilmq_server_process.reset()
