@@ -40,7 +40,7 @@ class Ring:
 
 
 def signed(headers: dict[str, str], body: bytes) -> Request:
-    """A POST to `/`, signed the plain way."""
+    """A POST to `/` with an ordinary signature."""
     headers = {"host": HOST, "x-amz-date": STAMP, "user-agent": "Boto3/1.43 md/Botocore", **headers}
     names = sorted(set(headers) - {"user-agent"})
     scope = f"{STAMP[:8]}/us-east-1/sqs/aws4_request"
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def hmac_costs(rounds: int) -> list[tuple[str, float]]:
-    """Ways to compute the HMAC-SHA256 of a string to sign with a key known before."""
+    """Ways to compute the HMAC-SHA256 of a string to sign with an already known key."""
     key, text = b"k" * 32, b"t" * 137
     whole = hmac.new(key, digestmod="sha256")
     block = key.ljust(64, b"\0")

@@ -50,7 +50,7 @@ WORKLOADS: dict[str, Draw] = {
 
 @dataclass
 class Tally:
-    """What a policy's attempts cost."""
+    """The cost of a policy's attempts."""
 
     recovery: float = 0.0
     duplicates: float = 0.0
@@ -134,7 +134,7 @@ class Adaptive(Heartbeat):
     """Ours: learns from every attempt."""
 
     def __init__(self, costs: Costs) -> None:
-        # It is told what things are worth, and nothing of how the world behaves but the defaults.
+        # It gets the prices, and only the defaults about the world's behaviour.
         weights = Costs(recovery=costs.recovery, duplicate=costs.duplicate, extend=costs.extend)
         self.plan = AdaptiveTimeout(weights)
 
@@ -171,7 +171,7 @@ class Adaptive(Heartbeat):
 
 
 class Clairvoyant:
-    """Knows how long each message takes, and gives it that; it cannot know crashes."""
+    """Knows how long each message takes and sets that lease; it cannot know crashes."""
 
     def attempt(self, took: float, costs: Costs, tally: Tally) -> None:
         # One lease to the end, or the best number of renewals: whichever is cheaper.
@@ -218,7 +218,7 @@ class Run:
 
 
 def run(policy: Any, draw: Draw, costs: Costs, seed: int, messages: int) -> Tally:
-    """All messages, one after the other, each until an attempt did not crash."""
+    """All messages in sequence, each until an attempt does not crash."""
     tally, times, luck = Tally(), Random(seed), Random(seed + 1_000_003)
     for number in range(messages):
         took = max(draw(times, number / messages), 0.01)

@@ -60,12 +60,12 @@ M = TypeVar("M", bound=_Message)
 
 
 def in_flight(messages: Sequence[M], group: str | None) -> list[M]:
-    """Those of the group that are in flight."""
+    """The group's messages in flight."""
     return [message for message in messages if message.group == group and message.state is State.IN_FLIGHT]
 
 
 def forget_empty(served: Served, messages: Sequence[M]) -> None:
-    """A group without messages is none: it begins anew."""
+    """A group without messages is forgotten: it starts again."""
     groups = {message.group for message in messages if message.state is not State.GONE}
     for group in served.keys() - groups:
         del served[group]
