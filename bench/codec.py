@@ -1,10 +1,10 @@
-"""What the SQS codec costs: microseconds of CPU for decode and encode, by operation and wire form.
+"""The cost of the SQS codec: microseconds of CPU for decode and encode, by operation and wire form.
 
     python bench/codec.py [--rounds N]
 
-Strategy: real signed requests, as the listener hands them over, and outcomes as the engine returns them; the best of
-several rounds, because the machine has other work. `unsigned` is the same in development mode: the difference is the
-signature check. The last lines compare ways to compute the HMAC with the standard library.
+Strategy: real signed requests, as the listener passes them on, and outcomes as the engine returns them; the best of
+several rounds, because the machine has other work. `unsigned` is the same in development mode; the difference is the
+cost of the signature check. The last lines compare ways to compute the HMAC with the standard library.
 """
 
 import argparse

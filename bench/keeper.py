@@ -1,11 +1,11 @@
-"""What the lease keeper and the receiver cost, on a real queue in a data directory.
+"""The cost of the lease keeper and the receiver, on a real queue in a data directory.
 
     python bench/keeper.py hold [--messages 100000] [--seconds 60]    100,000 held messages, 30 s leases, 10 s interval
     python bench/keeper.py line [--messages 2000] [--seconds 300]     no batches, 50 ms a round trip
     python bench/keeper.py receive [--rounds 20]                      200 threads, 1,000 messages arrive
 
 Strategy: CPU by thread (pthread clocks), memory as resident size before and after, everything through the public
-interface; the bodies are small, so that what grows is the keeper's own.
+interface; the bodies are small, so that memory growth comes from the keeper.
 """
 
 import argparse

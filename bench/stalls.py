@@ -1,13 +1,13 @@
-"""How long one client's answers are held up while others do the heaviest things that they can do.
+"""How long one client waits for answers while others run the heaviest operations.
 
     .venv/bin/python bench/stalls.py [--turns 3] [--depth 200000] [--only NAME ...]
 
 One probe, a process of its own, sends, receives and deletes a message in a queue of its own, a request every 2 ms over
-one connection, and notes how long each took. Meanwhile something heavy is done once, and the probe goes on for a while
-after it, because much of the work follows in steps. Everything is done `--turns` times. A delay that the server causes
-comes back in every turn, one that a neighbour on the machine causes does not: so the smallest of the turns' longest
-answers is what counts, beside the same for turns in which nothing is done. Goal: 50 ms. Exit code 0 if all meet it, 1
-if not.
+one connection, and records how long each took. Meanwhile one heavy operation runs, and the probe goes on for a while
+after it, because much of the work follows in steps. Everything is done `--turns` times. A delay caused by the server
+comes back in every turn, one caused by another program on the machine does not. So the result is the smallest of the
+turns' longest answers, compared with the same for turns without a heavy operation. Goal: 50 ms. Exit code 0 if all meet
+it, 1 if not.
 """
 
 import argparse

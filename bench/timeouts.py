@@ -2,11 +2,12 @@
 
     python bench/timeouts.py [--seeds 30] [--messages 2000] [--sensitivity] [--write]
 
-Strategy: every policy meets the same messages, the same crashes and the same late calls (one seeded stream a seed). The
-cost of an attempt is its expectation given how long its processing takes (a crash at any second, each extension late
-with its probability), so that rare and dear events do not drown a comparison in noise; what a policy *learns* is drawn.
-Costs: 1 a second of recovery delay, 120 a duplicate start, 0.01 an extend call; crashes 1/7200 s; 0.2 % of extensions
-late by Exp(8 s). A crashed attempt is followed by another of the same message, as long again.
+Strategy: every policy meets the same messages, the same crashes and the same late calls (one seeded stream per seed).
+The cost of an attempt is its expected value for the given processing time (a crash at any second, each extension late
+with its probability), so that rare, expensive events do not add noise to the comparison; what a policy *learns* is
+drawn at random. Costs: 1 a second of recovery delay, 120 a duplicate start, 0.01 an extend call; crashes 1/7200 s; 0.2
+% of extensions late by Exp(8 s). A crashed attempt is followed by another one of the same message, with the same
+duration.
 
 Without extensions, a lease that ends under a living worker is a duplicate start, and so is each further one until the
 first worker is done (the rival policies are spared the endless loop that fencing would give them).

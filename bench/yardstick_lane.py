@@ -2,16 +2,16 @@
 
     PYTHONPATH=DIR/src python bench/yardstick_lane.py --tree DIR --data DIR
 
-Strategy: the tree's own command line starts `serve` on its own loop; nothing of its insides is imported. The loop hands
-out the factory of the SQS port's connections, and so each of 32 connections gets a transport of ours: signed requests
-go into `data_received` as bytes, and the answer is what is written to the transport. So all that a request costs is
-measured (HTTP, signature, codec, engine, store, commit and its sync, answer), and nothing of a client or of sockets.
+Strategy: the tree's own command line starts `serve` on its own loop; none of its internals are imported. The loop
+exposes the factory of the SQS port's connections, so each of 32 connections gets our own transport: signed requests go
+into `data_received` as bytes, and the answer is what is written to the transport. This measures the full cost of a
+request (HTTP, signature, codec, engine, store, commit and its sync, answer) without a client or sockets.
 
-Each line on standard input asks for one round, and gets one line of JSON: CPU in microseconds a request, by operation.
-A round is a wave or more, a wave one request over each connection; the waves send, receive and delete in turn, so that
-the queue stays shallow. `round` measures each wave as a whole: CPU of the process, and retired instructions where the
-machine counts them. `stages` splits it: the methods of `STAGES` are wrapped with a stopwatch from then on. What a tree
-does not have under that name counts for the stage around it.
+Each line on standard input requests one round, and gets one line of JSON: CPU in microseconds per request, by
+operation. A round has one or more waves, a wave is one request on each connection; the waves send, receive and delete
+in turn, so that the queue stays shallow. `round` measures each wave as a whole: CPU of the process, and retired
+instructions where the machine counts them. `stages` splits it: the methods of `STAGES` are wrapped with a stopwatch
+from then on. A method that a tree does not have under that name counts for the enclosing stage.
 """
 
 import argparse

@@ -1,11 +1,10 @@
-"""The reference model: what a store must answer, small and obviously right, slow and in memory.
+"""The reference model: computes what a store must answer; small, obviously right, slow and in memory.
 
-Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose
-turn it is where there are groups is in reference_groups.py, move tasks are in reference_moves.py, settings in
-reference_settings.py. States and steps are those of model/states.py: a step that the table does not have is an error
-here. Ids, sequences and handles are the store's to choose; the model learns them from each answer that it has found
-right and knows messages by the sequence and handles by their text. Expiry is applied where a message is met, as the
-store may: the events of what a sweep expired are handed to `buried`.
+Strategy: every message is one object in one list, and each command searches all of them. The order among groups is in
+reference_groups.py, move tasks are in reference_moves.py, settings in reference_settings.py. States and steps are those
+of model/states.py: a step that is not in the table is an error here. The store chooses ids, sequences and handles; the
+model learns them from each answer that it has found right, and identifies messages by sequence and handles by text.
+Expiry is applied when a message is met, as the store may do: the events of a sweep's expiries are passed to `buried`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
-"""The reference model's order: whose turn it is, among all messages of a queue.
+"""The reference model's order: which of a queue's messages is next.
 
-Strategy: as reference.py: look at everything, each time. A standard queue without groups is one whose only tenant are
-the messages without a group.
+Strategy: as in reference.py, search all messages each time. In a standard queue without groups, the messages without a
+group are the only tenant.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,12 +1,13 @@
-"""Do the tests catch bugs? Each patch beside this file puts one into the code; the tests that it names must fail.
+"""Checks that the tests catch bugs: each patch beside this file puts one into the code, and the tests that it names
+must fail.
 
     make mutants ARGS="store/ --thorough"
     python tools/mutants/run.py [NAME ...] [--thorough] [--check] [--jobs 2]
 
-Strategy: everything happens in copies of the tree, one a job; the work tree is only read. First all named tests run
-without any patch, and must pass. Then each patch is applied alone, its tests run until one fails, and the file is put
-back. A patch that no longer applies, a named test that does not exist or fails without the patch, and a patch that no
-test kills are failures: the exit code is 1.
+Strategy: everything happens in copies of the tree, one per job; the work tree is only read. First all named tests run
+without any patch, and must pass. Then each patch is applied alone, its tests run until one fails, and the file is
+restored. A patch that no longer applies, a named test that does not exist or fails without the patch, and a patch that
+no test kills are failures: the exit code is 1.
 
 A patch is a unified diff of one file. Its head says in one line what the bug does to a user, and then names the tests,
 the cheapest first, without the ids of parameters:

@@ -1,7 +1,7 @@
 """The pytest plugin: a fixture `veilmq_server` for the tests of programs that use queues.
 
-Strategy: pytest finds it by itself where VeilMQ is installed (entry point `pytest11`). It imports nothing of VeilMQ
-before a test asks for the fixture, so that it costs other tests nothing.
+Strategy: pytest finds the plugin by itself if VeilMQ is installed (entry point `pytest11`). It imports no VeilMQ module
+before a test uses the fixture, so it costs other tests nothing.
 
     def test_a_late_worker_loses_its_message(veilmq_server):
         queue = veilmq_server.connect("jobs")

@@ -42,13 +42,13 @@ def health(
     factor: float = FACTOR_DEFAULT,
     streaming: bool | None = None,
 ) -> "DataFrame":
-    """One row a window and queue: from, to, counts of what happened, redeliveries, oldest_s, lease_s, raise_to_s.
+    """One row per window and queue: from, to, counts of events, redeliveries, oldest_s, lease_s, raise_to_s.
 
     expired_leases: those whose worker died or was late; a message that was given back counts among retries, or among
     changed_leases if its client only shortened the lease. oldest_s: the age of the oldest message that was received or
     left. lease_s: the longest lease granted. raise_to_s: `factor` times that if `failures` deletes or more were refused
     because the message had come back, else null.
-    streaming: whether events come as a stream; None: they are asked, which a declarative pipeline does not allow.
+    streaming: whether events come as a stream; None: look at `events`, which a declarative pipeline does not allow.
     """
     from pyspark.sql import functions as F
 

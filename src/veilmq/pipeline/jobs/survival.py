@@ -30,7 +30,7 @@ QUANTILES_SCHEMA: Final = (
 
 
 def survival(leases: "DataFrame") -> "DataFrame":
-    """One row a bucket of each queue and type: seconds (upper bound), finished, censored, at_risk, alive (the share
+    """One row per bucket, queue and type: seconds (upper bound), finished, censored, at_risk, alive (the share
     that takes longer), low and high (its 95 % interval, Greenwood), law (the lognormal fit's share), within_reach."""
     return curve(histogram(leases))
 

@@ -48,7 +48,7 @@ def timeouts(leases: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 
 
 def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
-    """From a histogram, one row a queue and type; columns as in `SCHEMA`, costs and shares an attempt.
+    """From a histogram, one row per queue and type; columns as in `SCHEMA`, costs and shares per attempt.
 
     timeout_s: the best lease for workers that never extend; null with timeout_at_least_s where it is longer than what
     was seen. first_lease_s, renew_after_s, margin_s: for those that do. today_*: as leases were granted, extended or
