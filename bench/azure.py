@@ -1,8 +1,8 @@
-"""The Azure protocol: our server against azurite, by turns, with little and with much in the queue.
+"""The Azure protocol: our server against azurite, alternating, with short and with deep queues.
 
-Both serve the same account and are driven by azure_lifecycle.lua with an account SAS, which both check: a request whose
-signature was changed must get 403 before and after each run. The queue is filled by the same script, which puts without
-getting if it would get only after millions of puts.
+Both serve the same account and are driven by azure_lifecycle.lua with an account SAS, which both check: a request with
+a changed signature must get 403 before and after each run. The same script fills the queue: it puts without getting if
+its first get is due only after millions of puts.
 """
 
 import base64
@@ -28,7 +28,7 @@ VERSION = "2025-11-05"
 SHALLOW_GOAL, DEEP_GOAL = 5.0, 500.0
 OUR_DEEP, OUR_SHALLOW = 100_000, 100
 PUTS_ONLY = 1_000_000_000
-NODE_MIN = 22  # what azurite's package asks for
+NODE_MIN = 22  # required by azurite's package
 CALL_SECONDS = 60
 
 CREDENTIALS = """\
@@ -40,7 +40,7 @@ azure_keys = ["{key}", "{key}"]
 
 
 class VeilMQ(peers.VeilMQ):
-    """Ours, with the Azure port where callers look."""
+    """Our server, with the Azure port where callers expect it."""
 
     def command(self, place: Place) -> list[str]:
         credentials = place.directory / "credentials.toml"
@@ -79,7 +79,7 @@ class Azurite(Peer):
 
 
 def account_sas(key: str) -> str:
-    """A query string that may do everything with queues until 2100 ("Create an account SAS")."""
+    """A query string with all rights on queues until 2100 ("Create an account SAS")."""
     given = {"sv": VERSION, "ss": "q", "srt": "sco", "sp": "rwdlacup", "se": "2100-01-01T00:00:00Z"}
     fields = (ACCOUNT, given["sp"], given["ss"], given["srt"], "", given["se"], "", "", given["sv"], "")
     text = "\n".join(fields) + "\n"
@@ -89,7 +89,7 @@ def account_sas(key: str) -> str:
 
 
 class Caller:
-    """Single calls, as `sqs.Caller` makes them. A queue's URL is its path."""
+    """Single calls, as in `sqs.Caller`. A queue's URL is its path."""
 
     def __init__(self, port: int, key: str) -> None:
         self.authority = f"127.0.0.1:{port}"
@@ -195,7 +195,7 @@ def _lane(server: AzureServer, count: int, settings: Settings) -> AzureLane:
 
 
 def against(ours: Peer, azurite: Peer, deep: int, connections: int, settings: Settings) -> Result:
-    """Ours against azurite: a fresh queue each run, then queues of `deep` messages."""
+    """Ours against azurite: a new queue for each run, then queues of `deep` messages."""
     load = Load(settings.seconds, connections, 1)
     rows = []
     with started(ours, "ours") as left, started(azurite, "peer") as right:
@@ -210,7 +210,7 @@ def against(ours: Peer, azurite: Peer, deep: int, connections: int, settings: Se
 
 
 def depth(ours: Peer, connections: int, settings: Settings) -> Result:
-    """Ours against itself: one server deep, another shallow."""
+    """Ours against itself: one server with a deep queue, one with a shallow queue."""
     with started(ours, "deep") as left, started(ours, "shallow") as right:
         deep, shallow = _lane(left, OUR_DEEP, settings), _lane(right, OUR_SHALLOW, settings)
         row = by_turns(deep, shallow, Load(settings.seconds, connections, 1), settings)

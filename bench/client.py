@@ -1,10 +1,9 @@
-"""What a message costs the client: the veil adapter against boto3, through the whole life, on one signed server.
+"""CPU per message of the client: the veil adapter against boto3, full message lives, on one signed server.
 
-Strategy: one real server process with a credentials file; the two clients take turns in this process, so that a noisy
-machine is noisy to both; `time.process_time` counts this process's CPU alone (user and system, all threads). A life is
-send, receive, delete of 200-byte bodies, at batch 1 (SendMessage ...) and batch 10 (SendMessageBatch ...). Every
-message is seen through: what was received is what was sent, and nothing is left in the queue. The median of the rounds
-counts.
+Strategy: one real server process with a credentials file; the two clients alternate in this process, so that other load
+on the machine affects both; `time.process_time` counts only this process's CPU (user and system, all threads). A life
+is send, receive, delete of 200-byte bodies, at batch 1 (SendMessage ...) and batch 10 (SendMessageBatch ...). Every
+message is checked: what was sent is received, and nothing is left in the queue. The result is the median of the rounds.
 
     python bench/client.py [--rounds 7] [--messages 400]
 """
@@ -47,7 +46,7 @@ def signed_server() -> Iterator[ServerProcess]:
 
 
 def timed(phases: Phases, name: str, work: Callable[[], Any]) -> Any:
-    """Run it, and note its CPU seconds."""
+    """Run the work, and record its CPU seconds."""
     started = time.process_time()
     result = work()
     phases[name] = time.process_time() - started
@@ -55,7 +54,7 @@ def timed(phases: Phases, name: str, work: Callable[[], Any]) -> Any:
 
 
 def boto3_life(client: Any, url: str, messages: int, batch: int) -> Phases:
-    """With plain boto3, as its documentation shows it."""
+    """With plain boto3, as in its documentation."""
     phases: Phases = {}
     requests = range(messages // batch)
     if batch == 1:

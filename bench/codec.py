@@ -1,10 +1,10 @@
-"""What the SQS codec costs: microseconds of CPU for decode and encode, by operation and wire form.
+"""The cost of the SQS codec: microseconds of CPU for decode and encode, by operation and wire form.
 
     python bench/codec.py [--rounds N]
 
-Strategy: real signed requests, as the listener hands them over, and outcomes as the engine returns them; the best of
-several rounds, because the machine has other work. `unsigned` is the same in development mode: the difference is the
-signature check. The last lines compare ways to compute the HMAC with the standard library.
+Strategy: real signed requests, as the listener passes them on, and outcomes as the engine returns them; the best of
+several rounds, because the machine has other work. `unsigned` is the same in development mode; the difference is the
+cost of the signature check. The last lines compare ways to compute the HMAC with the standard library.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Ring:
 
 
 def signed(headers: dict[str, str], body: bytes) -> Request:
-    """A POST to `/`, signed the plain way."""
+    """A POST to `/` with an ordinary signature."""
     headers = {"host": HOST, "x-amz-date": STAMP, "user-agent": "Boto3/1.43 md/Botocore", **headers}
     names = sorted(set(headers) - {"user-agent"})
     scope = f"{STAMP[:8]}/us-east-1/sqs/aws4_request"
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def hmac_costs(rounds: int) -> list[tuple[str, float]]:
-    """Ways to compute the HMAC-SHA256 of a string to sign with a key known before."""
+    """Ways to compute the HMAC-SHA256 of a string to sign with an already known key."""
     key, text = b"k" * 32, b"t" * 137
     whole = hmac.new(key, digestmod="sha256")
     block = key.ljust(64, b"\0")

@@ -3,9 +3,9 @@
     .venv/bin/python bench/drain.py [--messages 200000] [--sink parquet|delta] [--max-rows 100000] [--scheme veil|sqs]
 
 Sends bodies of 200 bytes first, starts Spark and runs one small query to warm it up, then measures `drain` from its
-call (the query's start and the first receive) to the queue empty and every delete confirmed. Says what the table holds:
-rows, and how many of them are different. CPU seconds are said by process, since the machine may not be ours alone:
-the bound by CPU is what these cores without other work could do at most.
+call (the query's start and the first receive) to the queue empty and every delete confirmed. Prints the table's rows,
+and how many of them are different. CPU seconds are printed by process, because other programs may use the machine: the
+bound by CPU is the most that these cores could do without other work.
 """
 
 import argparse

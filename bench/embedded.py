@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/embedded.py [HELD ...]
 
-Holds so many messages (1,000 and 100,000 unless told), extends all of them in batches of 1,000, fenced and in the
-history, and prints the process's CPU a message: its least and median over rounds; then the wall time of one batch of
-1,000 while another thread burns the CPU in Python.
+Holds that many messages (by default 1,000 and 100,000), extends all of them in batches of 1,000, fenced and in the
+history, and prints the process's CPU per message: the least and the median over rounds; then the wall time of one batch
+of 1,000 while another thread computes in Python.
 """
 
 import statistics

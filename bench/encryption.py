@@ -1,11 +1,12 @@
-"""What encryption costs: microseconds of CPU a message, by algorithm and size, and of the whole way through a queue.
+"""The cost of encryption: microseconds of CPU per message, by algorithm and size, and for the whole way through a
+queue.
 
     python bench/encryption.py [--rounds N]
 
 Strategy: bodies of JSON-like ASCII text; the best of several rounds, because the machine has other work. `encrypt` and
 `decrypt` are the calls that a send and a receive make, key look-up and queue check included. The last lines send,
-receive and delete in batches of 10 on an embedded queue, plain and encrypted: the difference is what
-an application pays.
+receive and delete in batches of 10 on an embedded queue, plain and encrypted: the difference is the cost for an
+application.
 """
 
 import argparse

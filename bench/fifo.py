@@ -1,9 +1,10 @@
-"""FIFO queues at depth: CPU of a message's life beside 200,000 others, in one group and in 200,000, against none.
+"""FIFO queues at depth: CPU of a message's life with 200,000 others, in one group and in 200,000, against an empty
+queue.
 
-Strategy: the path of a request (signature, codec, engine, store, commit, answer; one process, one thread) over
-FIFO requests: send, receive, delete, `--batch` messages a request. A shallow queue and a deep one take turns, each in a
-directory of its own, and the CPU time of the process is compared, so that a busy machine blurs less. The fill is sent
-less than five minutes before it is measured, so that the deduplication window is as deep as the queue.
+Strategy: the path of a request (signature, codec, engine, store, commit, answer; one process, one thread) for FIFO
+requests: send, receive, delete, `--batch` messages per request. A shallow queue and a deep one alternate, each in its
+own directory, and the CPU time of the process is compared, because other load on the machine affects it less. The deep
+queue is filled less than five minutes before the measurement, so that the deduplication window is as deep as the queue.
 
     python bench/fifo.py [--depth 200000] [--batch 10]
 """
@@ -52,7 +53,7 @@ class Queue:
         }
 
     def fill(self, depth: int) -> None:
-        """Send that many messages, not through the wire's limits but in batches of the store's."""
+        """Send that many messages in the store's own batches, without the wire's limits."""
         now = Instant(time.time_ns() // 1000)
         sample: Any = self.stages.codec.decode(signed("SendMessage", {"QueueUrl": self.url} | self.message()), now, now)
         (command,) = sample.commands
@@ -79,7 +80,7 @@ class Queue:
             self.stages.store.commit()
 
     def requests(self, batch: int, commands: int) -> list[Any]:
-        """Sends, signed beforehand."""
+        """Sends, signed in advance."""
         if batch == 1:
             return [signed("SendMessage", {"QueueUrl": self.url} | self.message()) for _ in range(commands)]
         return [

@@ -1,8 +1,8 @@
-"""Puts what the benchmark needs on the machine, and says exactly what is missing where it may not.
+"""Installs what the benchmark needs, or says exactly what is missing if it may not install it.
 
-System packages come through tools/need.sh (apt, as root or through sudo); node from npm where the machine has none of
-at least NODE_MIN; each peer in its pinned version below bench/.peers, which git ignores. Every step looks first and
-does nothing when the thing is there, so a second run installs nothing.
+System packages come through tools/need.sh (apt, as root or through sudo); node from npm if the machine has none of at
+least NODE_MIN; each peer in its pinned version below bench/.peers, which git ignores. Every step checks first and does
+nothing if the thing exists, so a second run installs nothing.
 """
 
 import json
@@ -22,7 +22,7 @@ INSTALL_SECONDS_MAX = 900
 
 
 class Missing(Exception):
-    """Something the benchmark needs is not here and cannot be installed from here; the text says how to get it."""
+    """Something the benchmark needs is missing and cannot be installed from here; the text says how to get it."""
 
 
 def run(command: list[str], cwd: Path | None = None) -> None:
@@ -48,7 +48,7 @@ def run(command: list[str], cwd: Path | None = None) -> None:
 
 
 def output_of(command: list[str]) -> str:
-    """What a command prints on either stream, or "" if it is not there or fails."""
+    """What a command prints on either stream, or "" if it is missing or fails."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -57,7 +57,7 @@ def output_of(command: list[str]) -> str:
 
 
 def tool(name: str, package: str) -> str:
-    """Path of a program of the system, installed from `package` if it is not there."""
+    """Path of a system program, installed from `package` if it is missing."""
     if not shutil.which(name):
         run([str(TOOLS / "need.sh"), name, package])
     path = shutil.which(name)
@@ -70,7 +70,7 @@ def wrk() -> str:
 
 
 def npm_package(name: str, version: str) -> Path:
-    """Folder of an npm package in exactly this version; none of its install scripts is run."""
+    """Folder of an npm package in exactly this version; its install scripts are not run."""
     home = PEERS / "npm" / f"{name}-{version}"
     package = home / "node_modules" / name
     manifest = package / "package.json"
@@ -105,13 +105,13 @@ def java() -> str:
 
 
 def python_package(name: str, version: str) -> str:
-    """Path of the interpreter of a virtual environment of its own that holds this package."""
+    """Path of the interpreter of a separate virtual environment that contains this package."""
     home = PEERS / "python" / f"{name}-{version}"
     python = str(home / "bin" / "python")
     look = f"import importlib.metadata as m; print('version', m.version({name!r}))"
     if f"version {version}\n" in output_of([python, "-c", look]):
         return python
-    # Debian's Python may lack ensurepip: the environment is made without pip, and the pip beside us fills it.
+    # Debian's Python may lack ensurepip: create the environment without pip, and let our own pip fill it.
     run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)])
     run([sys.executable, "-m", "pip", "--python", python, "install", "-q", f"{name}=={version}"])
     return python

@@ -1,11 +1,11 @@
-"""What the lease keeper and the receiver cost, on a real queue in a data directory.
+"""The cost of the lease keeper and the receiver, on a real queue in a data directory.
 
     python bench/keeper.py hold [--messages 100000] [--seconds 60]    100,000 held messages, 30 s leases, 10 s interval
     python bench/keeper.py line [--messages 2000] [--seconds 300]     no batches, 50 ms a round trip
     python bench/keeper.py receive [--rounds 20]                      200 threads, 1,000 messages arrive
 
 Strategy: CPU by thread (pthread clocks), memory as resident size before and after, everything through the public
-interface; the bodies are small, so that what grows is the keeper's own.
+interface; the bodies are small, so that memory growth comes from the keeper.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from veilmq.client.wrapping import Wrapping
 
 
 class Distant(Wrapping):
-    """Each extend takes a round trip, and there are no batches."""
+    """Each extend takes a round trip; there are no batches."""
 
     round_trip = 0.05
 
@@ -45,7 +45,7 @@ class Distant(Wrapping):
 
 
 class Timed(Wrapping):
-    """CPU of the sender threads inside extend_batch, which is the queue's and not the keeper's."""
+    """CPU of the sender threads inside extend_batch, which is the queue's, not the keeper's."""
 
     seconds = 0.0
 
@@ -89,7 +89,7 @@ def hold(account: EmbeddedAccount, count: int, seconds: float) -> None:
     before = resident_bytes()
     keeper = LeaseKeeper(queue, visibility_timeout=30, interval=10, minimal_life=5)
     started = time.perf_counter()
-    # 600 s of lease are replaced by 30 at once, as a receive with 30 would have given.
+    # Replaces the lease of 600 s by 30 s at once, as if the receive had asked for 30 s.
     leases = [keeper.register(message, lease=30) for message in messages]
     registering = time.perf_counter() - started
     registered = resident_bytes()

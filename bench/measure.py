@@ -1,7 +1,7 @@
-"""What is measured: completed lives by wrk, CPU and memory of a server's whole process tree, the disk, the machine.
+"""The measurements: completed lives by wrk, CPU and memory of a server's whole process tree, the disk, the machine.
 
-CPU comes from /proc/PID/stat in ticks of 10 ms (so over 10 s its error is far below 1 %), for the server, its living
-descendants and those it has reaped. The tree is found by parent and by session: each server has a session of its own.
+CPU comes from /proc/PID/stat in ticks of 10 ms (over 10 s the error is far below 1 %), for the server, its living
+descendants and those it has reaped. The tree is found by parent and by session: each server has its own session.
 """
 
 import os
@@ -22,7 +22,7 @@ MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class MeasureFailed(Exception):
-    """A measurement gave nothing that can be read."""
+    """A measurement returned nothing readable."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Load:
-    """One run of wrk: how long, over how many connections, how many messages a request."""
+    """One run of wrk: duration, connections, messages per request."""
 
     seconds: int
     connections: int
@@ -198,7 +198,7 @@ def wrk_line(wrk: str, load: Load, script: str, url: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of wrk saw. Rates are messages a second, latencies are those of a request."""
+    """The result of one run of wrk. Rates are messages a second, latencies are those of a request."""
 
     requests: int
     seconds: float
@@ -220,7 +220,7 @@ class Run:
 
 
 def measured_run(wrk: str, server_pid: int, target: Target, load: Load) -> Run:
-    """Drive one server and measure it meanwhile; raises MeasureFailed if wrk says nothing that can be read."""
+    """Drive one server and measure it meanwhile; raises MeasureFailed if wrk's output cannot be read."""
     command, env = target.wrk_command(wrk, load)
     load_before, ticks, cpu, children_s = load_1min(), MachineTicks.now(), cpu_us(server_pid), _children_s()
     try:
@@ -293,7 +293,7 @@ def _first_bad(text: str) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What a reader needs to know of the machine, without its name or any path on it."""
+    """What a reader needs to know about the machine, without its name or any path on it."""
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
     system = re.search(r'PRETTY_NAME="(.+)"', Path("/etc/os-release").read_text())

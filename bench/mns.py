@@ -1,10 +1,10 @@
-"""The MNS protocol against SQS on one server, by turns: send, receive, delete in equal parts, every request signed.
+"""The MNS protocol against SQS on one server, alternating: equal parts send, receive, delete, every request signed.
 
     make bench ARGS="--mns"        or alone: .venv/bin/python bench/mns.py [--pairs 5] [--seconds 10] [--batch 1]
 
-What counts is CPU a request: parsing XML and checking HMAC-SHA1 must not cost more than half as much again as the whole
-of an SQS request. Both drive the same process, each run on a fresh queue. A forged request must get 403 before and
-after each run.
+The measure is CPU per request: with parsing XML and checking HMAC-SHA1, a request may cost at most half as much again
+as an SQS request. Both drive the same process, each run on a new queue. A forged request must get 403 before and after
+each run.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class MnsTarget(Target):
 
 
 class BothServer(Server):
-    """A server that is called over either protocol; queues are made and dropped over SQS."""
+    """A server that is called over either protocol; queues are created and deleted over SQS."""
 
     @property
     def authority(self) -> str:
@@ -99,7 +99,7 @@ class MnsLane(Lane):
 
 
 def against_sqs(ours: peers.Peer, batches: list[int], connections: int, settings: Settings) -> Result:
-    """One row a batch size."""
+    """One row per batch size."""
     rows = []
     with running(BothServer(ours, prepare(ours, "mns").place)) as server:
         for batch in batches:

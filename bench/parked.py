@@ -1,8 +1,8 @@
-"""Parked long polls: what a crowd of them costs an idle server, and how fast one gets a sent message.
+"""Parked long polls: what thousands of them cost an idle server, and how fast one gets a sent message.
 
-Each poll is a connection of its own that waits 20 s (SQS's largest); the crowd waits at CROWD_QUEUES queues. Its CPU is
-read over a window that ends well before the first poll does. The latency is from the send written to the parked
-receive's answer read, at a queue of its own, once alone and once amid the crowd.
+Each poll has its own connection and waits 20 s (SQS's maximum); the polls wait at CROWD_QUEUES queues. The server's CPU
+is read over a window that ends well before the first poll does. The latency runs from the send being written to the
+parked receive's answer being read, at a queue of its own, once alone and once among the other polls.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""The servers under comparison, one class each: what to install, how to start, what to say of them.
+"""The servers under comparison, one class each: how to install, start and describe it.
 
-A server runs in a session of its own and is ended by its process group; setpriv also ends it if this program is killed.
-It is ready when it has answered a CreateQueue. Every one listens on loopback only and keeps its files in a directory
-below bench/.data.
+A server runs in its own session and is ended by its process group; setpriv also ends it if this program is killed. It
+is ready when it has answered a CreateQueue. Every one listens on loopback only and keeps its files in a directory below
+bench/.data.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ grants = [{{ actions = ["*"], queues = ["*"] }}]
 
 
 class ServerGone(Exception):
-    """A server did not start, or died; the text ends with its own last words."""
+    """A server did not start, or died; the text ends with the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Server:
         if process is None:
             return 0.0
         start = time.perf_counter()
-        if process.poll() is not None:  # ended by itself: its number may be somebody else's by now
+        if process.poll() is not None:  # ended by itself: its pid may belong to another process by now
             _running.remove(self)
             return 0.0
         try:
@@ -301,7 +301,7 @@ class Server:
         self.stop(signal.SIGKILL)
 
     def remove(self) -> None:
-        """Stop and delete everything it has written."""
+        """Stop, and delete everything it has written."""
         self.stop()
         shutil.rmtree(self.place.directory, ignore_errors=True)
 
@@ -320,7 +320,7 @@ def stop_all() -> None:
 
 
 def prepare(peer: Peer, run: str) -> Server:
-    """A server that is not started yet, with free ports and an empty directory of its own below bench/.data."""
+    """A server that is not started yet, with free ports and its own empty directory below bench/.data."""
     directory = DATA / f"{os.getpid()}-{run}"
     shutil.rmtree(directory, ignore_errors=True)
     port, admin_port = _free_ports()

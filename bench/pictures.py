@@ -2,8 +2,9 @@
 
     python bench/pictures.py
 
-Strategy: a picture is a list of SVG elements on a canvas of whole pixels; times become places by one scale a picture.
-The figures of `recovery.svg` come from the simulation of bench/timeouts.py, all others from the patterns' defaults.
+Strategy: a picture is a list of SVG elements on a canvas of whole pixels; each picture has one scale from times to
+positions. The figures of `recovery.svg` come from the simulation of bench/timeouts.py, all others from the patterns'
+defaults.
 """
 
 import importlib.util
@@ -267,7 +268,7 @@ def recovery() -> str:
 
 
 def keeper_flow() -> str:
-    """One look of the lease keeper at one message, from its table of decisions."""
+    """One decision of the lease keeper about one message, from its table of decisions."""
     from veilmq.client.keeper.states import LOOKS, Look
 
     colours = {Look.LEAVE: PALE, Look.LET_GO: LOST, Look.OVER: LOST, Look.EXTEND: NEXT, Look.WAIT: LEASE}

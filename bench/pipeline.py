@@ -2,11 +2,11 @@
 
     python bench/pipeline.py [--events 1000000,3000000,10000000] [--live 1000000] [--cores 2] [--only NAMES] [--write]
 
-Strategy: made-up histories of 100 queues with 200 message types, exported as `veilmq events export` does, kept between
-runs in build/pipeline-bench. A scan and Spark's own scan of the same files go by turns; a figure is the best of them. A
-live server's history is made by a client beforehand. The machine may not be ours alone: beside each figure stand the
-CPU seconds of Spark, its Java and its Python together, and the load before and after. Ratios belong to the machine less
-than seconds do.
+Strategy: generated histories of 100 queues with 200 message types, exported as by `veilmq events export`, kept between
+runs in build/pipeline-bench. A scan and Spark's own scan of the same files alternate; a figure is the best run. A
+client creates a live server's history in advance. Other programs may use the machine, so each figure comes with the CPU
+seconds of Spark, its Java and its Python together, and with the load before and after. Ratios depend less on the
+machine than seconds do.
 """
 
 import argparse
@@ -51,7 +51,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def exported(events: int) -> Path:
-    """A history of about so many events."""
+    """A history of about that many events."""
     place = DATA / f"events-{events}"
     if not place.exists():
         messages = int(events / EVENTS_A_MESSAGE / QUEUES / 2)
@@ -73,9 +73,10 @@ def exported(events: int) -> Path:
 
 
 class Cpu:
-    """CPU seconds of this process and all below it, but for `but`, as they run.
+    """CPU seconds of this process and all its descendants except `but`, as they run.
 
-    Looked at twice a second: Spark ends its Python workers without waiting for them, so nobody sums them up.
+    Sampled twice a second: Spark ends its Python workers without waiting for them, so their CPU is not added to its
+    own.
     """
 
     def __init__(self, but: frozenset[int] = frozenset()) -> None:
@@ -105,7 +106,7 @@ class Cpu:
             self._last |= self._look()
 
     def _look(self) -> dict[tuple[int, str], int]:
-        """Ticks by process: its number, and when it began."""
+        """Ticks by process: its pid and start time."""
         parents: dict[int, int] = {}
         used: dict[tuple[int, str], int] = {}
         for entry in Path("/proc").iterdir():
@@ -167,7 +168,7 @@ def scan(spark: Any, place: Path) -> dict[str, Any]:
 
 
 def live(spark: Any, events: int) -> dict[str, Any]:
-    """From a server whose history holds about so many events."""
+    """From a server whose history holds about that many events."""
     with tempfile.TemporaryDirectory(dir=DATA) as directory:
         process = ServerProcess(Path(directory))
         process.start()
@@ -199,7 +200,7 @@ def by_size(spark: Any, places: dict[int, Path]) -> dict[str, Any]:
         frame = load(spark, path=str(place))
         history = ParquetHistory(str(place))
         rows = history.bounds().following
-        # As the command does it: without `until` the events are read once more, for the last instant.
+        # As the command does: without `until` the events are read once more, for the last instant.
         until = last_instant(history, 0, rows)
         found[str(size)] = rate(
             rows, timed(lambda frame=frame, until=until: timeouts(attempts(frame, until)).collect())
@@ -209,7 +210,7 @@ def by_size(spark: Any, places: dict[int, Path]) -> dict[str, Any]:
 
 
 def loop(spark: Any, place: Path) -> dict[str, Any]:
-    """A run over 95 %, then five over 1 % each: the first of them compiles what later ones find compiled."""
+    """A run over 95 %, then five over 1 % each: the first one compiles what the later ones reuse."""
     bounds = ParquetHistory(str(place)).bounds()
 
     class Until(ParquetHistory):
@@ -256,7 +257,7 @@ def main() -> None:
     spark = session(f"local[{given.cores}]", settings={"spark.driver.memory": "6g", "spark.log.level": "ERROR"})
     found: dict[str, Any] = {"cores": given.cores}
     try:
-        # What Spark compiles and imports once is not the pipeline's.
+        # Spark's one-time compiling and importing does not count as the pipeline's.
         timeouts(attempts(load(spark, path=str(places[min(places)]), until=100_000))).collect()
         for name, work in (
             ("scan", lambda: scan(spark, largest)),

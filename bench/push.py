@@ -1,12 +1,12 @@
-"""Push delay of healthy endpoints, beside twenty dead ones and without them, by turns on one server.
+"""Push delay of healthy endpoints with and without twenty dead ones, alternating on one server.
 
     make bench ARGS="--push"        or alone: .venv/bin/python bench/push.py [--pairs 5] [--count 150] [--rate 50]
 
-A turn is a topic of its own with four healthy endpoints and, every second time, twenty dead ones: five that refuse,
-five that take a push and never answer, five that answer a byte a second, five that answer 500. They are new ports each
-time, so that the server has to find out about each of them in the turn. The delay is from the publish written to the
-whole push read at the endpoint. Goal: median and p99 beside the dead at most 1.2 times those without; a ratio is one of
-pooled delays. Exit code 0 if both are met, 1 if not, 2 if a push was lost.
+A turn is a new topic with four healthy endpoints and, every second time, twenty dead ones: five refuse, five accept a
+push and never answer, five answer a byte a second, five answer 500. The ports are new each time, so that the server has
+to discover each dead endpoint in the turn. The delay runs from the publish being written to the whole push being read
+at the endpoint. Goal: median and p99 with dead endpoints at most 1.2 times those without; a ratio compares pooled
+delays. Exit code 0 if both are met, 1 if not, 2 if a push was lost.
 """
 
 import argparse
@@ -62,7 +62,7 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def endpoint(kind: str, arrivals: list[tuple[int, float]]) -> AsyncIterator[str]:
-    """An endpoint's URL. A healthy one notes when which number arrived."""
+    """An endpoint's URL. A healthy one records the number and time of each arrival."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,7 +161,7 @@ async def turn(server: ServerProcess, publisher: Publisher, topic: str, dead: bo
 
 
 async def run(server: ServerProcess, pairs: int, count: int, rate: float) -> list[Turn]:
-    """The turns, with and without the dead, who goes first alternating."""
+    """The turns, with and without dead endpoints; the order alternates."""
     publisher = Publisher(server.mns)
     await publisher.open()
     turns = [await turn(server, publisher, "warm", True, count // 4, rate)]

@@ -1,9 +1,9 @@
-"""Result -> Markdown and JSON, printed and written to bench/results/<scenario>, with the peers that were measured.
+"""Writes a Result as Markdown and JSON to bench/results/<scenario>, with the peers that were measured, and prints it.
 
-The latest run of a scenario takes the place of the one before; git has those.
+The latest run of a scenario replaces the previous one; git keeps those.
 
-Ratios stand first, because they are what may be quoted; absolute figures are shown with the machine's load and said to
-be quotable only from a quiet one. No path and no host name is written.
+Ratios come first, because only they may always be quoted; absolute figures are shown with the machine's load, and may
+be quoted only from a quiet machine. No path and no host name is written.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""make bench: our server against its pinned peers, measured by turns.
+"""make bench: our server against its pinned peers, measured alternating.
 
 Without a scenario flag: the lifecycle (send, receive, delete in equal parts), one message a request and ten.
 Installs what is missing, prints the table, writes it to bench/results/. Exit code 0 if every run counted, 1 if one was

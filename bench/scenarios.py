@@ -1,7 +1,7 @@
-"""The scenarios. Two servers are measured by turns: both run, one is driven, who goes first alternates.
+"""The scenarios. Two servers are measured alternating: both run, one is driven, and the order alternates.
 
 A run counts only if every answer was 200, no connection broke, at least 0.95 of what was sent was received and, for a
-server that checks signatures, forged requests got 403 before and after it. Else it is void and made again, at most
+server that checks signatures, forged requests got 403 before and after it. Otherwise it is void and repeated, at most
 RETRIES times. A ratio is the median over the pairs, with its smallest and largest.
 """
 
@@ -45,7 +45,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Lane:
-    """One side of a pair. Without a fixed queue every run has a fresh one."""
+    """One side of a pair. Without a fixed queue every run has a new one."""
 
     server: Server
     proto: Proto
@@ -140,7 +140,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def shared_protos(left: Peer, right: Peer, wanted: Proto) -> tuple[Proto, Proto]:
-    """One wire form for both sides where they have one in common, the wanted one first; else each its own."""
+    """The wire form that both sides have in common, the wanted one first; otherwise each side's own."""
     wishes: list[Proto] = [wanted, *(form for form in left.protos if form != wanted)]
     for form in wishes:
         if form in left.protos and form in right.protos:
@@ -187,7 +187,7 @@ def preload(lane: Lane, count: int, settings: Settings) -> int:
 
 
 def depth(subjects: list[Peer], deep: int, connections: int, settings: Settings, shallow: int = 1000) -> Result:
-    """Each subject against itself: one server `deep` messages deep, another `shallow`, both driven by turns."""
+    """Each subject against itself: one server `deep` messages deep, another `shallow`, driven alternating."""
     rows = []
     for subject in subjects:
         form = _own(subject, settings.proto)

@@ -1,4 +1,4 @@
-"""A signed SQS caller for setting a run up and for proving that the server really checks signatures.
+"""A signed SQS caller that sets up a run and proves that the server really checks signatures.
 
 Standard library only, both wire forms, one request a connection. The load itself comes from lifecycle.lua. For
 Signature V4 see

@@ -1,13 +1,13 @@
-"""How long one client's answers are held up while others do the heaviest things that they can do.
+"""How long one client waits for answers while others run the heaviest operations.
 
     .venv/bin/python bench/stalls.py [--turns 3] [--depth 200000] [--only NAME ...]
 
 One probe, a process of its own, sends, receives and deletes a message in a queue of its own, a request every 2 ms over
-one connection, and notes how long each took. Meanwhile something heavy is done once, and the probe goes on for a while
-after it, because much of the work follows in steps. Everything is done `--turns` times. A delay that the server causes
-comes back in every turn, one that a neighbour on the machine causes does not: so the smallest of the turns' longest
-answers is what counts, beside the same for turns in which nothing is done. Goal: 50 ms. Exit code 0 if all meet it, 1
-if not.
+one connection, and records how long each took. Meanwhile one heavy operation runs, and the probe goes on for a while
+after it, because much of the work follows in steps. Everything is done `--turns` times. A delay caused by the server
+comes back in every turn, one caused by another program on the machine does not. So the result is the smallest of the
+turns' longest answers, compared with the same for turns without a heavy operation. Goal: 50 ms. Exit code 0 if all meet
+it, 1 if not.
 """
 
 import argparse
@@ -39,7 +39,7 @@ BODY = "x" * 200
 QUEUES, SUBSCRIBERS = 2_000, 100
 _XML = '<?xml version="1.0"?>'
 _IDLE_S = 30
-"""A connection that was idle for longer is opened anew: the server ends it after 75 s."""
+"""A connection that was idle for longer is reopened: the server ends it after 75 s."""
 
 
 class Caller:
@@ -74,12 +74,12 @@ class Caller:
 
 
 def cpu_ms(pid: int) -> float:
-    """CPU of the server's loop, which is its first thread. What was stolen from the machine does not count."""
+    """CPU of the server's loop, its first thread. Excludes CPU time stolen from the machine."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
 def probe(url: str, pid: int) -> None:
-    """The probe's process: for each answer a line with its milliseconds and the loop's CPU meanwhile."""
+    """The probe's process: prints a line for each answer with its milliseconds and the loop's CPU meanwhile."""
     caller = Caller(url)
     queue = caller.queue("probe")
     os.set_blocking(sys.stdin.fileno(), False)
@@ -106,7 +106,7 @@ def probe(url: str, pid: int) -> None:
 
 @contextmanager
 def probing(server: ServerProcess, answers: list[list[float]]) -> Iterator[None]:
-    """While the block runs, and a little before and after it, the probe asks; then `answers` has what it told."""
+    """Run the probe during the block and a little before and after it; then `answers` has its output."""
     command = [sys.executable, __file__, "--probe", server.sqs, str(server.process.pid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -120,7 +120,7 @@ def probing(server: ServerProcess, answers: list[list[float]]) -> Iterator[None]
 
 @dataclass
 class Ground:
-    """The server, and how much is put into a queue."""
+    """The server, and how many messages go into a queue."""
 
     server: ServerProcess
     depth: int
@@ -136,12 +136,12 @@ class Ground:
         subprocess.run([*VEILMQ, *words, "--data", str(self.server.data)], check=True, stdout=subprocess.DEVNULL)
 
     def name(self, ending: str = "") -> str:
-        """Of a new queue or topic."""
+        """A new name for a queue or topic."""
         self.made += 1
         return f"heavy-{self.made}{ending}"
 
     def filled(self, count: int, body: str = BODY, fifo: bool = False, **attributes: str) -> str:
-        """A new queue with so many messages; its URL."""
+        """A new queue with that many messages; returns its URL."""
         if fifo:
             attributes |= {"FifoQueue": "true", "ContentBasedDeduplication": "false"}
         url = self.sqs.queue(self.name(".fifo" if fifo else ""), **attributes)
@@ -162,7 +162,7 @@ class Ground:
 
 
 Heavy = Callable[[Ground], Callable[[], object]]
-"""Prepares, and gives what is then done beside the probe."""
+"""Prepares, and returns the action to run beside the probe."""
 
 
 def nothing(ground: Ground) -> Callable[[], object]:
@@ -185,7 +185,7 @@ def fifo_delay(ground: Ground) -> Callable[[], object]:
 
 
 def leases_end(ground: Ground) -> Callable[[], object]:
-    """All leases of a queue end in one moment."""
+    """All leases of a queue end at the same moment."""
     count = min(ground.depth, 50_000)
     url = ground.filled(count)
     clock = time.monotonic()

@@ -2,11 +2,12 @@
 
     python bench/timeouts.py [--seeds 30] [--messages 2000] [--sensitivity] [--write]
 
-Strategy: every policy meets the same messages, the same crashes and the same late calls (one seeded stream a seed). The
-cost of an attempt is its expectation given how long its processing takes (a crash at any second, each extension late
-with its probability), so that rare and dear events do not drown a comparison in noise; what a policy *learns* is drawn.
-Costs: 1 a second of recovery delay, 120 a duplicate start, 0.01 an extend call; crashes 1/7200 s; 0.2 % of extensions
-late by Exp(8 s). A crashed attempt is followed by another of the same message, as long again.
+Strategy: every policy meets the same messages, the same crashes and the same late calls (one seeded stream per seed).
+The cost of an attempt is its expected value for the given processing time (a crash at any second, each extension late
+with its probability), so that rare, expensive events do not add noise to the comparison; what a policy *learns* is
+drawn at random. Costs: 1 a second of recovery delay, 120 a duplicate start, 0.01 an extend call; crashes 1/7200 s; 0.2
+% of extensions late by Exp(8 s). A crashed attempt is followed by another one of the same message, with the same
+duration.
 
 Without extensions, a lease that ends under a living worker is a duplicate start, and so is each further one until the
 first worker is done (the rival policies are spared the endless loop that fencing would give them).
@@ -50,7 +51,7 @@ WORKLOADS: dict[str, Draw] = {
 
 @dataclass
 class Tally:
-    """What a policy's attempts cost."""
+    """The cost of a policy's attempts."""
 
     recovery: float = 0.0
     duplicates: float = 0.0
@@ -134,7 +135,7 @@ class Adaptive(Heartbeat):
     """Ours: learns from every attempt."""
 
     def __init__(self, costs: Costs) -> None:
-        # It is told what things are worth, and nothing of how the world behaves but the defaults.
+        # It gets the prices, and only the defaults about the world's behaviour.
         weights = Costs(recovery=costs.recovery, duplicate=costs.duplicate, extend=costs.extend)
         self.plan = AdaptiveTimeout(weights)
 
@@ -171,7 +172,7 @@ class Adaptive(Heartbeat):
 
 
 class Clairvoyant:
-    """Knows how long each message takes, and gives it that; it cannot know crashes."""
+    """Knows how long each message takes and sets that lease; it cannot know crashes."""
 
     def attempt(self, took: float, costs: Costs, tally: Tally) -> None:
         # One lease to the end, or the best number of renewals: whichever is cheaper.
@@ -218,7 +219,7 @@ class Run:
 
 
 def run(policy: Any, draw: Draw, costs: Costs, seed: int, messages: int) -> Tally:
-    """All messages, one after the other, each until an attempt did not crash."""
+    """All messages in sequence, each until an attempt does not crash."""
     tally, times, luck = Tally(), Random(seed), Random(seed + 1_000_003)
     for number in range(messages):
         took = max(draw(times, number / messages), 0.01)

@@ -1,14 +1,14 @@
-"""The CPU of a request, by stage and in all, of this tree and of another: whether a change costs anything.
+"""The CPU of a request, by stage and in total, of this tree and of another: shows whether a change costs anything.
 
     make yardstick ARGS="--against ../before"
     python bench/yardstick.py [--against DIR] [--turns 8] [--rounds 200]
 
 Strategy: bench/yardstick_lane.py drives a whole server in its own process, with signed requests as bytes and with the
-real store and its sync. Each tree has a lane, this tree has two: what its second lane differs from the first by is the
-noise. The processes of a turn live side by side and do one short round after the other, of some 20 ms, so that
-whatever slows the machine meets all of them; what counts is the ratio of two lanes' rounds, and of these the median.
-In a turn all have the same hash seed, and none has random addresses: else two processes with the same code differ by 4
-to 8 % for as long as they live. Each turn has fresh processes and another seed, so that no one layout decides.
+real store and its sync. Each tree has a lane, this tree has two: the difference between its lanes is the noise. The
+processes of a turn run side by side and alternate in short rounds of some 20 ms, so that whatever slows the machine
+affects all of them. The result is the median of the ratios of two lanes' rounds. In a turn all processes have the same
+hash seed, and none has random addresses: otherwise two processes with the same code differ by 4 to 8 % for as long as
+they live. Each turn has new processes and another seed, so that no single memory layout decides.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Lane:
         return json.loads(line)  # type: ignore[no-any-return]
 
     def stop(self) -> None:
-        """End it; its data goes."""
+        """End the process and delete its data."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -114,12 +114,12 @@ def measured(trees: dict[str, Path], seed: int, home: Path, options: argparse.Na
 
 
 def of_rounds(rounds: Rounds, name: str, what: str = "cpu") -> list[float]:
-    """A value a round: the middle of its waves."""
+    """One value per round: the median of its waves."""
     return [statistics.median(each[name][what]) for each in rounds]
 
 
 def ratio(turn: Turn, one: str, other: str, name: str, what: str = "cpu") -> float:
-    """`other` to `one` in a turn: the middle of their rounds' ratios."""
+    """The ratio of `other` to `one` in a turn: the median of their rounds' ratios."""
     pairs = zip(of_rounds(turn.totals[one], name, what), of_rounds(turn.totals[other], name, what), strict=True)
     return statistics.median(theirs / ours for ours, theirs in pairs)
 
@@ -130,7 +130,7 @@ def spread(values: list[float]) -> str:
 
 
 def total_table(turns: list[Turn], what: str, title: str) -> list[str]:
-    """A request in all: the least wave and the median round of each lane, and the ratios of the lanes."""
+    """A request in total: the least wave and the median round of each lane, and the ratios of the lanes."""
     names = list(turns[0].totals)
     pairs = [("this", "this again")] if len(names) == 2 else [("against", "this"), ("this", "this again")]
     lines = [f"{title:36}" + "".join(f"{name:>19}" for name in names)]
@@ -149,7 +149,7 @@ def total_table(turns: list[Turn], what: str, title: str) -> list[str]:
 
 
 def stage_table(turns: list[Turn]) -> list[str]:
-    """The stages, which a stopwatch within makes a little dearer: the median of their rounds."""
+    """The stages, which the stopwatch makes slightly more expensive: the median of their rounds."""
     lines = [f"{'by stage, us a request':36}" + "".join(f"{stage:>11}" for stage in STAGES)]
     for name in NAMES:
         for lane in turns[0].stages:

@@ -2,16 +2,16 @@
 
     PYTHONPATH=DIR/src python bench/yardstick_lane.py --tree DIR --data DIR
 
-Strategy: the tree's own command line starts `serve` on its own loop; nothing of its insides is imported. The loop hands
-out the factory of the SQS port's connections, and so each of 32 connections gets a transport of ours: signed requests
-go into `data_received` as bytes, and the answer is what is written to the transport. So all that a request costs is
-measured (HTTP, signature, codec, engine, store, commit and its sync, answer), and nothing of a client or of sockets.
+Strategy: the tree's own command line starts `serve` on its own loop; none of its internals are imported. The loop
+exposes the factory of the SQS port's connections, so each of 32 connections gets our own transport: signed requests go
+into `data_received` as bytes, and the answer is what is written to the transport. This measures the full cost of a
+request (HTTP, signature, codec, engine, store, commit and its sync, answer) without a client or sockets.
 
-Each line on standard input asks for one round, and gets one line of JSON: CPU in microseconds a request, by operation.
-A round is a wave or more, a wave one request over each connection; the waves send, receive and delete in turn, so that
-the queue stays shallow. `round` measures each wave as a whole: CPU of the process, and retired instructions where the
-machine counts them. `stages` splits it: the methods of `STAGES` are wrapped with a stopwatch from then on. What a tree
-does not have under that name counts for the stage around it.
+Each line on standard input requests one round, and gets one line of JSON: CPU in microseconds per request, by
+operation. A round has one or more waves, a wave is one request on each connection; the waves send, receive and delete
+in turn, so that the queue stays shallow. `round` measures each wave as a whole: CPU of the process, and retired
+instructions where the machine counts them. `stages` splits it: the methods of `STAGES` are wrapped with a stopwatch
+from then on. A method that a tree does not have under that name counts for the enclosing stage.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Loop(uvloop.Loop):
 
 
 class Transport(asyncio.Transport):
-    """Takes what a connection answers."""
+    """Receives what a connection answers."""
 
     def __init__(self, number: int, take: Callable[[int, bytes], None]) -> None:
         super().__init__({"peername": ("127.0.0.1", 40_000 + number)})
@@ -98,7 +98,7 @@ class Transport(asyncio.Transport):
 
 
 class Connections:
-    """The connections, and the answers of the wave that is under way."""
+    """The connections, and the answers of the current wave."""
 
     def __init__(self, factory: Callable[[], asyncio.Protocol]) -> None:
         self._protocols = [factory() for _ in range(CONNECTIONS)]
@@ -115,7 +115,7 @@ class Connections:
             self._done.set_result(None)
 
     async def wave(self, requests: Wave) -> Wave:
-        """The answers to one request a connection. Raises AssertionError for one that is no 200."""
+        """The answers to one request per connection. Raises AssertionError for an answer other than 200."""
         self._left, self._done = len(requests), asyncio.get_running_loop().create_future()
         for protocol, request in zip(self._protocols, requests, strict=False):
             protocol.data_received(request)
@@ -124,7 +124,7 @@ class Connections:
 
 
 class Requests:
-    """Signed requests, no two alike: as bench/lifecycle.lua has them."""
+    """Signed requests, no two alike, as in bench/lifecycle.lua."""
 
     def __init__(self, port: int) -> None:
         self._host = f"127.0.0.1:{port}"
@@ -149,7 +149,7 @@ class Requests:
         return self._signed("ReceiveMessage", given)
 
     def delete(self, answer: bytes, batch: int) -> bytes:
-        """What deletes the messages of a receive's answer."""
+        """A request that deletes the messages in a receive's answer."""
         messages = json.loads(answer.partition(b"\r\n\r\n")[2])["Messages"]
         assert len(messages) == batch
         handles = [message["ReceiptHandle"] for message in messages]
@@ -215,10 +215,10 @@ class Instructions:
 
 
 class Stopwatch:
-    """CPU by stage: each method that begins a stage stops the clock of the stage around it.
+    """CPU by stage: a method that begins a stage stops the clock of the enclosing stage.
 
-    What the stopwatch costs by itself, measured once, is taken off where it falls. A commit in another thread counts
-    with that thread's CPU.
+    The stopwatch's own cost, measured once, is subtracted where it occurs. A commit in another thread counts with that
+    thread's CPU.
     """
 
     def __init__(self) -> None:
@@ -297,7 +297,8 @@ def classes() -> set[type]:
 
 
 def commit_on_the_loop() -> None:
-    """Commits change to a thread where the disk is slow; here they stay, so that two lanes do the same work."""
+    """Keep commits on the loop, so that two lanes do the same work; otherwise they move to a thread if the disk is
+    slow."""
     for each in classes():
         module = sys.modules[each.__module__]
         if each.__name__ == "Committer" and hasattr(module, "SHORT_US"):
@@ -360,7 +361,7 @@ def _check(answers: Wave) -> None:
 
 
 async def drive(loop: Loop, port: int, instructions: Instructions) -> None:
-    """Answer what is asked, and end the process as it is: its data is thrown away."""
+    """Answer the requests, then end the process without a shutdown: its data is thrown away."""
     while not (gc.isenabled() and gc.get_freeze_count()):  # noqa: ASYNC110 - the server's start, of which nobody tells
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)

@@ -1,10 +1,10 @@
-"""Coverage-guided fuzzing of what strangers' bytes reach first: the HTTP intake and the three codecs.
+"""Coverage-guided fuzzing of the code that untrusted bytes reach first: the HTTP intake and the three codecs.
 
-Strategy: each input is a stream of one connection, its first byte the protocol, and whether the stream is framed as it
-is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all). What the
-intake makes of it goes through the codec in development mode, so that no signature stands in the way, to a real SQLite
-store and back. An exception, an answer of 500 or more, or a line break in a header is a finding; libFuzzer keeps the
-input. `make fuzz` runs it.
+Strategy: each input is the stream of one connection. Its first byte selects the protocol, and whether the stream is
+sent as it is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all).
+The intake's requests go through the codec in development mode, so that no signature is needed, to a real SQLite store
+and back. An exception, an answer of 500 or more, or a line break in a header is a finding; libFuzzer keeps the input.
+`make fuzz` runs it.
 
     python tools/fuzz.py CORPUS_DIRECTORY [libFuzzer's flags, e.g. -max_total_time=600]
 """
@@ -38,12 +38,12 @@ with atheris.instrument_imports(include=["veilmq"]):
 NOW: Final = Instant(1_795_000_000_000_000)
 LIMITS: Final = Limits(header_bytes_max=32_768, body_bytes_max=65_536)
 RAW: Final = 128
-"""From this first byte on the stream is read as it is."""
+"""From this first byte on, the stream is read as it is."""
 AZURE_ACCOUNT: Final = "devstoreaccount1"
 
 
 class NoTokens:
-    """A codec's tokens, in development mode: claims alone."""
+    """A codec's tokens in development mode: claims only."""
 
     tenant = None
     audiences: frozenset[str] = frozenset()
@@ -53,7 +53,7 @@ class NoTokens:
 
 
 def codecs() -> list[tuple[Any, type[Intake]]]:
-    """Of each protocol, what decodes and what reads for it."""
+    """Each protocol's codec and intake."""
     keyring = DevelopmentKeyring()
     return [
         (sqs.Codec(keyring, sqs.Endpoint(base_domain="test", cors_origins=("https://a.example",))), Intake),
@@ -63,7 +63,7 @@ def codecs() -> list[tuple[Any, type[Intake]]]:
 
 
 def answered(store: SqliteStore, codec: Any, request: Request) -> Response:
-    """The answer that the request gets, through as many calls as it takes."""
+    """The answer to the request, through as many calls as it takes."""
     call = codec.decode(request, NOW, NOW)
     while not isinstance(call, Response):
         applied: Applied = store.apply(call.commands, NOW)
@@ -95,7 +95,7 @@ def one_input(store: SqliteStore) -> Callable[[bytes], None]:
 
 
 def framed(data: bytes) -> bytes:
-    """The stream, as one request with the length of its body."""
+    """The stream as one request with the length of its body."""
     head, _, body = data.partition(b"\r\n\r\n")
     return b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
 
@@ -109,7 +109,7 @@ def check(answer: Response) -> None:
 
 
 def stream(method: str, target: str, body: str = "", *headers: str) -> bytes:
-    """A request as a client writes it, but for the length of its body."""
+    """A request as a client writes it, without the length of its body."""
     lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers]
     return "\r\n".join([*lines, "", body]).encode()
 
@@ -127,7 +127,7 @@ def azure_sas() -> str:
 
 
 def seeds() -> list[bytes]:
-    """One right request of each kind, from which the fuzzer sets out."""
+    """One valid request of each kind, from which the fuzzer starts."""
     json, form = "Content-Type: application/x-amz-json-1.0", "Content-Type: application/x-www-form-urlencoded"
     url = '"QueueUrl":"http://localhost/000000000000/q"'
     number = '{"DataType":"Number.x","StringValue":"1"}'

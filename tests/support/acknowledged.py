@@ -1,8 +1,8 @@
-"""What clients were told: a log of acknowledged commands, held against the store that is there afterwards.
+"""A log of acknowledged commands, compared with the store's content afterwards.
 
-Strategy: a workload is seeded and does little more than send, receive and delete. What it was told is kept by message:
-`sent` when the send was acknowledged, `deleted` when the delete was. A command whose answer never came may or may not
-have happened and is kept apart. `losses` reads every message that a reopened store holds.
+Strategy: a seeded workload sends, receives, deletes and does little else. Answers are recorded by message: `sent` when
+the send was acknowledged, `deleted` when the delete was. A command whose answer never came may or may not have happened
+and is recorded separately. `losses` reads every message that a reopened store holds.
 """
 
 from typing import Final
@@ -22,19 +22,19 @@ _LEASE_US: Final = 20 * SECOND_US
 
 
 class Log(msgspec.Struct):
-    """What was acknowledged, by body; and what was asked and never answered."""
+    """What was acknowledged, by body; and the commands that were never answered."""
 
     sent: set[str] = msgspec.field(default_factory=set)
     deleted: set[str] = msgspec.field(default_factory=set)
     counts: dict[str, int] = msgspec.field(default_factory=dict)
-    """Receive counts that receivers were told."""
+    """Receive counts reported to receivers."""
     sending: set[str] = msgspec.field(default_factory=set)
     deleting: set[str] = msgspec.field(default_factory=set)
 
     def losses(self, store: Store, queue: QueueKey, now: Instant) -> list[str]:
-        """Everything in which the store breaks its promise, in words; empty if it keeps it.
+        """Every violation of the store's promise, as text; empty if there is none.
 
-        Takes all messages there are, a day later, so that no lease is left.
+        Receives all messages, a day later, so that no lease is left.
         """
         held: dict[str, int] = {}
         later = Instant(max(now, store.mark) + DAY_US)
@@ -74,7 +74,7 @@ class Workload:
         self._name = f"{seed:x}"
 
     def batch(self, now: Instant) -> list[AnyCommand]:
-        """The next batch. Its commands are open until `acknowledge` or for ever."""
+        """The next batch. Its commands stay open until `acknowledge`, or for ever."""
         commands: list[AnyCommand] = [self._command(now) for _ in range(self._chance.randint(1, 8))]
         for command in commands:
             if isinstance(command, Send):
@@ -100,7 +100,7 @@ class Workload:
         return sending(self.queue, body, delay_us=self._chance.choice([0, 0, SECOND_US]))
 
     def acknowledge(self, commands: list[AnyCommand], outcomes: list[Outcome]) -> None:
-        """These answers left."""
+        """Record that these answers were sent."""
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(command, Send) and isinstance(outcome, Sent):
                 self.log.sent.add(command.body)

@@ -1,7 +1,6 @@
-"""A server that takes a request and does what the test says, for clients whose way to the server breaks.
+"""A server that accepts a request and does what the test says, for clients whose connection to the server breaks.
 
-Strategy: one step a connection: hang up, answer with the given bytes, or nothing more to do: after the last step nobody
-listens.
+Strategy: one step per connection: hang up, or answer with the given bytes. After the last step the port is closed.
 """
 
 import socket
@@ -35,7 +34,7 @@ class BrokenServer:
     def _serve(self) -> None:
         for number, step in enumerate(self._steps, 1):
             connection, _ = self._listener.accept()
-            if number == len(self._steps):  # before the answer: a client that tries again at once finds nobody
+            if number == len(self._steps):  # before the answer: a client that retries at once finds the port closed
                 self._listener.close()
             with connection:
                 connection.recv(_READ_BYTES)
@@ -43,6 +42,6 @@ class BrokenServer:
                 connection.sendall(step)
 
     def close(self) -> None:
-        """Waits for the last step."""
+        """Wait for the last step."""
         self._thread.join(_JOIN_SECONDS)
         assert not self._thread.is_alive(), "a step is left"

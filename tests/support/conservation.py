@@ -1,6 +1,6 @@
 """The conservation law: of every queue, sent + moved in = live + deleted + expired + purged + moved out + quarantined.
 
-Strategy: the ledger is kept from the history alone, so that it holds against what the store says of itself.
+Strategy: the ledger is computed from the history alone, so that it can check the store's own figures.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Ledger(msgspec.Struct):
 
     @property
     def live(self) -> int:
-        """What the law says that the queue holds."""
+        """The number of messages that the queue holds by the law."""
         lost = self.deleted + self.expired + self.purged + self.moved_out + self.quarantined
         return self.sent + self.moved_in - lost
 

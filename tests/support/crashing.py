@@ -20,7 +20,7 @@ from veilmq.store.sqlite.store import CRASH_POINTS
 
 
 def die_at(point: str, nth: int) -> Callable[[str], None]:
-    """For a store's `at_point`: end the process at the nth passing of the point."""
+    """For a store's `at_point`: kill the process at the nth passing of the point."""
     assert point in CRASH_POINTS, f"{point!r} is none of {CRASH_POINTS}"
     left = nth
 

@@ -1,10 +1,10 @@
-"""A disk that can fail: an apsw VFS that knows what was synced, cuts the power, refuses writes, and can be slow.
+"""A faulty disk: an apsw VFS that tracks what was synced, cuts the power, refuses writes, and can be slow.
 
-Strategy: every file keeps an image of what the disk surely has (all that was written before its last sync) and the
-writes since. `power_cut` builds a directory as a real disk might have it: the image, and of the writes since, by the
-seed's choice, none, a prefix, any subset in any order, each whole or torn into sectors. The wal-index is memory and is
-never there. SQLite syncs the directory when a file is born, so that a file that was once synced exists. Failures are
-set to strike at the n-th call from now on.
+Strategy: every file has an image of what the disk certainly holds (everything written before its last sync) and the
+writes since. `power_cut` builds a directory as a real disk might leave it: the image and, chosen by the seed, none, a
+prefix or any subset of the writes since, in any order, each whole or torn into sectors. The wal-index is memory and is
+never there. SQLite syncs the directory when it creates a file, so a file that was once synced exists. Failures are set
+to occur at the n-th call from now on.
 """
 
 import threading
@@ -27,7 +27,7 @@ class Write(NamedTuple):
 
 
 class Image:
-    """What the disk has of one file."""
+    """What the disk holds of one file."""
 
     def __init__(self, content: bytes) -> None:
         self.synced = bytearray(content)
@@ -73,7 +73,7 @@ def put(content: bytearray, writes: list[Write]) -> bytearray:
 
 
 def _sectors(write: Write) -> list[Write]:
-    """The write in pieces that a disk puts down whole."""
+    """The write in pieces that a disk writes atomically."""
     if write.data is None:
         return [write]
     pieces = []
@@ -86,7 +86,7 @@ def _sectors(write: Write) -> list[Write]:
 
 
 class Failure(NamedTuple):
-    """What strikes, after how many more calls, and how often."""
+    """The error, after how many more calls it occurs, and how often."""
 
     call: str
     error: Callable[[], apsw.Error]
@@ -140,7 +140,7 @@ class FaultDisk(apsw.VFS):
         self.failure = None
 
     def count(self, call: str) -> None:
-        """A call is about to be made. Raises what was set to strike it."""
+        """A call is about to be made. Raises the failure that is due."""
         with self.lock:
             self.calls[call] += 1
             if self.struck and call == "xWrite":

@@ -1,8 +1,8 @@
-"""Histories of made-up workloads whose laws are known: what the pipeline's estimates are held against.
+"""Generated histories with known laws, to check the pipeline's estimates.
 
-Strategy: a workload is a queue and a message type with a law of processing times, a way of leasing and a rate of
-crashes. Attempts are drawn in rounds, all messages of a workload at once; each becomes the events that a server would
-have written, in the columns of /api/v1/events. Everything follows from the seed.
+Strategy: a workload is a queue and a message type with a law of processing times, a leasing policy and a crash rate.
+Attempts are drawn in rounds, all messages of a workload at once; each becomes the events that a server would have
+written, in the columns of /api/v1/events. Everything depends only on the seed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ class Law:
     name: str
     draw: Callable[[np.random.Generator, Any], Any]
     survival: Callable[[Any], Any]
-    """The share of attempts that take longer than so many seconds; of a drifting law, over the whole history."""
+    """The share of attempts that take longer than that many seconds; for a drifting law, over the whole history."""
 
     def quantile(self, share: float) -> float:
         """Seconds within which that share of attempts finishes."""
@@ -114,16 +114,16 @@ class Workload:
     messages: int = 1_000
     lease: float = 30.0
     extend: float | None = None
-    """Every so often the lease is set to `lease` again; None: never."""
+    """At this interval the lease is set to `lease` again; None: never."""
     crashes_per_second: float = 0.0
     gives_up: float | None = None
-    """Workers release what is not done by then."""
+    """Workers release what is not done after this time."""
     deletes_late: bool = True
-    """Workers delete what they finish after their lease, too."""
+    """Workers also delete what they finish after their lease."""
     receives_max: int = 50
-    """Then the message goes to the queue's dead-letter queue."""
+    """After this many the message goes to the queue's dead-letter queue."""
     wait: float = 0.5
-    """Until a visible message is received, on the average."""
+    """Average time until a visible message is received."""
 
 
 class _Events:
@@ -273,7 +273,7 @@ def _table(workloads: Sequence[Workload], drawn: dict[str, Any], sent: Any, sequ
     detail[drawn["reason"] == _STALE] = '{"reason":"stale"}'
     detail[gone] = '{"reason":"gone"}'
     for place in np.flatnonzero(kind == _CODE["dead_lettered"]):
-        # Sequences of dead letters follow those of all sends.
+        # Dead letters' sequences follow those of all sends.
         target = int(len(sent) + sequence[message[place]])
         detail[place] = f'{{"target":{incarnation[place] + 1},"target_sequence":{target}}}'
     refused = drawn["reason"] != _NONE

@@ -1,11 +1,10 @@
-"""The reference model: what a store must answer, small and obviously right, slow and in memory.
+"""The reference model: computes what a store must answer; small, obviously right, slow and in memory.
 
-Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose
-turn it is where there are groups is in reference_groups.py, move tasks are in reference_moves.py, settings in
-reference_settings.py. States and steps are those of model/states.py: a step that the table does not have is an error
-here. Ids, sequences and handles are the store's to choose; the model learns them from each answer that it has found
-right and knows messages by the sequence and handles by their text. Expiry is applied where a message is met, as the
-store may: the events of what a sweep expired are handed to `buried`.
+Strategy: every message is one object in one list, and each command searches all of them. The order among groups is in
+reference_groups.py, move tasks are in reference_moves.py, settings in reference_settings.py. States and steps are those
+of model/states.py: a step that is not in the table is an error here. The store chooses ids, sequences and handles; the
+model learns them from each answer that it has found right, and identifies messages by sequence and handles by text.
+Expiry is applied when a message is met, as the store may do: the events of a sweep's expiries are passed to `buried`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -76,7 +75,7 @@ _STEPS: Final = {(step.source, step.event): step for step in STEPS}
 
 
 class Message(msgspec.Struct, eq=False):
-    """One message, for ever: the dead ones stay and are GONE."""
+    """One message, for ever: dead ones stay and are GONE."""
 
     queue: "Queue"
     body: str
@@ -85,9 +84,10 @@ class Message(msgspec.Struct, eq=False):
     own_expiry: int | None
     state: State
     due: int
-    """End of the lease or delay; where there is none, since when it is visible."""
+    """End of the lease or delay; if there is none, since when it is visible."""
     turn: int = 0
-    """Of those visible since the same instant, the greater goes later: raised when a message is given back at once."""
+    """Among messages visible since the same instant, the greater goes later: raised when a message is given back at
+    once."""
     sequence: int = 0
     """Learnt from the store."""
     attempt: int = 0
@@ -131,14 +131,14 @@ class Queue(msgspec.Struct, eq=False):
     """The rate, and how many messages it allowed at an instant."""
 
     def counts(self) -> tuple[int, int, int]:
-        """Visible, delayed, in flight, the dead that nobody met included."""
+        """Visible, delayed, in flight; includes dead messages that nobody met."""
         states = [message.state for message in self.messages]
         visible = sum(state in VISIBLE for state in states)
         return visible, states.count(State.DELAYED), states.count(State.IN_FLIGHT)
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False):
-    """What a handle stands for."""
+    """The lease that a handle refers to."""
 
     message: Message
     queue: Queue
@@ -147,7 +147,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False):
 
 
 class Reference:
-    """All queues and messages, and what the handles given so far stand for."""
+    """All queues and messages, and the meaning of all handles given so far."""
 
     def __init__(self) -> None:
         self.queues: dict[QueueKey, Queue] = {}
@@ -163,7 +163,7 @@ class Reference:
         """Dead-lettered since the last look: the sequence here, and in the dead-letter queue."""
 
     def settle(self, now: int) -> None:
-        """Time has come to `now`: leases and delays end."""
+        """The time is now `now`: leases and delays end."""
         self.now = now
         self.turn += 1
         for queue in self.queues.values():
@@ -175,7 +175,7 @@ class Reference:
                     message.step("delay ends")
 
     def peek(self, key: QueueKey) -> list[Message]:
-        """What a peek shows, in order."""
+        """The result of a peek, in order."""
         queue = self.queues[key]
         if queue.settings.fifo:
             return [one for one in by_group(queue.messages, queue.served) if one.expires() > self.now]
@@ -186,13 +186,13 @@ class Reference:
         return shown
 
     def _turns(self, queue: Queue, taken: list[Message]) -> Iterator[Message]:
-        """What a receive meets, one after the other."""
+        """The messages that a receive meets, one after the other."""
         if queue.settings.fifo:
             return by_group(queue.messages, queue.served)
         return by_tenant(queue.messages, taken, queue.patience)
 
     def buried(self, sequences: Iterable[int]) -> None:
-        """The store says that it expired these: each must be dead."""
+        """The store reports that it expired these: each must be dead."""
         everyone = {message.sequence: message for queue in self.queues.values() for message in queue.messages}
         for sequence in sequences:
             message = everyone.get(sequence)
@@ -201,7 +201,7 @@ class Reference:
                 message.step("expire")
 
     def judge(self, command: AnyCommand, outcome: Outcome) -> None:
-        """Run the command here and hold the store's outcome against what it must be. Raises AssertionError."""
+        """Run the command here and compare the store's outcome with the required one. Raises AssertionError."""
         self.turn += not isinstance(command, Extend)
         match command:
             case Send():
@@ -234,7 +234,7 @@ class Reference:
         self.queues[key] = Queue(key, settings)
 
     def named(self, key: QueueKey, outcome: Outcome) -> Queue | None:
-        """The queue, which the store must have found if it is there."""
+        """The queue, which the store must have found if it exists."""
         queue = self.queues.get(key)
         assert (queue is None) == (type(outcome) is QueueMissing), outcome
         return queue
@@ -288,7 +288,7 @@ class Reference:
         return sha256(command.body.encode()).hexdigest() if given is None else given
 
     def _not_taken(self, queue: Queue, command: Send, outcome: Outcome) -> bool:
-        """Whether a FIFO queue refuses the message, or has had it already."""
+        """Whether a FIFO queue refuses the message or already has it."""
         extras = command.extras
         identified = extras.deduplication_id is not None or queue.settings.content_deduplication
         if extras.group is None or command.delay_us or not identified:
@@ -308,7 +308,7 @@ class Reference:
         return True
 
     def _replays(self, queue: Queue, command: Receive, outcome: Outcome) -> bool:
-        """Whether the receive gets again what its attempt id stands for."""
+        """Whether the receive gets the messages of its attempt id again."""
         attempt = queue.attempts.get(command.attempt_id or "")
         if not queue.settings.fifo or attempt is None or attempt.until <= self.now:
             return False
@@ -398,7 +398,7 @@ class Reference:
         if redrive is None or target is None or message.attempt < redrive.receive_count_max:
             return False
         message.step("dead-letter")
-        # No answer tells its new sequence: the next one is assumed here, and the event must agree.
+        # No answer contains its new sequence: the next one is assumed here, and the event must agree.
         self.top += 1
         self.moves[message.sequence] = self.top
         sent = self.now if target.settings.fifo else message.sent

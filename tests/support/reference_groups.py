@@ -1,7 +1,7 @@
-"""The reference model's order: whose turn it is, among all messages of a queue.
+"""The reference model's order: which of a queue's messages is next.
 
-Strategy: as reference.py: look at everything, each time. A standard queue without groups is one whose only tenant are
-the messages without a group.
+Strategy: as in reference.py, search all messages each time. In a standard queue without groups, the messages without a
+group are the only tenant.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,12 +60,12 @@ M = TypeVar("M", bound=_Message)
 
 
 def in_flight(messages: Sequence[M], group: str | None) -> list[M]:
-    """Those of the group that are in flight."""
+    """The group's messages in flight."""
     return [message for message in messages if message.group == group and message.state is State.IN_FLIGHT]
 
 
 def forget_empty(served: Served, messages: Sequence[M]) -> None:
-    """A group without messages is none: it begins anew."""
+    """A group without messages is forgotten: it starts again."""
     groups = {message.group for message in messages if message.state is not State.GONE}
     for group in served.keys() - groups:
         del served[group]

@@ -1,7 +1,7 @@
-"""The reference model's move tasks: when one may begin, what it may move, and when it may say that it is done.
+"""The reference model's move tasks: when one may begin, what it may move, and when it may report completion.
 
-Strategy: the store chooses when it moves what; the model is told of every move by its event, and finds it right or not.
-A task that says it has completed has left nothing behind that it could have moved.
+Strategy: the store chooses when it moves what; the model learns of every move from its event and checks it. A task that
+reports completion has left nothing behind that it could have moved.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -32,7 +32,7 @@ class Task(msgspec.Struct, eq=False):
     source: "Queue"
     destination: QueueKey | None
     last: int
-    """What came later stays."""
+    """Messages that came later stay."""
     started: Instant
     status: MoveStatus = MoveStatus.RUNNING
     moved: int = 0
@@ -89,7 +89,7 @@ class Tasks:
         assert (outcome.info, outcome.cancelled) == (None, False)
 
     def moved(self, event: EventRecord) -> None:
-        """The store says that it moved a message: it must have been that message's turn."""
+        """The store reports that it moved a message: it must have been that message's turn."""
         message = self._named(event.sequence)
         (task,) = [task for task in self.under_way() if task.source is message.queue]
         assert task.status is MoveStatus.RUNNING, "a cancelled task moves nothing"
@@ -110,7 +110,7 @@ class Tasks:
         target.messages.append(new)
 
     def told(self, task: Task, info: MoveInfo) -> None:
-        """How the store says that a task under way stands, after a sweep."""
+        """The store's report on a running task, after a sweep."""
         assert info.moved == task.moved
         if task.status is MoveStatus.CANCELLING:
             assert info.status is MoveStatus.CANCELLED

@@ -1,4 +1,4 @@
-"""The SQLite store as the contract and the fault tests open it: small, and with hands inside it."""
+"""The SQLite store as the contract and the fault tests open it: small, and with access to its internals."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -19,7 +19,7 @@ from veilmq.store.sqlite.batch.unflushed import replay
 from veilmq.store.sqlite.store import SqliteStore
 
 SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
-"""Nothing kept back on disk: tests open hundreds of stores."""
+"""No disk reserve: tests open hundreds of stores."""
 
 
 def store_of(stage: Stage) -> SqliteStore:
@@ -56,7 +56,7 @@ class SqliteFactory:
         return SqliteStore(self.path, options)
 
     def kill(self, store: Store) -> None:
-        """The files as they are now, opened by somebody else: the store's own later writes go nowhere."""
+        """Close the store, then restore the files as they were before: its close changes nothing."""
         assert isinstance(store, SqliteStore)
         left = {name: (self.path / name).read_bytes() for name in ("veilmq.db", "veilmq.db-wal", "redo")}
         store.close()

@@ -1,12 +1,13 @@
-"""Do the tests catch bugs? Each patch beside this file puts one into the code; the tests that it names must fail.
+"""Checks that the tests catch bugs: each patch beside this file puts one into the code, and the tests that it names
+must fail.
 
     make mutants ARGS="store/ --thorough"
     python tools/mutants/run.py [NAME ...] [--thorough] [--check] [--jobs 2]
 
-Strategy: everything happens in copies of the tree, one a job; the work tree is only read. First all named tests run
-without any patch, and must pass. Then each patch is applied alone, its tests run until one fails, and the file is put
-back. A patch that no longer applies, a named test that does not exist or fails without the patch, and a patch that no
-test kills are failures: the exit code is 1.
+Strategy: everything happens in copies of the tree, one per job; the work tree is only read. First all named tests run
+without any patch, and must pass. Then each patch is applied alone, its tests run until one fails, and the file is
+restored. A patch that no longer applies, a named test that does not exist or fails without the patch, and a patch that
+no test kills are failures: the exit code is 1.
 
 A patch is a unified diff of one file. Its head says in one line what the bug does to a user, and then names the tests,
 the cheapest first, without the ids of parameters:
@@ -37,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KILLED_BY = "Killed by: "
 TEST_SECONDS_MAX = 60
-"""Of one named test: a bug that makes it wait for ever is caught, too."""
+"""Limit per named test: a bug that makes it hang counts as caught."""
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", ".tools", ".data", ".peers", "__pycache__", ".*_cache", ".hypothesis", "dist", "veilmq-data"
 )
@@ -51,7 +52,7 @@ _LAST = re.compile(r"^(tests/\S+::\S+)", re.MULTILINE)
 
 
 class Broken(Exception):
-    """A patch that cannot be judged, and why."""
+    """A patch that cannot be tested, and why."""
 
 
 class Hunk(NamedTuple):
@@ -74,7 +75,7 @@ class Mutant(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant."""
+    """The result of a mutant."""
 
     mutant: Mutant
     killer: str | None
@@ -127,7 +128,7 @@ def _offset(source: str, line: int) -> int:
 
 
 def mutants(names: Sequence[str] = ()) -> tuple[list[Mutant], list[str]]:
-    """All patches with one of these texts in their name, and what is wrong with patches and named tests."""
+    """All patches with one of these texts in their name, and the problems of patches and named tests."""
     good, wrong = [], []
     for path in sorted(HERE.rglob("*.patch")):
         name = path.relative_to(HERE).with_suffix("").as_posix()
@@ -179,7 +180,7 @@ def _suites() -> frozenset[tuple[str, ...]]:
 
 
 class Tree:
-    """A copy of the tree that one mutant at a time is put into."""
+    """A copy of the tree, for one mutant at a time."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -216,7 +217,7 @@ class Tree:
     def _write(self, mutant: Mutant, source: str) -> None:
         path = self.home / mutant.path
         path.write_text(source)
-        # Two versions of one size and one second are the same to Python.
+        # Python cannot tell apart two versions with the same size and the same second.
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
@@ -229,7 +230,7 @@ def _killer(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def failing(tree: Tree, tests: Sequence[str], jobs: int) -> list[str]:
-    """Which of these fail without any patch, or cannot run."""
+    """Which of these tests fail without any patch, or cannot run."""
     done = tree.pytest("-q", *tests, *_WORKERS, str(jobs))
     if done.returncode == 0:
         return []

@@ -1,8 +1,8 @@
-"""The data pipeline on Spark: the queue's history as tables, better timeouts from it, and queues drained exactly once.
+"""The data pipeline on Spark: reads the queue's history as tables, recommends timeouts, drains queues exactly once.
 
-Strategy: data sources (`veilmq-events`, `veilmq`) bring the queue to Spark; jobs are functions from DataFrame to
-DataFrame, the same on `local[*]`, a cluster or Spark Connect. PySpark is imported by what needs it, so that the
-command line and the drivers of other tools stay quick. Source: docs/pipeline.md.
+Strategy: two data sources (`veilmq-events`, `veilmq`) connect Spark to the server. Jobs are functions from DataFrame to
+DataFrame and run the same on `local[*]`, a cluster or Spark Connect. Only modules that need PySpark import it, so that
+the command line and other tools' drivers start quickly. Source: docs/pipeline.md.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the data sources known to a session: `spark.read.format("veilmq-events")` and the others."""
+    """Register the data sources with a session: `spark.read.format("veilmq-events")` and the others."""
     from veilmq.pipeline.registry import SOURCES
 
     for source in SOURCES:

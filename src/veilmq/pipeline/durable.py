@@ -1,8 +1,8 @@
-"""Directories that take their name whole, and keep it through a kill and a power cut (files: veilmq.store.files).
+"""Replaces directories so that a kill or a power cut leaves the old or the new one whole (files: veilmq.store.files).
 
-Strategy: what is new is written beside its place and synced, then takes the name, and then the directory that has the
-name is synced: before that nothing may be removed, and no state may be written, that relies on it. A directory cannot
-be replaced by one rename: the old one is `.NAME.old` between two of them, and `restore` brings it back.
+Strategy: write the new content beside its place and sync it, rename it, then sync the parent directory. Until that last
+sync, remove nothing and write no state that relies on the new content. One rename cannot replace a directory: between
+the two renames the old one is called `.NAME.old`, and `restore` brings it back.
 """
 
 import os
@@ -13,7 +13,7 @@ from veilmq.store.files import sync_directory, sync_file
 
 
 def sync_tree(directory: Path) -> None:
-    """Make a directory durable with all that is below it, and its name. Raises OSError."""
+    """Make a directory, everything below it and its name durable. Raises OSError."""
     for place, _, files in os.walk(directory):
         for name in files:
             sync_file(Path(place, name))
@@ -22,11 +22,11 @@ def sync_tree(directory: Path) -> None:
 
 
 def take_place(beside: Path, place: Path) -> None:
-    """Let a directory that is whole take the place of another one. Raises OSError."""
+    """Replace the directory `place` with the complete directory `beside`. Raises OSError."""
     sync_tree(beside)
     old = place.with_name(f".{place.name}.old")
     if place.exists():
-        # Without it the old one is all that there is.
+        # The old one may be the only copy.
         shutil.rmtree(old, ignore_errors=True)
         place.rename(old)
     beside.rename(place)
@@ -35,7 +35,7 @@ def take_place(beside: Path, place: Path) -> None:
 
 
 def restore(directory: Path) -> None:
-    """Bring back what a process left that died between the two renames of `take_place`."""
+    """Undo an unfinished `take_place` of a process that died between its two renames."""
     for old in directory.glob(".*.old"):
         place = directory / old.name.removeprefix(".").removesuffix(".old")
         if place.exists():

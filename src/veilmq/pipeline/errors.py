@@ -1,12 +1,12 @@
-"""What can be wrong with a pipeline, each with its mend.
+"""The errors of the pipeline, each with its remedy.
 
-Strategy: Spark wraps an exception of a worker into a long trace; the sentence at its end is what a person reads, so it
-names what is wrong and what to do.
+Strategy: Spark wraps a worker's exception in a long trace. People read the sentence at its end, so that sentence says
+what is wrong and what to do.
 """
 
 
 class PipelineError(Exception):
-    """What is wrong, and its mend."""
+    """What is wrong, and how to fix it."""
 
     def __init__(self, wrong: str, mend: str) -> None:
         super().__init__(f"{wrong} {mend}".strip())
@@ -22,24 +22,24 @@ class Unready(PipelineError):
 
 
 class OptionInvalid(PipelineError):
-    """A data source's option that cannot be."""
+    """A data source's option has an invalid value."""
 
 
 class HistoryGap(PipelineError):
-    """The history does not hold the offsets that were asked for."""
+    """The history does not contain the requested offsets."""
 
 
 class HistoryNewer(PipelineError):
-    """The history holds what this release does not know: a column, a kind or a schema of a later one."""
+    """The history contains a column, kind or schema of a later release."""
 
 
 class SourceUnreachable(PipelineError):
-    """No whole answer came: the server or queue cannot be reached, broke off, or is something else."""
+    """No complete answer: the server or queue is unreachable, the connection broke, or something else answered."""
 
 
 class SourceRefused(PipelineError):
-    """The server answered, and refuses."""
+    """The server answered with a refusal."""
 
 
 class TokenRefused(SourceRefused):
-    """It does not know the token, or wants one."""
+    """The server does not know the token, or requires one."""

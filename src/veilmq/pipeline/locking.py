@@ -1,6 +1,6 @@
-"""Directories in which one run works at a time.
+"""Locks a directory so that only one run works in it at a time.
 
-Strategy: an flock on a file there: the kernel drops it with the process, however that ends.
+Strategy: an flock on a file in it. The kernel releases it when the process ends, however that happens.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from veilmq.pipeline.errors import PipelineError
 
 @contextmanager
 def locked(lock: Path, taken: type[PipelineError], who: str) -> Iterator[None]:
-    """Hold the lock, a file in the directory. Raises `taken`, which names `who` else works there."""
+    """Hold the lock, a file in the directory. Raises `taken`, which names `who` works there, if it is held already."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

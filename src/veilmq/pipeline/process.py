@@ -1,9 +1,8 @@
 """`process`: Spark's executors as workers on a queue.
 
-Strategy: each task is a worker of the client library, with a lease keeper of its own, that receives until the queue has
-nothing more for it. A message is deleted when its handler returns, released with a backoff when it raises, and comes
-back by itself when its executor dies: at least once, never exactly once. A handler that must not be repeated brings a
-guard.
+Strategy: each task is a worker of the client library with its own lease keeper, and receives until the queue is empty.
+A message is deleted when its handler returns, released with a backoff when the handler raises, and comes back by itself
+when its executor dies: at least once, never exactly once. A handler that must not run twice uses a guard.
 """
 
 import json
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Processed(msgspec.Struct, frozen=True):
-    """What all workers did together. A message that came again counts each time; a killed task's counts are lost."""
+    """What all workers did together. Every delivery of a message counts; the counts of a killed task are lost."""
 
     received: int
     outcomes: dict[str, int]
-    """As `veilmq.client.worker.Counts.outcomes`: `done`, `failed`, `dead_lettered`, `lost` ..."""
+    """As in `veilmq.client.worker.Counts.outcomes`: `done`, `failed`, `dead_lettered`, `lost` ..."""
 
 
 def process(
@@ -33,10 +32,10 @@ def process(
 ) -> Processed:
     """Run `handler` on the messages of the queue `url`, in `workers` tasks, until each finds the queue empty.
 
-    handler: takes a `Job`, runs on executors, and so must be picklable; it returns (deleted), raises `Retry` or
-    anything else (comes again), or raises `Reject` (to the dead-letter queue). options: those of a `Worker`
-    (`lease`, `concurrency`, `poison_after`, `dead_letter_queue`, `retry`, `wait` ...). `wait` is how long an empty
-    queue is listened to before a task ends; 1 s unless told.
+    handler: takes a `Job`, runs on executors, and so must be picklable. It returns (the message is deleted), raises
+    `Retry` or anything else (the message comes again), or raises `Reject` (the message goes to the dead-letter queue).
+    options: those of a `Worker` (`lease`, `concurrency`, `poison_after`, `dead_letter_queue`, `retry`, `wait` ...).
+    `wait` is how long a task waits on an empty queue before it ends; 1 s by default.
 
     Raises OptionInvalid, and Spark's exception if a queue cannot be reached.
     """
@@ -51,7 +50,7 @@ def process(
         told = json.dumps([counts.received, counts.outcomes])
         yield pa.RecordBatch.from_pydict({"counts": [told]})
 
-    # One partition a worker: a task without rows would not run.
+    # One partition per worker: Spark does not run a task without rows.
     frame = spark.range(0, workers, 1, workers).mapInArrow(work, "counts string")
     received = 0
     outcomes: dict[str, int] = {}

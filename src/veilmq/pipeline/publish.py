@@ -1,9 +1,9 @@
-"""Recommendations to the server: what `timeouts` found, queue by queue, through the admin port.
+"""Sends recommendations to the server: the result of `timeouts`, queue by queue, through the admin port.
 
-Strategy: one plan a queue, with the lease of each message type. A queue whose clients extend gets the first lease that
-was planned with renewals; one whose clients never do gets the plain timeout, since nothing else will hold their
-messages. The floor keeps a foreign heartbeat alive: twice the longest interval at which any client of the queue was
-seen to extend. What the server makes of it is the owner's choice (`adaptive`).
+Strategy: one plan per queue, with the lease for each message type. A queue whose clients extend leases gets the first
+lease of a plan with renewals. A queue whose clients never extend gets the plain timeout, because nothing else holds
+their messages. The floor keeps other clients' heartbeats alive: twice the longest interval between two extends that any
+client of the queue was seen to make. The queue's owner decides what the server does with a plan (`adaptive`).
 """
 
 import http.client
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEASE_US_MAX: Final = 7 * 86_400_000_000
 SIGNS: Final = ("received", "extended", "lease_resumed")
-"""The events by which a lease's holder is heard of."""
+"""Events that show that a lease's holder is alive."""
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0
 _TYPES_MAX: Final = 1_000
@@ -30,7 +30,7 @@ Queue = tuple[str, str, str]
 
 
 def floors(events: "DataFrame") -> "DataFrame":
-    """By account, region, queue: floor_us, twice the longest interval between two signs of a lease's holder."""
+    """By account, region, queue: floor_us, twice the longest interval between two signs of life of a lease's holder."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -41,16 +41,16 @@ def floors(events: "DataFrame") -> "DataFrame":
 
 
 def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) -> dict[Queue, dict[str, Any]]:
-    """The plans as the admin port takes them, from rows of `timeouts` as dictionaries, of Spark or of pandas.
+    """The plans in the admin port's format, from rows of `timeouts` as dictionaries, of Spark or of pandas.
 
-    floors_us: by queue, what no lease may go below. Of a queue too little known there is no plan.
+    floors_us: the minimum of any lease, by queue. A queue with too few observations gets no plan.
     """
     plans: dict[Queue, dict[str, Any]] = {}
     for given in rows:
         row = {name: _known(value) for name, value in given.items()}
         seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"]
         if not seconds and row["timeout_at_least_s"]:
-            # "At least" is no reason to shorten what is granted today.
+            # "At least" is no reason to shorten today's lease.
             seconds = max(row["timeout_at_least_s"], row["today_lease_s"])
         if not seconds:
             continue
@@ -68,14 +68,14 @@ def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) 
 
 
 def _known(value: Any) -> Any:
-    """The value; what pandas says by NaN is None."""
+    """The value; pandas' NaN becomes None."""
     return None if value is None or value != value else value
 
 
 def publish(
     plans: Mapping[Queue, Mapping[str, Any]], server: str, token: str | None, certificate: str | None = None
 ) -> dict[Queue, str]:
-    """Send them; what the server said to each: `suggested`, `applied`, or why not.
+    """Send the plans. Returns the server's answer for each queue: `suggested`, `applied`, or why not.
 
     certificate: a PEM file to trust, for https. Raises SourceUnreachable, TokenRefused, OptionInvalid.
     """
@@ -98,7 +98,7 @@ def publish(
 
 
 def _verdict(server: str, status: int, body: bytes) -> str:
-    """Of one answer. Raises TokenRefused, and SourceUnreachable if it is none of an admin port."""
+    """The verdict in one answer. Raises TokenRefused, and SourceUnreachable if no admin port answered."""
     said = message_of(body)
     if status == 401:
         raise TokenRefused(f"{server} refuses: {said or status}.", TOKEN_MEND)

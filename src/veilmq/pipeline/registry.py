@@ -1,4 +1,4 @@
-"""The data sources that `register` makes known, one row each."""
+"""The data sources that `register` registers, one row each."""
 
 from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.events.source import EventsSource

@@ -1,7 +1,7 @@
-"""A Spark session that is set up for our sources: Java found, packages checked, the executors' Python the driver's.
+"""Starts a Spark session for our sources: finds Java, checks packages, gives executors the driver's Python.
 
-Strategy: `--master` and `--remote` choose where it runs; everything else is the same. What `spark-submit` was told, or
-SPARK_REMOTE names, holds unless an argument says otherwise. A session takes ten seconds to start: make one.
+Strategy: `--master` and `--remote` choose where it runs; everything else is the same. Arguments come first, then the
+settings of `spark-submit` or SPARK_REMOTE. A session takes ten seconds to start, so create one and keep it.
 """
 
 import socket
@@ -28,7 +28,7 @@ CONFIGURATION: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-"""What a local session is given unless `settings` say otherwise. Sources listen nowhere; Spark's driver on loopback."""
+"""Settings of a local session unless `settings` overrides them. Sources listen nowhere; Spark's driver on loopback."""
 
 _CONNECT_PORT: Final = 15_002
 _CONNECT_SECONDS: Final = 10.0
@@ -41,11 +41,11 @@ def session(
     name: str = "veilmq",
     settings: Mapping[str, str] | None = None,
 ) -> "SparkSession":
-    """A session with the data sources registered: on `master` (a Spark master URL) or over `remote` (`sc://...`).
+    """A session with the data sources registered, on `master` (a Spark master URL) or over `remote` (`sc://...`).
 
-    Without both: where `spark-submit` runs this script, or else the Spark Connect server of SPARK_REMOTE, or else here.
-    Raises OptionInvalid for both; Unready if Java or a package is missing or does not fit, or the remote server cannot
-    be reached.
+    Without both, it runs where `spark-submit` runs this script, or on the Spark Connect server in SPARK_REMOTE, or
+    locally. Raises OptionInvalid for both; Unready if Java or a package is missing or does not fit, or if the remote
+    server cannot be reached.
     """
     if master and remote:
         raise OptionInvalid("master and remote exclude each other.", "Where shall Spark run?")
@@ -71,7 +71,7 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
     builder: Any = SparkSession.builder
     given: set[str] = set()
     if is_submitted:
-        # Its JVM is there, with all that `spark-submit` was told; SparkConf asks it once it is connected.
+        # The JVM of `spark-submit` runs already, with all its settings; SparkConf reads them once it is connected.
         SparkContext._ensure_initialized()
         given = {key for key, _ in SparkConf().getAll()}
     else:
@@ -98,7 +98,7 @@ def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
 
     _reach(remote)
     builder: Any = SparkSession.builder.remote(remote)
-    # The server's own settings are fixed; a session has those of SQL.
+    # The server's own settings are fixed; a session can set only those of SQL.
     for key, value in (_for_cluster() | settings).items():
         if key.startswith("spark.sql."):
             builder = builder.config(key, value)
@@ -110,7 +110,8 @@ def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
 
 
 def _reach(remote: str) -> None:
-    """A server that is not there: Spark's client tries it for ten minutes, and no other session starts after that."""
+    """Check that the server is there. Otherwise Spark's client retries for ten minutes, and no other session can
+    start."""
     if remote.startswith("local"):
         return
     if not remote.startswith("sc://"):
@@ -135,7 +136,7 @@ def _for_cluster() -> dict[str, str]:
 
 
 def check_packages() -> None:
-    """Raises Unready for a package that is missing or of a version that does not work, with the mend."""
+    """Raises Unready, with the remedy, for a package that is missing or of a version that does not work."""
     mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
     try:
         import pandas

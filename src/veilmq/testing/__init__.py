@@ -1,8 +1,8 @@
-"""What a user's tests import: a local server and a pytest fixture, disorder, the client contract, replay.
+"""For users' tests: a local server with a pytest fixture, disordered queues, the client contract, replay.
 
-Strategy: everything here drives the real thing, and time is a value that the test sets. What only VeilMQ's own tests
-need (the store contract, the reference model, faults) is in `tests/support`. `Disordered` and `LocalServer` are
-imported when they are first used: the pytest plugin must cost other tests nothing.
+Strategy: everything here uses the real server or queue, and the test sets the time. What only VeilMQ's own tests need
+(the store contract, the reference model, faults) is in `tests/support`. `Disordered` and `LocalServer` are imported at
+their first use, so that the pytest plugin costs other tests nothing.
 """
 
 TYPE_CHECKING = False

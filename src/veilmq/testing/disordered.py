@@ -1,8 +1,8 @@
-"""A queue whose neighbouring messages come out in another order, as those of a queue on many servers do.
+"""A queue that swaps neighbouring messages, as a queue spread over many servers does.
 
-Strategy: receive a few more than were asked for, keep them under their leases, and draw which goes out next. Each is
-passed over at most `window` times, so that it comes at most so many places late. Draws follow from the
-seed. Source: document 002's run of a plain queue: 1 3 2 5 4 7 6 9 8 10.
+Strategy: receive a few more messages than requested, keep them under their leases, and draw at random which is returned
+next. Each is passed over at most `window` times, so it comes at most that many places late. The seed determines the
+draws. Source: document 002's run of a plain queue: 1 3 2 5 4 7 6 9 8 10.
 """
 
 import threading
@@ -16,7 +16,8 @@ from veilmq.testing.seeded import chance
 
 
 class Disordered(Wrapping):
-    """`queue`, with messages up to `window` places late. Any thread. What it keeps comes back when its leases end."""
+    """`queue`, with messages up to `window` places late. Thread-safe. Messages it keeps come back when their leases
+    end."""
 
     def __init__(self, queue: Queue, window: int = 1, seed: int = 0, clock: Clock = SYSTEM) -> None:
         """Raises ParameterInvalid for a window below 1."""
@@ -29,10 +30,10 @@ class Disordered(Wrapping):
         self._lock = threading.Lock()
         self._kept: list[Received] = []
         self._passed: dict[str, int] = {}
-        """By handle: how often a later one went first."""
+        """By handle: how often a later message was returned first."""
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """See `Queue.receive`. Answers with fewer than there are rather than wait for neighbours."""
+        """See `Queue.receive`. Returns fewer messages than exist rather than wait for neighbours."""
         with self._lock:
             self._drop_expired()
             wanted = count_max + self.window - len(self._kept)
@@ -49,7 +50,7 @@ class Disordered(Wrapping):
             return [self._draw() for _ in range(min(count_max, len(self._kept)))]
 
     def close(self) -> None:
-        """Gives back what is kept."""
+        """Give back the messages kept."""
         with self._lock:
             kept, self._kept = self._kept, []
         for message in kept:
@@ -62,7 +63,7 @@ class Disordered(Wrapping):
         self._kept = [message for message in self._kept if message.lease_end > now]
 
     def _draw(self) -> Received:
-        # The oldest one was passed over most often.
+        # The oldest message was passed over most often.
         due = self._passed.get(self._kept[0].handle, 0) >= self.window
         place = 0 if due else self._chance.randrange(min(len(self._kept), self.window + 1))
         for message in self._kept[:place]:

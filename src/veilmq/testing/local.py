@@ -1,8 +1,8 @@
-"""A real server for the tests of programs that use queues: start, connect, reset, and let hours pass at once.
+"""A real server for tests of programs that use queues: start, connect, reset, and move time forward.
 
-Strategy: one `veilmq serve` process in development mode for a whole test run; `reset` deletes what a test left behind,
-so that each begins with nothing; `advance` moves the server's own clock, so that a timeout of six hours is tested in
-milliseconds and nothing is mocked. veilmq/testing/plugin.py makes it a pytest fixture.
+Strategy: one `veilmq serve` process in development mode for a whole test run. `reset` deletes all queues and topics, so
+that each test starts empty. `advance` moves the server's clock, so a timeout of six hours is tested in milliseconds
+without mocks. veilmq/testing/plugin.py makes it a pytest fixture.
 """
 
 import datetime
@@ -27,7 +27,8 @@ class LocalServer:
     """A running server on free ports of this machine."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        """Starts it; `options` are further flags of `veilmq serve`. Raises RuntimeError with its log if it fails."""
+        """Start it; `options` are further flags of `veilmq serve`. Raises RuntimeError with the log if the start
+        fails."""
         self.process = ServerProcess(directory, *options).start()
         self._opened: list[Queue | Account] = []
 
@@ -52,11 +53,11 @@ class LocalServer:
         return self.process.admin
 
     def queue_url(self, name: str) -> str:
-        """The URL that `veilmq.connect` and `veilmq work` take for a queue of this server."""
+        """The URL of a queue of this server, for `veilmq.connect` and `veilmq work`."""
         return f"veil://{urlsplit(self.sqs_url).netloc}/{quote(name)}"
 
     def account(self) -> "Account":
-        """The account that its queues are in."""
+        """The account that the server's queues belong to."""
         from veilmq.client.connect import connect_account
 
         account = connect_account(f"veil://{urlsplit(self.sqs_url).netloc}")
@@ -64,7 +65,7 @@ class LocalServer:
         return account
 
     def connect(self, name: str, *, create: bool = True) -> "Queue":
-        """A queue of this server, made if it is not there. Raises QueueMissing without `create`."""
+        """A queue of this server, created if missing. Raises QueueMissing without `create`."""
         import veilmq
 
         queue = veilmq.connect(self.queue_url(name) + ("?create=1" if create else ""))
@@ -72,10 +73,10 @@ class LocalServer:
         return queue
 
     def advance(self, **duration: float) -> None:
-        """Let time pass: `advance(hours=6)`, with the names of datetime.timedelta.
+        """Let time pass: `advance(hours=6)`, with the argument names of datetime.timedelta.
 
-        Every lease, delay and expiry that ends meanwhile has ended when this returns, in its order, and whoever waited
-        for it has the message. Clients' own clocks do not move.
+        When this returns, every lease, delay and expiry in that time has ended, in order, and every waiting receiver
+        has its message. Clients' own clocks do not move.
         """
         passed = datetime.timedelta(**duration)
         self._ask("POST", "/api/v1/clock", {"advance_us": passed // datetime.timedelta(microseconds=1)})
@@ -86,8 +87,8 @@ class LocalServer:
         return float(self._ask("GET", "/api/v1/clock")["now"]) / 1e6
 
     def reset(self) -> None:
-        """Delete every topic, and every queue with its messages. The clock stays where it is."""
-        # Topics first: the queues of their pushes go with them, and cannot be named.
+        """Delete every topic, and every queue with its messages. The clock keeps its time."""
+        # Topics first: their push queues go with them, and have no name to delete them by.
         for noun in ("topics", "queues"):
             more = True
             while more:
@@ -98,20 +99,20 @@ class LocalServer:
                 more = page["more"]
 
     def disconnect(self) -> None:
-        """Close what `connect` and `account` gave."""
+        """Close everything that `connect` and `account` returned."""
         opened, self._opened = self._opened, []
         for each in opened:
             each.close()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         self.disconnect()
         self.process.stop()
 
     @classmethod
     @contextmanager
     def temporary(cls, *options: str) -> "Iterator[LocalServer]":
-        """A server on a directory that is gone afterwards: for examples and scripts."""
+        """A server on a temporary directory: for examples and scripts."""
         with tempfile.TemporaryDirectory(prefix="veilmq-") as directory:
             server = cls(Path(directory), *options)
             try:

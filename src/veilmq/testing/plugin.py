@@ -1,7 +1,7 @@
 """The pytest plugin: a fixture `veilmq_server` for the tests of programs that use queues.
 
-Strategy: pytest finds it by itself where VeilMQ is installed (entry point `pytest11`). It imports nothing of VeilMQ
-before a test asks for the fixture, so that it costs other tests nothing.
+Strategy: pytest finds the plugin by itself if VeilMQ is installed (entry point `pytest11`). It imports no VeilMQ module
+before a test uses the fixture, so it costs other tests nothing.
 
     def test_a_late_worker_loses_its_message(veilmq_server):
         queue = veilmq_server.connect("jobs")
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[LocalServer]":
-    """One server for the whole run; of each worker, under pytest-xdist."""
+    """One server for the whole run, or per worker under pytest-xdist."""
     from veilmq.testing.local import LocalServer
 
     server = LocalServer(tmp_path_factory.mktemp("veilmq"), "--no-cooldowns")
@@ -32,7 +32,7 @@ def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator
 
 @pytest.fixture
 def veilmq_server(veilmq_server_process: "LocalServer") -> "Iterator[LocalServer]":
-    """A real server in development mode without any queue: `LocalServer`."""
+    """A real server in development mode, without queues: `LocalServer`."""
     yield veilmq_server_process
     veilmq_server_process.disconnect()
     veilmq_server_process.reset()

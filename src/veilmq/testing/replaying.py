@@ -1,9 +1,9 @@
-"""Replay: the state that a history tells, from offset 0 or from a snapshot in it.
+"""Rebuilds the state from a history, starting at offset 0 or at a snapshot in it.
 
-Strategy: a state is what `GET /api/v1/snapshot` shows, by the same names. Every kind of event that changes it has one
-method; whatever an event presupposes is asserted, so that a history with a hole does not pass. While a snapshot is
-told, events of messages that it has not met yet are passed over: it will tell what became of them. A snapshot that
-comes when the state is known already is held against it.
+Strategy: a state has the content and names of `GET /api/v1/snapshot`. Each kind of event that changes the state has one
+method, which asserts everything that the event presupposes, so that a history with a hole fails. While a snapshot is
+being read, events of messages that it has not reported yet are skipped: it will report their result. A snapshot that
+comes when the state is already known is compared with it.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,12 +18,12 @@ from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings
 
 _LEASE: Final = ("rotation", "due", "granted", "first_received")
 _PRIVATE: Final = ("labels", "tags")
-"""Settings that the history does not tell."""
+"""Settings that the history does not contain."""
 _DEFAULTS: Final[dict[str, Any]] = msgspec.to_builtins(QueueSettings())
 
 
 class NotReplayable(Exception):
-    """The events hold neither offset 0 nor a snapshot that is complete."""
+    """The events contain neither offset 0 nor a complete snapshot."""
 
 
 class State(msgspec.Struct):
@@ -33,10 +33,10 @@ class State(msgspec.Struct):
     messages: dict[int, dict[str, Any]] = {}
 
     def at(self, instant: int) -> "State":
-        """As it is to be compared: a delay that is over by `instant` is over, whether somebody has looked or not.
+        """The state for comparison: a delay that ends by `instant` counts as over, whether or not anybody has looked.
 
-        `expires` is worked out; an instant that never comes is None, as in the snapshot. A setting that is not told,
-        because it is younger than the history, has its default.
+        `expires` is computed; an instant that never comes is None, as in the snapshot. A setting that is missing
+        because it is younger than the history has its default.
         """
         queues = {number: queue | {"settings": _settings(queue["settings"])} for number, queue in self.queues.items()}
         messages = {number: self._message(message, instant) for number, message in self.messages.items()}
@@ -58,7 +58,7 @@ def _settings(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(lines: Iterable[dict[str, Any]]) -> State:
-    """The state that the lines of `GET /api/v1/snapshot` show."""
+    """The state in the lines of `GET /api/v1/snapshot`."""
     state = State()
     for line in lines:
         match line:
@@ -72,10 +72,10 @@ def state_of(lines: Iterable[dict[str, Any]]) -> State:
 
 
 def replay(events: Iterable[EventRecord], state: State | None = None) -> State:
-    """The state after the last of these events, which follow each other.
+    """The state after the last of these consecutive events.
 
-    They begin at offset 0, or hold the begin of a snapshot; what comes before it is passed over. With a `state`, they
-    begin at the offset that it is of. Raises NotReplayable.
+    They begin at offset 0, or contain the begin of a snapshot; events before it are skipped. With a `state`, they begin
+    at its offset. Raises NotReplayable.
     """
     replaying = Replaying(state)
     for event in events:
@@ -84,16 +84,16 @@ def replay(events: Iterable[EventRecord], state: State | None = None) -> State:
 
 
 class Replaying:
-    """A replay that goes on as events come."""
+    """An incremental replay."""
 
     def __init__(self, state: State | None = None) -> None:
         self._state = State() if state is None else deepcopy(state)
         self._following: int | None = None
         self._complete = state is not None
         self._last: int | None = None
-        """While a snapshot is told from which the state comes: the last sequence that it is to tell of."""
+        """While reading the snapshot that the state starts from: the last sequence that it will report."""
         self._met = 0
-        """The last sequence that it told of."""
+        """The last sequence that it has reported."""
         self._steps: dict[str, Callable[[EventRecord], None]] = {
             "queue_created": self._queue_created,
             "queue_changed": self._queue_changed,
@@ -119,7 +119,7 @@ class Replaying:
         }
 
     def add(self, event: EventRecord) -> None:
-        """The next event."""
+        """Apply the next event."""
         assert self._following in {None, event.offset}, f"{event.offset} follows {self._following}"
         if self._following is None and event.offset == 0:
             self._complete = True
@@ -131,7 +131,7 @@ class Replaying:
                 step(event)
 
     def state(self) -> State:
-        """What they tell so far. Raises NotReplayable."""
+        """The state so far. Raises NotReplayable."""
         if not self._complete:
             raise NotReplayable("the events hold neither offset 0 nor a complete snapshot")
         return self._state
@@ -143,7 +143,7 @@ class Replaying:
         return queue
 
     def _message(self, event: EventRecord) -> dict[str, Any] | None:
-        """The message of the event; None if a snapshot has yet to tell of it."""
+        """The message of the event; None if a snapshot has not reported it yet."""
         sequence = event.sequence
         assert sequence is not None
         message = self._state.messages.get(sequence)
@@ -191,7 +191,7 @@ class Replaying:
             self._retime(event, before_us, change["delay_us"])
 
     def _retime(self, event: EventRecord, before_us: int, after_us: int) -> None:
-        """A FIFO queue's delay acts on the messages that are there, unless their delay was set otherwise."""
+        """Apply a FIFO queue's new delay to its messages, except those whose delay was set otherwise."""
         for message in self._state.messages.values():
             if message["incarnation"] != event.incarnation or message["receive_count"]:
                 continue
@@ -281,7 +281,7 @@ class Replaying:
             del self._state.messages[event.sequence or 0]
 
     def _moved(self, event: EventRecord) -> None:
-        """Also of a message that was not known: what it is elsewhere is in the event, but for the oldest events."""
+        """Also for an unknown message: the event says what it is elsewhere, except in the oldest events."""
         known = self._message(event) or {}
         self._state.messages.pop(event.sequence or 0, None)
         detail = {name: known[name] for name in ("priority", "expires") if name in known} | (event.detail or {})
@@ -294,7 +294,7 @@ class Replaying:
         self._add(arrived)
 
     def _sent_anew(self, event: EventRecord, detail: dict[str, Any]) -> int | None:
-        """On a FIFO queue a dead letter's time begins again; the oldest events do not say so."""
+        """On a FIFO queue a dead letter's time starts again; the oldest events do not say so."""
         target = self._state.queues.get(detail["target"])
         anew = target is not None and target["settings"]["fifo"]
         return detail.get("sent", event.at if anew else event.sent)
@@ -325,7 +325,7 @@ class Replaying:
                 assert not unknown, f"messages of queues {unknown}, which are not known"
 
     def _hold_against(self, event: EventRecord, detail: dict[str, Any]) -> None:
-        """What is known must be what the snapshot says."""
+        """Compare the known state with the snapshot."""
         if detail["part"] == Part.MESSAGES:
             for message in detail["messages"]:
                 told = State(self._state.queues, {0: message | {"incarnation": event.incarnation}}).at(event.at)
@@ -344,7 +344,7 @@ class Replaying:
 def _arrived(
     event: EventRecord, incarnation: int | None, sequence: int | None, message: str | None, sent: int | None
 ) -> dict[str, Any]:
-    """A message that came into a queue by that event, and is visible."""
+    """A message that this event put into a queue, visible."""
     return {
         "incarnation": incarnation,
         "sequence": sequence,
@@ -359,5 +359,5 @@ def _arrived(
 
 
 def _own(detail: dict[str, Any]) -> dict[str, Any]:
-    """What a plain message does not have."""
+    """The fields that a plain message does not have."""
     return {"priority": PRIORITY_DEFAULT} | {name: detail[name] for name in ("priority", "expires") if name in detail}

@@ -1,4 +1,4 @@
-"""Chance that can be repeated."""
+"""Reproducible randomness."""
 
 from random import Random
 
@@ -6,5 +6,5 @@ __all__ = ["Random", "chance"]
 
 
 def chance(seed: int) -> Random:
-    """A generator whose draws follow from the seed alone."""
+    """A generator whose draws depend only on the seed."""
     return Random(seed)

@@ -1,7 +1,7 @@
-"""A real `veilmq serve` process, for tests that talk to one.
+"""A real `veilmq serve` process for tests.
 
-Strategy: free ports, found in the directory's lock file, where the server itself announces them once they are open; its
-log goes to a file beside the data; ended by pid.
+Strategy: the server picks free ports and announces them in the directory's lock file once they are open, where this
+class finds them. Its log goes to a file beside the data; it is ended by pid.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ STOP_SECONDS: Final = 60
 PORTS: Final = ("sqs", "azure", "mns", "admin")
 _LOOK_SECONDS: Final = 0.01
 VEILMQ: Final = (sys.executable, "-m", "veilmq")
-"""The command `veilmq` of the Python that runs the tests, whether its script is installed or not."""
+"""The command `veilmq` of the Python that runs the tests, whether or not its script is installed."""
 
 
 class ServerProcess:
-    """One server process on free ports; `start` it again as often as you like on the same data."""
+    """One server process on free ports; may be started again on the same data any number of times."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.data = directory / "data"
         self.log = directory / "server.log"
         self.options = options
         self.sqs = self.azure = self.mns = self.admin = ""
-        """URLs of the ports, while the server runs; empty for a protocol that it does not speak."""
+        """URLs of the ports while the server runs; empty for a protocol that it does not speak."""
 
     def start(self) -> "ServerProcess":
-        """Returns once all ports take connections. Raises RuntimeError with the log if that does not come."""
+        """Returns once all ports accept connections. Raises RuntimeError with the log if they do not."""
         free = [part for name in PORTS for part in (f"--{name}", "127.0.0.1:0")]
         command = [*VEILMQ, "serve", "--data", str(self.data), *free, *self.options]
         with self.log.open("ab") as log:
@@ -54,12 +54,12 @@ class ServerProcess:
         raise RuntimeError(self.log.read_text())
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self._ended()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self._ended()
 
@@ -70,7 +70,8 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def port_kept(port: int) -> Iterator[None]:
-    """While no server is on its port: connections are refused, nobody else gets it, and the next server may take it."""
+    """Reserve the port while its server is down: connections are refused, and only the next server may take the
+    port."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", port))

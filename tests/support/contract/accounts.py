@@ -1,4 +1,4 @@
-"""Accounts and regions: what has the same name elsewhere is another queue."""
+"""Accounts and regions: the same name elsewhere is another queue."""
 
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending

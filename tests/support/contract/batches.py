@@ -1,4 +1,4 @@
-"""Batches: each command is by itself, all are of one instant, and a batch that fails leaves nothing."""
+"""Batches: each command is independent, all have the same instant, and a batch that fails leaves nothing."""
 
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, impossible, sending
 

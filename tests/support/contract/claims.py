@@ -1,4 +1,4 @@
-"""Receives: one lease at a time, in order, up to what was asked."""
+"""Receives: one lease at a time, in order, at most as many messages as requested."""
 
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending

@@ -1,4 +1,4 @@
-"""Damage: a body that is not what was sent reaches nobody; everything else flows."""
+"""Damage: a damaged body is never delivered; all other messages are."""
 
 import pytest
 from tests.support.conservation import ledgers

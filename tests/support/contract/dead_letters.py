@@ -1,4 +1,4 @@
-"""Dead letters: the move is one step, keeps the message what it is, and loses nothing."""
+"""Dead letters: the move is one step, keeps the message unchanged, and loses nothing."""
 
 from typing import Any
 

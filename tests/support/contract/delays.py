@@ -1,4 +1,4 @@
-"""Delays: never before its time, and then like any other."""
+"""Delays: a message is never visible early, and afterwards behaves like any other."""
 
 import pytest
 from tests.support.contract.stage import Stage, bodies, expect, refused

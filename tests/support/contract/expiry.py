@@ -1,4 +1,4 @@
-"""Expiry: own time to live, or the queue's retention of today; it beats visibility in every state."""
+"""Expiry: by the message's time to live or the queue's current retention; it takes precedence in every state."""
 
 from typing import Any
 

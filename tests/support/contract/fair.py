@@ -1,4 +1,4 @@
-"""Fair queues: on a standard queue, no tenant's messages stand before another's for long."""
+"""Fair queues: on a standard queue, no tenant's messages block another's for long."""
 
 from collections import Counter
 

@@ -63,7 +63,7 @@ class TestFifo:
     def test_one_that_is_released_comes_at_once_and_alone_while_later_ones_are_in_flight(
         self, stage: Stage, per_group: bool
     ) -> None:
-        """Recorded of AWS: blocked is what is behind the first message in flight, and nothing before it."""
+        """Recorded on AWS: messages behind the first one in flight are blocked, none before it."""
         change: dict[str, Any] = {}
         if per_group:
             change = {"deduplication_scope": DeduplicationScope.GROUP, "throughput_per_group": True}
@@ -410,7 +410,7 @@ class TestFifo:
 
 
 class TestFifoWaking:
-    """Whom a change wakes: as many receivers as there are groups that became free."""
+    """Whom a change wakes: as many receivers as groups became free."""
 
     def test_a_send_wakes_one_receiver_a_free_group(self, stage: Stage) -> None:
         queue = fifo(stage)

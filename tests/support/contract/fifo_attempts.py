@@ -1,4 +1,4 @@
-"""Receive attempts: who asks again under the same id gets the same messages, or is refused if one of them changed."""
+"""Receive attempts: the same id gets the same messages again, or a refusal if one of them changed."""
 
 import pytest
 from tests.support.contract.fifo import clear, fifo, put
@@ -47,7 +47,7 @@ class TestFifoAttempts:
         assert sorted(bodies(stage.receive(queue, 2))) == ["a3", "b1"]
 
     def test_a_new_receive_that_finds_nothing_forgets_the_one_before(self, stage: Stage) -> None:
-        """As a parked poll does, whose first look dead-letters the message and whose second one finds another."""
+        """As with a parked poll whose first look dead-letters the message and whose second look finds another."""
         dead = fifo(stage, "dead.fifo")
         queue = fifo(stage, redrive=RedrivePolicy(dead, 1))
         put(stage, queue, "a1")

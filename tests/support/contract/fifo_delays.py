@@ -1,4 +1,4 @@
-"""The delay of FIFO queues: each message's from its send on, and the queue's of today."""
+"""The delay of FIFO queues: a message's own from its send on, and the queue's current one."""
 
 import pytest
 from tests.support.contract.fifo import clear, fifo, put

@@ -1,4 +1,4 @@
-"""Receipt handles: unforgeable, of one queue and one incarnation."""
+"""Receipt handles: unforgeable, valid for one queue and one incarnation."""
 
 import pytest
 from tests.support.contract.stage import Stage, expect, refused

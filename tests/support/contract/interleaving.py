@@ -1,7 +1,7 @@
-"""Readers beside a writer: what they see is committed, and only ever grows at its end.
+"""Readers beside a writer: they see only committed data, which only grows at its end.
 
-Strategy: readers hold connections of their own (a peek, the history), and look between every two steps of the writer:
-applied, committed, rolled back, reopened. Whatever was read once stays what it was, and nothing new is read before it.
+Strategy: readers have their own connections (a peek, the history), and look after every step of the writer: applied,
+committed, rolled back, reopened. What was read once never changes, and nothing new appears before it.
 """
 
 from typing import Any

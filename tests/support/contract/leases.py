@@ -1,4 +1,4 @@
-"""Leases: extend, release, delete, undeliver; in time, late, and after somebody else's grant."""
+"""Leases: extend, release, delete, undeliver; in time, late, and after a grant to another consumer."""
 
 from typing import Any
 

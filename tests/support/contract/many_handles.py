@@ -1,6 +1,6 @@
-"""Many handles in one batch: what a keeper of leases sends.
+"""Many handles in one batch, as a keeper of leases sends them.
 
-A store may treat a large group otherwise than a small one; what comes of each handle is the same.
+A store may treat a large group differently from a small one; the result for each handle is the same.
 """
 
 from collections.abc import Sequence

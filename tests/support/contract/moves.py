@@ -1,4 +1,4 @@
-"""Message move tasks: one row carries a task through everything, and no message is ever in two queues or in none."""
+"""Message move tasks: one row holds a task through all its steps, and a message is always in exactly one queue."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Peeks: what a receive would meet, and nothing changes."""
+"""Peeks: show what a receive would return, and change nothing."""
 
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused, sending
 

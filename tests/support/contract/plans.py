@@ -1,4 +1,4 @@
-"""Plans: a learnt first lease counts for receives that name none, within what the owner allows."""
+"""Plans: a learnt first lease applies to receives that name none, within the owner's limits."""
 
 from typing import Any
 

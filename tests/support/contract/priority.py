@@ -1,4 +1,4 @@
-"""Priority: 1 is most urgent, and goes first wherever a message comes from."""
+"""Priority: 1 is most urgent, and is delivered first wherever a message comes from."""
 
 from tests.support.contract.stage import Stage, bodies
 

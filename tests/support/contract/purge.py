@@ -1,4 +1,4 @@
-"""Purges and deletions of queues: everything goes at once, and the room is taken back in bounded steps."""
+"""Purges and deletions of queues: all messages disappear at once, and space is reclaimed in bounded steps."""
 
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, Stage, bodies, expect, refused, sending

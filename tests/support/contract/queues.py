@@ -1,4 +1,4 @@
-"""Queues: create, meet again, change, delete, describe, list."""
+"""Queues: create, create again, change, delete, describe, list."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How many messages a queue hands out in a second, where its owner set a bound."""
+"""How many messages a queue delivers per second if its owner set a bound."""
 
 from tests.support.contract.stage import TESTER, Stage, refused
 

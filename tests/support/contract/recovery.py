@@ -1,4 +1,4 @@
-"""Recovery: what was committed is there after any end of the process, as often as one looks."""
+"""Recovery: committed data survives any end of the process, however often the store is reopened."""
 
 from tests.support.contract.stage import Stage, bodies, expect
 

@@ -1,4 +1,4 @@
-"""Retries: a message that its worker gives back is told from one whose worker is gone."""
+"""Retries: a message that its worker gives back is distinguished from one whose worker died."""
 
 import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, sending
@@ -133,7 +133,7 @@ class TestRetries:
 
 
 class TestLastErrors:
-    """A message keeps why it was last given back, and a dead letter how often."""
+    """A message keeps the reason of its last release, and a dead letter keeps how often it was given back."""
 
     def test_a_dead_letter_says_how_often_and_why_it_failed(self, stage: Stage) -> None:
         dead, queue = _with_dead_letters(stage, 3)
@@ -145,7 +145,7 @@ class TestLastErrors:
         assert event.attempt == 3
         detail = event.detail or {}
         assert (detail["receives"], detail["error_type"], detail["error"]) == (3, "ValueError", "second")
-        for _ in range(2):  # also from the tables of a store that was opened anew
+        for _ in range(2):  # also from the tables of a reopened store
             letter = stage.take(dead, lease_us=0)
             assert (letter.extras.dead_receives, letter.extras.type) == (3, "resize")
             assert (letter.extras.error_type, letter.extras.error) == ("ValueError", "second")

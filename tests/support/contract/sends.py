@@ -1,4 +1,4 @@
-"""Sends: what is sent is received, exactly and in order; what is refused leaves nothing."""
+"""Sends: a sent message is received, exactly and in order; a refused one leaves nothing."""
 
 from uuid import RFC_4122, UUID
 

@@ -1,8 +1,8 @@
-"""Snapshots in the history: from each one on, and from what trimming leaves, the state can be replayed.
+"""Snapshots in the history: the state can be replayed from each of them, and from what trimming leaves.
 
-Strategy: a stage with a history that is soon too long. One step of the sweeper begins a snapshot and tells the queues;
-what happens then happens amid it. In the end three must agree: the events from the snapshot on, all events there ever
-were, and the store itself.
+Strategy: a stage with a history that soon exceeds its bound. One step of the sweeper begins a snapshot and reports the
+queues; everything after that happens during the snapshot. In the end three must agree: the events from the snapshot on,
+all events there ever were, and the store itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ class Recording(Stage):
         return applied
 
     def left(self) -> list[EventRecord]:
-        """What there still is of the history."""
+        """What is left of the history."""
         try:
             return self.events()
         except HistoryTrimmed as trimmed:
@@ -46,7 +46,7 @@ class Recording(Stage):
 
 
 class Telling(Recording):
-    """One whose history is cut short."""
+    """A recording whose history is trimmed."""
 
     def __init__(self, factory: StoreFactory) -> None:
         super().__init__(factory)
@@ -67,10 +67,10 @@ class Telling(Recording):
         return begun.offset
 
     refused = ""
-    """A handle that is of no use: what refuses it is an event and nothing else."""
+    """A useless handle: its refusal causes an event and nothing else."""
 
     def agree(self, begun: int) -> None:
-        """Let the snapshot end; what it tells must be what there is."""
+        """Let the snapshot end; its report must match the store."""
         self.sweep_snapshot(steps_max=3)
         instant = self.now
         ended = self.parts(Part.END)[-1]

@@ -1,8 +1,8 @@
-"""The stage that the contract's cases play on: one store, one manual clock, and short ways to say commands.
+"""The stage for the contract's cases: one store, one manual clock, and shortcuts for commands.
 
-Strategy: a store under test comes as a `StoreFactory`: it opens the same data again and again, and knows the few things
-that no command can do (read the history, damage a body, drop an applied batch). Each short way applies one batch of one
-command and commits it, as a shell would.
+Strategy: a store under test comes as a `StoreFactory`: it opens the same data again and again, and does the few things
+that no command can (read the history, damage a body, drop an applied batch). Each shortcut applies one batch of one
+command and commits it, as the server would.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class StoreFactory(Protocol):
         ...
 
     def kill(self, store: Store) -> None:
-        """Let the store go as a killed process does: no farewell, nothing committed."""
+        """End the store as a killed process does: no clean shutdown, nothing committed."""
         ...
 
     def abandon(self, store: Store) -> None:
@@ -73,7 +73,7 @@ class StoreFactory(Protocol):
         ...
 
     def rows(self, store: Store) -> int:
-        """Message rows that the store still keeps, those of purged and deleted queues included."""
+        """Message rows that the store still keeps, including those of purged and deleted queues."""
         ...
 
 
@@ -213,7 +213,7 @@ class Stage:
         return expect(self.do(Sweep(steps_max=steps_max)), Swept)
 
     def sweep_expired(self) -> None:
-        """Sweep, and again after the longest time that a sweep may put off a second look at a queue."""
+        """Sweep, and again after the longest time that a sweep may postpone a second look at a queue."""
         self.sweep()
         self.later(MINUTE_US)
         self.sweep()
@@ -223,7 +223,7 @@ class Stage:
         return self.factory.history(self.store, start, 1_000_000)
 
     def state(self) -> State:
-        """What the store itself says that it holds."""
+        """The state that the store itself reports."""
         return state_of(self.factory.state(self.store))
 
     def kinds(self, start: int = 0) -> list[str]:
@@ -245,7 +245,7 @@ def sending(queue: QueueKey, body: str = "hello", **fields: Any) -> Send:
 
 
 def bodies(messages: Sequence[Delivery]) -> list[str]:
-    """What the messages say, in order."""
+    """The bodies of the messages, in order."""
     return [message.body for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""Topics: a publish is all of its copies or nothing, and a copy is a message like any other."""
+"""Topics: a publish creates all of its copies or none, and a copy is a message like any other."""
 
 import json
 from hashlib import md5

@@ -1,8 +1,8 @@
-"""Turns: what comes back waits behind what waits already, so that nothing keeps another waiting for ever.
+"""Turns: a message that comes back queues behind those already waiting, so that none waits for ever.
 
-Strategy: messages that come back each time (a worker cannot do them, a client is gone, a lease ends) stand beside good
-ones, and as few receives as can be must meet every good one. The clock stands still where it may: then nothing but the
-order of giving back tells the messages apart.
+Strategy: messages that come back each time (a worker cannot process them, a client is gone, a lease ends) stand beside
+good ones, and the fewest possible receives must reach every good one. Where possible the clock stands still: then only
+the order of giving back distinguishes the messages.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Bodies of XML protocols: a queue whose `xml_body` is base64 stores them decoded, and says so to who reads them."""
+"""Bodies of XML protocols: a queue whose `xml_body` is base64 stores them decoded, and reports that to readers."""
 
 from base64 import b64encode
 from hashlib import md5

@@ -1,9 +1,11 @@
-"""A live queue drained into a table, each message once: the stream source `veilmq` and the helper `drain`.
+"""Drains a live queue into a table, each message once: the stream source `veilmq` and the helper `drain`.
 
-Strategy: `driver` is the whole of it, without Spark: it receives, writes manifests (`manifests`), holds leases
-(`batch_leases`), and deletes what Spark has committed (`ledger`, `deleting`). Executors read manifests only (`rows`,
-with `unwrapping` and `decoding`; `quarantine` takes what cannot be decoded). `source` tells Spark; `table` refuses a
-table that would lose rows. docs/pipeline-drain.md says why each step is where it is.
+Strategy: `driver` does the work, without Spark: it receives, writes manifests (`manifests`), holds leases
+(`batch_leases`), and deletes what Spark has committed (`ledger`, `deleting`). Executors only read manifests (`rows`,
+with `unwrapping` and `decoding`; `quarantine` keeps what cannot be decoded). `source` is the adapter to Spark; `table`
+refuses a table that would lose rows.
+
+Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
 from veilmq.pipeline.drain.errors import (

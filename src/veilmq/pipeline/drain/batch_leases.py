@@ -1,8 +1,10 @@
-"""The leases of one batch, held from the receive until the batch is committed and its messages are deleted.
+"""Holds the leases of one batch, from the receive until the batch is committed and its messages are deleted.
 
-Strategy: most batches are done long before a lease runs out, so nothing is registered until a third of the lease is
-over; then one lease keeper takes the whole batch. `unbroken` says of each message whether its lease was held without a
-gap: only then does a delete that a protocol calls done say that the message is gone for good.
+Strategy: most batches finish long before a lease runs out, so no lease is registered with a keeper during the first
+third of the lease; then one lease keeper takes the whole batch.
+
+Before changing it: a protocol may report a delete as done although the handle was stale. Such an answer proves that the
+message is gone only if its lease was held without a gap, which `unbroken` reports.
 """
 
 import threading
@@ -18,12 +20,12 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import VeilError
 
 _PARTS: Final = 3
-"""Registered after one part of the lease, extended with half of it left."""
+"""Leases are registered after one part of the lease, and extended with half of it left."""
 _MAX_HOLD: Final = 10.0 * 365 * 86_400
 
 
 class BatchLeases:
-    """Keeps the messages of one batch. Any thread."""
+    """Holds the leases of one batch. Thread-safe."""
 
     def __init__(self, queue: Queue, messages: Sequence[Received], lease: float, clock: Clock) -> None:
         self._queue, self._lease, self._clock = queue, lease, clock
@@ -35,7 +37,7 @@ class BatchLeases:
         self._stopped = False
 
     def start(self) -> None:
-        """Hold them from now on; no I/O."""
+        """Hold the leases from now on; no I/O."""
         if not self._messages:
             return
         first = min(each.lease_end for each in self._messages) - self._clock.monotonic()
@@ -44,9 +46,9 @@ class BatchLeases:
         self._timer.start()
 
     def revive(self) -> None:
-        """Extend leases of another process, as far as they still are ours.
+        """Extend leases of another process, as far as they are still ours.
 
-        Raises TransportError and what else says nothing of a message.
+        Raises TransportError and other errors that say nothing about a single message.
         """
         now = self._clock.monotonic()
         extensions = [Extension(each.handle, self._lease) for each in self._messages]
@@ -56,7 +58,7 @@ class BatchLeases:
                 self._messages[place] = msgspec.structs.replace(self._messages[place], **changed)
 
     def renew(self, place: int, message: Received) -> None:
-        """The message came again: this is its lease now."""
+        """The message was received again; use its new lease."""
         with self._lock:
             self._messages[place] = message
             self._held.pop(place, None)
@@ -64,7 +66,7 @@ class BatchLeases:
                 self._register(self._keeper, place)
 
     def stop(self) -> None:
-        """Extend no more; the leases go on until they end."""
+        """Stop extending; the leases run until they expire."""
         with self._lock:
             self._stopped = True
             keeper = self._keeper
@@ -79,7 +81,7 @@ class BatchLeases:
         return self._messages[place].handle if held is None else held.handle
 
     def unbroken(self, place: int) -> bool:
-        """Whether the lease is held now, and was all the time since its receive."""
+        """Whether the lease is held now and has been held since the receive without a gap."""
         held = self._held.get(place)
         if held is None:
             return self._messages[place].lease_end > self._clock.monotonic()
@@ -107,5 +109,6 @@ class BatchLeases:
         try:
             self._held[place] = keeper.register(message)
         except VeilError:
-            # Over or taken, which `unbroken` tells by the clock; or it ends by itself, and then it comes again.
+            # The lease is over or taken, which `unbroken` detects by the clock, or it expires and the message comes
+            # again.
             return

@@ -1,8 +1,9 @@
-"""What a kill leaves in Spark's checkpoint and Spark does not clear away.
+"""Removes what a kill leaves in Spark's checkpoint and Spark does not clean up.
 
-Strategy: Spark writes a log entry to a hidden file and renames it. Killed in between in its very first batch, it finds
-that file at the next start and takes the checkpoint for another query's (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
-Nothing was logged then, so the file is nothing; but only if no query is at work there, which its manifests' lock tells.
+Strategy: Spark writes a log entry to a hidden file and renames it. If it is killed in between during its very first
+batch, the next start finds that file and takes the checkpoint for another query's
+(STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). Nothing was logged yet, so the file can go, unless a query is running
+there; the lock of its manifests tells.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ _UNFINISHED: Final = (".tmp", ".tmp.crc")
 
 
 def clear(checkpoint: Path, manifests: Path) -> None:
-    """Take away the unfinished entries of a first batch that was never logged."""
+    """Remove the unfinished entries of a first batch that was never logged."""
     logged = checkpoint / "offsets"
     if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or is_taken(manifests):
         return

@@ -1,8 +1,8 @@
-"""What a committed batch leaves behind besides its messages: quarantined rows, and the objects of large bodies.
+"""Handles what a committed batch leaves besides its messages: quarantined rows, and the objects of large bodies.
 
-Strategy: done before the messages are deleted, and again after a crash: a dead-letter queue may then get a message
-twice, never not at all (on a FIFO queue its id absorbs the second). An object that cannot be removed is left to the
-sweep of `LargeMessageQueue`; those of quarantined messages stay.
+Strategy: cleanup runs before the messages are deleted, and again after a crash. So a dead-letter queue may get a
+message twice but never misses one (a FIFO queue drops the second by its id). An object that cannot be removed is left
+to the sweep of `LargeMessageQueue`; objects of quarantined messages stay.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger("veilmq.pipeline")
 
 
 class Cleanup:
-    """For one query; `queue` is the one that is drained. Raises OptionInvalid, SourceUnreachable."""
+    """Cleans up for one query; `queue` is the queue that is drained. Raises OptionInvalid, SourceUnreachable."""
 
     def __init__(self, options: DrainOptions, queue: Queue) -> None:
         self._queue = queue
@@ -46,12 +46,12 @@ class Cleanup:
                 raise OptionInvalid(f"The queue of the option deadLetters: {error}.", "Is it there?") from None
 
     def close(self) -> None:
-        """Let the dead-letter queue go."""
+        """Close the dead-letter queue."""
         if self._target is not None:
             self._target.close()
 
     def run(self, batch: Batch) -> None:
-        """Before its messages are deleted. Raises SourceUnreachable if dead letters could not be sent."""
+        """Run before the batch's messages are deleted. Raises SourceUnreachable if dead letters could not be sent."""
         count = len(of_manifest(batch.path))
         if count:
             log.warning("queue %s: %d messages of batch %d are quarantined", self._queue.name, count, batch.seq)

@@ -1,7 +1,7 @@
-"""The columns of a drained message, for Arrow and for Spark, and how received messages become them.
+"""The columns of a drained message, for Arrow and for Spark, and the conversion of received messages into them.
 
-Strategy: a manifest has these columns and the handle, in the very types that Spark's Arrow reader wants, so that a
-plain drain hands record batches on without touching a row.
+Strategy: a manifest holds these columns and the handle, in exactly the types that Spark's Arrow reader expects, so that
+a plain drain passes record batches on without touching a row.
 """
 
 import base64
@@ -16,7 +16,8 @@ SPARK_SCHEMA: Final = (
     "`id` string, `body` string, `attributes` map<string, string>, `type` string, `group` string, "
     "`sequence` decimal(38, 0), `sent` timestamp_ltz, `receive_count` int, `batch` bigint, `position` int"
 )
-"""`sequence` is the FIFO sequence number (up to 128 bits), `batch` and `position` say which manifest a row is of."""
+"""`sequence` is the FIFO sequence number (up to 128 bits); `batch` and `position` say where in which manifest a row
+is."""
 
 ARROW_SCHEMA: Final = pa.schema(
     [
@@ -60,5 +61,5 @@ def _texts(attributes: Any) -> list[tuple[str, str]]:
 
 
 def _text(value: AttributeValue) -> str:
-    """Bytes as base64, numbers as Python writes them."""
+    """Bytes as base64, numbers in Python's notation."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

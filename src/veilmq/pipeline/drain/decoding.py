@@ -1,8 +1,8 @@
-"""JSON bodies into columns of a schema, a bad one never stopping the others.
+"""Decodes JSON bodies into the columns of a schema; a bad body never stops the others.
 
-Strategy: msgspec decodes each body into a type made from Spark's schema, strictly but for what that schema cannot say;
-fields that the schema lacks are ignored, missing ones are null. What does not fit goes, as it is, into the column for
-corrupt records if the schema has one, as Spark's own reader does it; else the message is quarantined.
+Strategy: msgspec decodes each body into a type built from Spark's schema, strictly except where the schema is less
+strict; fields that are not in the schema are ignored, missing ones become null. A body that does not fit goes unchanged
+into the column for corrupt records if the schema has one, as in Spark's own reader; else the message is quarantined.
 """
 
 import datetime
@@ -21,7 +21,7 @@ _FLOAT: Final = struct.Struct("<f")
 _DECIMAL: Final = re.compile(rb'("?)(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\1')
 _NULL: Final = b"null"
 METADATA: Final = {f"_{name}": name for name in ARROW_SCHEMA.names if name != "body"}
-"""Columns of a schema for JSON that are the message's and not the body's."""
+"""Columns of a JSON schema that hold the message's metadata, not fields of the body."""
 
 
 def _integer(bits: int) -> Any:
@@ -29,7 +29,7 @@ def _integer(bits: int) -> Any:
 
 
 def python_type(kind: types.DataType, place: str) -> Any:
-    """What msgspec decodes a value of this Spark type into. Raises OptionInvalid."""
+    """The type that msgspec decodes a value of this Spark type into. Raises OptionInvalid."""
     from typing import Annotated
 
     match kind:
@@ -60,7 +60,7 @@ def python_type(kind: types.DataType, place: str) -> Any:
 
 def _or_none(kind: types.DataType, place: str) -> Any:
     found = python_type(kind, place)
-    # What is raw may be null anyhow, and msgspec takes it for no part of a union.
+    # A raw value may be null anyway, and msgspec does not accept it in a union.
     return found if found is msgspec.Raw else found | None
 
 
@@ -69,7 +69,7 @@ _PLAIN: Final[dict[type, Any]] = {
     types.BooleanType: bool,
     types.FloatType: float,
     types.DoubleType: float,
-    # msgspec's own takes texts as Python spells numbers, such as "1_0".
+    # msgspec's own decimal accepts texts in Python's notation, such as "1_0".
     types.DecimalType: msgspec.Raw,
     types.TimestampType: datetime.datetime,
     types.DateType: datetime.date,
@@ -78,7 +78,7 @@ _PLAIN: Final[dict[type, Any]] = {
 
 
 class Decoding:
-    """JSON for one schema. Raises OptionInvalid for a schema that cannot be."""
+    """Decodes JSON for one schema. Raises OptionInvalid for an unsupported schema."""
 
     def __init__(self, schema: types.StructType, corrupt_column: str) -> None:
         self.schema = schema
@@ -89,7 +89,7 @@ class Decoding:
         self._decoder = msgspec.json.Decoder(python_type(types.StructType(self._fields), "$"))
 
     def row(self, body: str, metadata: dict[str, Any]) -> dict[str, Any]:
-        """The row of one body. Raises ValueError with the reason if it fits nowhere."""
+        """The row of one body. Raises ValueError with the reason if the body does not fit."""
         found = {name: metadata[METADATA[name]] for name in self.schema.fieldNames() if name in METADATA}
         try:
             record = self._decoder.decode(body)
@@ -108,7 +108,7 @@ class Decoding:
 
 
 def _plain(value: Any, kind: types.DataType) -> Any:
-    """As Arrow takes it: records as dicts, instants in UTC. Raises ValueError for what its type has no room for."""
+    """The value as Arrow takes it: records as dicts, instants in UTC. Raises ValueError if the type cannot hold it."""
     if value is None:
         return None
     match kind:
@@ -131,7 +131,8 @@ def _plain(value: Any, kind: types.DataType) -> Any:
 
 
 def _rounded(value: float, kind: types.FloatType) -> float:
-    """As a float of 32 bits has it, so that the largest one is none too large for being told in decimal."""
+    """Rounded to a 32-bit float, so that the largest one does not count as too large because of its decimal
+    notation."""
     try:
         return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
     except OverflowError:
@@ -148,19 +149,19 @@ def _in_utc(value: datetime.datetime) -> datetime.datetime:
 
 
 def _decimal(raw: bytes, kind: types.DecimalType) -> decimal.Decimal:
-    """A number of JSON, or a text that is spelt as one."""
+    """A JSON number, or a text that contains one."""
     found = _DECIMAL.fullmatch(raw)
     try:
         if found is not None:
             return decimal.Decimal(found[2].decode())
-    except decimal.InvalidOperation:  # an exponent beyond all
+    except decimal.InvalidOperation:  # the exponent is out of range
         pass
     raise ValueError(f"{raw[:40].decode(errors='replace')} is no {kind.simpleString()}")
 
 
 def _scaled(value: decimal.Decimal, kind: types.DecimalType) -> decimal.Decimal:
     """Rounded to the column's scale."""
-    # First, because to round 1e999999 would write it out.
+    # Checked first: rounding 1e999999 would write out all its digits.
     if value.is_finite() and value.adjusted() < kind.precision - kind.scale:
         rounded = value.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=decimal.Context(prec=76))
         if len(rounded.as_tuple().digits) <= kind.precision:

@@ -1,8 +1,8 @@
-"""Deleting what Spark has committed, beside the receives of the next batch.
+"""Deletes what Spark has committed, while the next batch is received.
 
-Strategy: one thread takes committed batches in order and cuts each into requests that a pool sends. What the queue
-could not be asked is asked again until `patience` is over; then `finish` raises, and the manifests are there for the
-next run. Before the messages go, what their rows leave behind is dealt with (`cleanup`).
+Strategy: one thread takes committed batches in order and splits each into requests that a pool sends. Requests that did
+not reach the queue are retried until `patience` is over; then `finish` raises, and the manifests remain for the next
+run. `cleanup` runs before the messages are deleted.
 """
 
 import logging
@@ -32,7 +32,7 @@ class Deleter:
         self, queue: Queue, senders: int, patience: float, clock: Clock, cleanup: Callable[[Batch], None],
         done: Callable[[Batch], None],
     ) -> None:  # fmt: skip
-        """done: called for each batch that is done, in the thread that deletes."""
+        """done: called for each finished batch, in the deleting thread."""
         self._queue, self._patience, self._clock = queue, patience, clock
         self._cleanup, self._done = cleanup, done
         self._line = ThreadPoolExecutor(1, "veilmq drain deletes")
@@ -42,7 +42,7 @@ class Deleter:
         self._lock = threading.Lock()
 
     def submit(self, batch: Batch) -> None:
-        """Delete it soon; at most once at a time."""
+        """Delete the batch soon; a batch is queued at most once at a time."""
         there = self._under_way.get(batch.seq)
         if there is None or there.done():
             if there is not None:
@@ -50,14 +50,15 @@ class Deleter:
             self._under_way[batch.seq] = self._line.submit(self._delete, batch)
 
     def finish(self) -> None:
-        """Wait for all of them. Raises SourceUnreachable if the queue could not be asked, and what `cleanup` raised."""
+        """Wait for all deletes. Raises SourceUnreachable if the queue could not be reached, and what `cleanup`
+        raised."""
         while self._under_way:
             seq, future = next(iter(self._under_way.items()))
             del self._under_way[seq]
             future.result()
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start nothing more."""
         self._line.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,12 +1,12 @@
-"""The driver's side of a drain, without Spark: what each of a stream reader's hooks does.
+"""The driver's side of a drain, without Spark: what each hook of a stream reader does.
 
     latest(start)   everything up to start is committed: purge what lies beyond it, delete what lies before, receive
-                    the next batch, write its manifest, and only then name it
-    pieces          the manifest's rows, cut into tasks; after a restart its leases are taken up again
+                    the next batch, write its manifest, and only then return its offset
+    pieces          the manifest's rows, cut into tasks; after a restart its leases are taken over
 
 Strategy: an offset exists only after its manifest is on disk, and messages are deleted only when Spark asks for what
-follows them. Everything else may be lost at any moment: a killed driver leaves leases that end by themselves, a
-manifest that was never named is purged, and the ids of a named one are known again before the next receive.
+follows them. Everything else may be lost at any moment: the leases of a killed driver expire by themselves, a manifest
+whose offset Spark never logged is purged, and the ids of a logged one are known again before the next receive.
 """
 
 import logging
@@ -45,16 +45,16 @@ _PARTS: Final = 3
 log = logging.getLogger("veilmq.pipeline")
 
 Span = tuple[str, int, int]
-"""Path of a manifest, and which of its record batches: first, and the one after the last."""
+"""Path of a manifest, and a range of its record batches: the first, and the one after the last."""
 
 
 class Driver:
-    """One query's driver; opens its queue and directory when it is made. Raises PipelineError, as all its methods."""
+    """One query's driver; opens its queue and directory in the constructor. All methods may raise PipelineError."""
 
     def __init__(
         self, options: DrainOptions, clock: Clock = SYSTEM, wrap: Callable[[Queue], Queue] = lambda queue: queue
     ) -> None:
-        """`wrap`: a queue around the one of the option url, for faults."""
+        """`wrap`: wraps the queue of the option url, to inject faults."""
         self._options, self._clock = options, clock
         self._queue = wrap(_connected(options.url))
         try:
@@ -77,7 +77,7 @@ class Driver:
         self._is_adopted = False
 
     def close(self) -> None:
-        """Let everything go; leases end by themselves."""
+        """Close everything; leases expire by themselves."""
         for batch in list(self._batches.values()):
             batch.leases.stop()
         self._deleter.close()
@@ -87,12 +87,12 @@ class Driver:
         self._queue.close()
 
     def prepare(self) -> None:
-        """AvailableNow: what comes from now on is the next run's."""
+        """AvailableNow: messages that arrive from now on belong to the next run."""
         stats = self._asked(self._queue.stats)
         self._target = self._emitted + stats.visible + (stats.delayed or 0) + (stats.in_flight or 0)
 
     def latest(self, start: Offset, rows: int | None) -> Offset:
-        """The next batch of up to `rows` messages (None: the option's), or `start` if there are none."""
+        """The next batch of up to `rows` messages (None: the option's value), or `start` if there are none."""
         self.directory.begin(start)
         self._adopt(start)
         self.committed(start)
@@ -100,7 +100,7 @@ class Driver:
         fresh = self._fresh(wanted) if wanted else {}
         if not fresh:
             self._deleter.finish()
-            # Some may have come again meanwhile, with a handle that is good.
+            # Some messages may have come again meanwhile, with a valid handle.
             self.committed(start)
             self._deleter.finish()
             return start
@@ -113,7 +113,7 @@ class Driver:
         try:
             offset = self.directory.write(seq, table_of(messages, seq))
         except BaseException:
-            # Nobody will commit them: they come back when their leases end.
+            # Nobody will commit these messages: they come back when their leases end.
             leases.stop()
             raise
         with self._lock:
@@ -153,12 +153,13 @@ class Driver:
         return max(0, min(wanted, self._target - self._emitted))
 
     def _fresh(self, wanted: int) -> dict[str, Received]:
-        """Messages that were never seen, by id. Those that were get their new handle."""
+        """New messages, by id. Messages that were seen before get their new handle."""
         fresh: dict[str, Received] = {}
         options = self._options
         room = self._room
         room.begin()
-        # What was received first is to be held in time; and more than comes within a lease can never be held at all.
+        # The first messages received must be leased in time, and more than can be received within a lease can never be
+        # held.
         until = self._clock.monotonic() + options.lease / _PARTS
         while len(fresh) < wanted and room.fits and self._clock.monotonic() < until:
             more = partial(
@@ -194,7 +195,7 @@ class Driver:
                 self._remembered.settle(message.id)
 
     def _adopt(self, start: Offset) -> None:
-        """Know what earlier processes did up to `start`, and undo what they began beyond it."""
+        """Load what earlier processes did up to `start`, and undo what they began beyond it."""
         self.directory.check_reach(start)
         for seq, path in self.directory.files("arrow"):
             if seq > start.seq:
@@ -215,14 +216,14 @@ class Driver:
         self._is_adopted = True
 
     def _take_up(self, batch: Batch) -> None:
-        """Its leases were another process's."""
+        """Take over the batch's leases from another process."""
         if not batch.places:
             return
         self._asked(batch.leases.revive)
         batch.leases.start()
 
     def _purge(self, seq: int, path: Path) -> None:
-        """A manifest that Spark never logged: its messages were not emitted, and whoever comes first has them."""
+        """Remove a manifest that Spark never logged: its messages were not emitted, and anyone may receive them."""
         with self._lock:
             batch = self._batches.pop(seq, None)
         if batch is not None:
@@ -233,7 +234,7 @@ class Driver:
         log.info("queue %s: %d messages of a batch that was never logged go back", self._queue.name, len(handles))
 
     def _release(self, handles: list[str]) -> None:
-        """As far as they still are ours; what cannot be released comes back when its lease ends."""
+        """Release what is still ours; a message that cannot be released comes back when its lease ends."""
         try:
             if self._queue.capabilities.batch_extend:
                 self._queue.extend_batch([Extension(handle, 0) for handle in handles])
@@ -257,7 +258,7 @@ class Driver:
         return self._asked(self._queue.stats).retention or REMEMBER_SECONDS
 
     def _asked(self, call: Any) -> Any:
-        """What the queue says, tried again for `patience`. Raises SourceUnreachable."""
+        """The queue's answer; retries for `patience`. Raises SourceUnreachable."""
         end = self._clock.monotonic() + self._options.patience
         while True:
             try:

@@ -1,27 +1,27 @@
-"""What can be wrong with a drain, each with its mend."""
+"""The errors of a drain, each with its remedy."""
 
 from veilmq.pipeline.errors import PipelineError
 
 
 class DirectoryTaken(PipelineError):
-    """Another query has the manifest directory."""
+    """Another query is using the manifest directory."""
 
 
 class DirectoryForeign(PipelineError):
-    """The manifest directory is of another query or another queue."""
+    """The manifest directory belongs to another query or another queue."""
 
 
 class DirectoryUnwritable(PipelineError):
-    """The manifest directory takes no file: its disk is full, or it may not be written."""
+    """The manifest directory cannot be written: the disk is full, or permission is missing."""
 
 
 class ManifestDamaged(PipelineError):
-    """A manifest is missing, or is not what was written."""
+    """A manifest is missing or was changed."""
 
 
 class TableForeign(PipelineError):
-    """The table is another query's, or of another format."""
+    """The table belongs to another query or has another format."""
 
 
 class DrainUnfinished(PipelineError):
-    """The queue did not become empty in the time given."""
+    """The queue did not become empty in the given time."""

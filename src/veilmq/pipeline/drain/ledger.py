@@ -1,10 +1,10 @@
-"""Which ids are known: emitted, or about to be, and not yet certainly deleted.
+"""Tracks known ids: emitted or about to be, and not certainly deleted yet.
 
-Strategy: an id is forgotten when the queue confirmed its delete under a lease that was never broken. A protocol may say
-"done" or "gone" when only the handle was stale (SQS says both): such an id stays known, and is
-deleted again if it comes again. So does one whose handle was refused: it comes again, unless somebody else has dealt
-with it or its queue was made anew, and nobody will tell. A message that comes again gives its new handle and is not
-emitted.
+Strategy: an id is forgotten when the queue confirmed its delete under a lease that was held without a gap. A protocol
+may report "done" or "gone" when only the handle was stale (SQS does both). Such an id stays known, and if its message
+comes again it is deleted again. The same holds for an id whose handle was refused: its message comes again, unless
+somebody else dealt with it or its queue was recreated, which nobody reports. A message that comes again only provides
+its new handle; it is not emitted again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,12 @@ class Batch:
         self.seq, self.path, self.leases = seq, path, leases
         self.places = {each.id: place for place, each in enumerate(messages)}
         self.doubtful: set[str] = set()
-        """Called deleted, but perhaps by a stale handle; or refused, because it was one."""
+        """Reported as deleted, but perhaps with a stale handle; or refused because the handle was stale."""
         self.is_tidied = False
-        """What its rows leave behind was dealt with: quarantine, objects."""
+        """Its quarantined rows and objects were handled."""
 
     def renew(self, message: Received) -> None:
-        """One of its messages came again."""
+        """One of its messages was received again."""
         place = self.places.get(message.id)
         if place is None:
             return  # deleted for good a moment ago
@@ -38,14 +38,14 @@ class Batch:
         self.doubtful.discard(message.id)
 
     def to_delete(self) -> list[str]:
-        """Ids whose delete is worth a try."""
+        """Ids for which a delete should be tried."""
         return [each for each in self.places if each not in self.doubtful]
 
     def deleted(self, message: str, handle: str, answer: VeilError | None) -> bool:
-        """Take the answer to its delete by that handle; False if the delete must be tried again."""
+        """Record the answer to the delete with that handle; False if the delete must be retried."""
         place = self.places[message]
         if handle != self.leases.handle(place):
-            # It came again meanwhile: the answer is about a lease that was over.
+            # The message came again meanwhile: the answer is about a lease that had ended.
             return False
         if answer is None or isinstance(answer, MessageGone):
             if self.leases.unbroken(place):
@@ -60,19 +60,19 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        """Nothing but doubts is left."""
+        """Only doubtful ids are left."""
         return len(self.places) == len(self.doubtful)
 
 
 class Remembered:
-    """Ids of earlier batches that may come again though their delete was called done."""
+    """Ids of earlier batches that may come again although their delete was reported as done."""
 
     def __init__(self) -> None:
         self._paths: dict[str, Path] = {}
         self._left: dict[Path, int] = {}
 
     def add(self, path: Path, ids: Iterable[str]) -> None:
-        """Ids that the file `path` keeps."""
+        """Add ids that the file `path` keeps."""
         for each in ids:
             self._paths[each] = path
             self._left[path] = self._left.get(path, 0) + 1
@@ -81,7 +81,7 @@ class Remembered:
         return message in self._paths
 
     def settle(self, message: str) -> None:
-        """It was deleted for good; its file goes with the last of them."""
+        """The message was deleted for good; the file goes with its last id."""
         path = self._paths.pop(message)
         self._left[path] -= 1
         if not self._left[path]:
@@ -95,7 +95,7 @@ def load(seq: int, path: Path, queue: Queue, lease: float, clock: Clock) -> Batc
 
 
 def loaded(path: Path) -> list[Received]:
-    """Ids and handles; their leases are unknown, and so over. Raises ManifestDamaged."""
+    """Ids and handles; their leases are unknown, and so count as expired. Raises ManifestDamaged."""
     with open_manifest(path) as reader:
         table = reader.read_all()
         ids, handles = table.column("id").to_pylist(), table.column("handle").to_pylist()

@@ -1,13 +1,13 @@
-"""What was received, on disk before anybody is told: one manifest a micro-batch, under a name used once.
+"""Writes received messages to disk before Spark learns of them: one manifest per micro-batch, under a unique name.
 
     00000000000000000012-<token>.arrow        messages and handles of offset 12
-    00000000000000000012-<token>.ids          ids of it that are still to be known, when all else is done
-    query.json                                whose directory it is
+    00000000000000000012-<token>.ids          its ids that must stay known after the manifest is gone
+    query.json                                the query and queue that the directory belongs to
     lock
 
-Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset carries its
-SHA-256. Names are never used twice, so that an orphan of a crash is never taken for the batch that was logged. The lock
-is a flock: the kernel drops it with the process, however that ends.
+Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset contains its
+SHA-256. Names are never reused, so that an orphan of a crash is never mistaken for the batch that was logged. The lock
+is an flock: the kernel releases it when the process ends, however that happens.
 """
 
 import fcntl
@@ -31,10 +31,10 @@ from veilmq.store.files import durable_write, make_directory
 
 ROWS_PER_BATCH: Final = 1_000
 BYTES_PER_BATCH: Final = 16 << 20
-"""Of a record batch, about: Java takes each as a whole, and would take a thousand large bodies so."""
+"""Approximate bytes of a record batch: Java loads each as a whole, and would do so with a thousand large bodies."""
 LOCK_SECONDS: Final = 15.0
 _LOCK: Final = "lock"
-"""The process of a query that was killed needs a moment to notice."""
+"""A killed query's process needs a moment to exit."""
 _LOOK_SECONDS: Final = 0.05
 _NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.(arrow|ids)\Z")
 _MEND: Final = (
@@ -64,14 +64,14 @@ class _Owner(msgspec.Struct):
     begun: bool = False
     """A batch was committed."""
     reach: int = 0
-    """The last batch that was: its manifest is gone, and a sink that has its number takes no other for it."""
+    """The last committed batch. Its manifest is gone, and a sink that has its number takes no other batch for it."""
 
 
 class Directory:
     """The manifest directory of one query, locked until `close` or the end of the process."""
 
     def __init__(self, path: Path, queue: str, *, lock_seconds: float = LOCK_SECONDS, clock: Clock = SYSTEM) -> None:
-        """`queue`: what is drained into it. Raises DirectoryTaken, DirectoryForeign."""
+        """`queue`: the queue that is drained. Raises DirectoryTaken, DirectoryForeign."""
         self.path = path
         make_directory(path, 0o700)
         self._lock = _locked(path, lock_seconds, clock)
@@ -82,13 +82,13 @@ class Directory:
             raise
 
     def close(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def begin(self, start: Offset) -> None:
-        """Everything up to `start` is committed. Raises DirectoryForeign if that cannot be, DirectoryUnwritable."""
+        """Everything up to `start` is committed. Raises DirectoryForeign if that is impossible, DirectoryUnwritable."""
         if start.seq > self._owner.reach:
             self._owner.begun, self._owner.reach = True, start.seq
             self._write_owner()
@@ -99,7 +99,8 @@ class Directory:
             )
 
     def check_reach(self, start: Offset) -> None:
-        """One manifest may lie beyond the start of a query. Raises DirectoryForeign if its checkpoint went back."""
+        """Check that at most one manifest lies beyond the query's start. Raises DirectoryForeign if its checkpoint went
+        back."""
         reach = [seq for seq, _ in self.files("arrow") if seq > start.seq + 1]
         reach += [seq for seq, _ in self.files("ids") if seq > start.seq]
         reach += [self._owner.reach] if self._owner.reach > start.seq else []
@@ -128,7 +129,7 @@ class Directory:
                 yield int(found[1]), path
 
     def checked(self, offset: Offset) -> Path:
-        """The manifest of an offset, whole. Raises ManifestDamaged."""
+        """The manifest of an offset, checked against its digest. Raises ManifestDamaged."""
         path = self.path / offset.file
         if not _NAME.match(offset.file):
             raise ManifestDamaged(f"The checkpoint names {offset.file!r}.", "Is it of another source?")
@@ -141,7 +142,7 @@ class Directory:
         return path
 
     def keep_ids(self, path: Path, ids: Sequence[str]) -> None:
-        """In the place of a manifest: what is still to be known of it."""
+        """Replace a manifest by the ids that must stay known."""
         if ids:
             self._put(path.with_suffix(".ids").name, "\n".join(ids).encode())
         path.unlink(missing_ok=True)
@@ -171,7 +172,7 @@ class Directory:
 
 
 def put(path: Path, content: Any) -> None:
-    """Write a file as a whole: it is there and durable, or it is not there. Raises DirectoryUnwritable."""
+    """Write a file atomically and durably. Raises DirectoryUnwritable."""
     try:
         durable_write(path, content)
     except OSError as error:
@@ -181,7 +182,7 @@ def put(path: Path, content: Any) -> None:
 
 
 def _cuts(bodies: Any) -> Iterator[tuple[int, int]]:
-    """Places of rows that are a record batch together."""
+    """The row ranges that form one record batch each."""
     start = size = 0
     for place, length in enumerate(pc.binary_length(bodies).to_pylist()):
         if place > start and (place - start == ROWS_PER_BATCH or size + length > BYTES_PER_BATCH):
@@ -200,7 +201,7 @@ def open_manifest(path: Path) -> Any:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether a query is at work on the manifests there."""
+    """Whether a query is using the manifests there."""
     try:
         file = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

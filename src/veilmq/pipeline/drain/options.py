@@ -1,6 +1,6 @@
 """The options of the source, read once and checked before anything is opened.
 
-Strategy: one frozen value that pickles, so that driver and executors hold the same; what is wrong names the option.
+Strategy: one frozen, picklable value, so that driver and executors hold the same. Errors name the option.
 """
 
 import json
@@ -20,22 +20,22 @@ ROWS_DEFAULT_SINGLY: Final = 5_000
 
 
 class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the source `veilmq` is told. Durations are seconds."""
+    """The options of the source `veilmq`. Durations are seconds."""
 
     url: str
-    """As `veilmq.connect` takes it."""
+    """As in `veilmq.connect`."""
     directory: str
-    """Manifests: on a file system that driver and executors share; one query's own."""
+    """For manifests: on a file system that driver and executors share; used by this query only."""
     max_rows: int | None = None
-    """Messages of one micro-batch; None: `rows_default` of the queue."""
+    """Messages in one micro-batch; None: `rows_default` of the queue."""
     max_bytes: int = 256 << 20
-    """Bytes of the bodies of one micro-batch; see `receiving.Room`."""
+    """Bytes of the bodies in one micro-batch; see `receiving.Room`."""
     lease: float = 60.0
     """Visibility timeout of each receive; extended while the batch runs."""
     wait: float = 0.2
     """How long a receive waits when the queue seems empty."""
     receivers: int = 8
-    """Receives at a time."""
+    """Concurrent receives."""
     partitions: int = 4
     """Tasks of a micro-batch, at most."""
     unwrap: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """File of keys, for `encrypted`."""
     algorithms: tuple[str, ...] = ("A256GCM",)
     bound_to: str | None = None
-    """Queue name that bodies were encrypted for, if not the queue's."""
+    """Queue name that bodies were encrypted for, if it is not this queue's."""
     store: str | None = None
     """URL of the object store, for `large`."""
     store_options: str = "{}"
@@ -55,15 +55,15 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`raw` or `json`."""
     column_name_of_corrupt_record: str = "_corrupt_record"
     dead_letters: str | None = None
-    """URL of a queue that gets what is quarantined."""
+    """URL of a queue that receives quarantined messages."""
     patience: float = 30.0
-    """How long a queue that cannot be reached is tried again."""
+    """How long an unreachable queue is retried."""
     remember: float | None = None
-    """How long an id is known whose delete may not have counted; None: the queue's retention, or 14 days."""
+    """How long an id stays known whose delete may not have counted; None: the queue's retention, or 14 days."""
 
 
 def rows_default(able: Capabilities) -> int:
-    """`max_rows` unless told: what a lease keeper holds with ease, less where leases are extended singly."""
+    """Default of `max_rows`: what a lease keeper holds easily, and less where leases are extended one by one."""
     return ROWS_DEFAULT if able.batch_extend else ROWS_DEFAULT_SINGLY
 
 

@@ -1,10 +1,11 @@
-"""What could not be decoded: kept as it came, in files beside the manifests, and counted.
+"""Keeps messages that could not be decoded, unchanged, in files beside the manifests, and counts them.
 
-    quarantine/00000000000000000012-<token>-3.jsonl       a line a message: id, body, attributes, reason ...
+    quarantine/00000000000000000012-<token>-3.jsonl       one line per message: id, body, attributes, reason ...
     quarantine/00000000000000000012-<token>-3.sent        the same, after a dead-letter queue has them
 
-Strategy: a task writes its file as a whole under a name that depends on the manifest and its place in it alone, so that
-a repeated task writes the same file again; the messages are deleted only after that. A query never fails on a message.
+Strategy: a task writes its file as a whole. The name depends only on the manifest and the task's place in it, so a
+repeated task writes the same file again. The messages are deleted only after that. A query never fails because of a
+message.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     body: str
-    """As the queue gave it."""
+    """As the queue returned it."""
     reason: str
     attributes: dict[str, str] = {}
     type: str | None = None
@@ -47,13 +48,13 @@ def write(manifest: Path, first: int, rows: Sequence[Quarantined]) -> None:
 
 
 def unsent(manifest: Path) -> Iterator[tuple[Path, list[Quarantined]]]:
-    """The files of one manifest that no dead-letter queue has."""
+    """The files of one manifest that were not sent to a dead-letter queue yet."""
     for path in sorted((manifest.parent / FOLDER).glob(f"{manifest.stem}-*.jsonl")):
         yield path, _read(path)
 
 
 def quarantined(directory: Path | str) -> list[Quarantined]:
-    """All that was quarantined by the query with that manifest directory."""
+    """All messages that the query with that manifest directory quarantined."""
     folder = Path(directory) / FOLDER
     paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.sent")])
     return [each for path in paths for each in _read(path)]
@@ -64,7 +65,7 @@ def _read(path: Path) -> list[Quarantined]:
 
 
 def of_manifest(manifest: Path) -> list[Quarantined]:
-    """What was quarantined of one manifest."""
+    """The quarantined messages of one manifest."""
     folder = manifest.parent / FOLDER
     paths = [*folder.glob(f"{manifest.stem}-*.jsonl"), *folder.glob(f"{manifest.stem}-*.sent")]
     return [each for path in sorted(paths) for each in _read(path)]

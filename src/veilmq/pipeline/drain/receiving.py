@@ -1,10 +1,10 @@
-"""Many messages at once: several receives side by side until there are enough, or the queue has no more.
+"""Receives many messages with parallel receives, until there are enough or the queue has no more.
 
-Strategy: threads for the calls, a shared count for how many are still wanted. An empty answer ends it; a short one does
-not, because some protocols answer short for no reason. Nobody knows how large a body is before it came: a receive takes
-room for as many of the largest that are likely as it asks for, and gives back what it did not need. Room for the
-largest that the queue takes, always, would be a bound without exception, and cost a third of the speed: half of the
-receivers would wait. What an error meets beside messages is the next call's.
+Strategy: threads make the calls and share a count of the messages still wanted. An empty answer ends the round; a short
+one does not, because some protocols answer short for no reason. The size of a body is unknown before it arrives, so a
+receive reserves room for as many of the largest likely bodies as it asks for, and returns what it did not need.
+Reserving for the largest body that the queue takes would never exceed the bound, but cost a third of the speed: half of
+the receivers would wait. If an error follows after messages came, the next call meets it.
 """
 
 import threading
@@ -18,13 +18,13 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import VeilError
 
 _PART: Final = 4
-"""Receives of less than this part of a full one would be many for few messages: a batch is complete before."""
+"""A batch counts as complete before its receives would be smaller than this part of a full one."""
 _SURPRISE: Final = 16
-"""A body is taken to be at most so many times as large as the largest before it."""
+"""A body is assumed to be at most this many times as large as the largest one so far."""
 
 
 class Room:
-    """Bytes of bodies that a batch may still take. Not for two threads at once; for all batches, as it learns."""
+    """Bytes of bodies that a batch may still take. Not thread-safe; one for all batches, because it learns sizes."""
 
     def __init__(self, bytes_max: int, able: Capabilities) -> None:
         self._bytes_max, self._left_bytes = bytes_max, bytes_max
@@ -33,29 +33,29 @@ class Room:
         self._is_known = False
 
     def begin(self) -> None:
-        """Another batch."""
+        """Start another batch."""
         self._left_bytes = self._bytes_max
 
     @property
     def fits(self) -> int:
-        """Messages that a receive may ask for; 0: the batch is complete, or others may still bring so much."""
+        """How many messages a receive may ask for; 0: the batch is complete, or running receives may fill it."""
         body_bytes = self._likely_bytes
         most = max(1, min(self._receive_max, self._bytes_max // body_bytes))
         if self._bytes_max < body_bytes:
-            # Not even one is sure to fit: they come one by one until the bound is reached.
+            # Not even one message is sure to fit: receive one at a time until the bound is reached.
             return int(self._left_bytes > 0)
         fits = self._left_bytes // body_bytes
         return min(most, fits) if fits >= max(1, most // _PART) else 0
 
     def take(self, wanted: int) -> tuple[int, int]:
-        """How many of `wanted` messages to ask for, and the bytes to give back."""
+        """How many of `wanted` messages to ask for, and the bytes to give back afterwards."""
         count = min(wanted, self.fits)
         taken = count * self._likely_bytes
         self._left_bytes -= taken
         return count, taken
 
     def give_back(self, taken: int, came: list[Received]) -> None:
-        """A receive that took so much brought these."""
+        """A receive that reserved `taken` returned these messages."""
         sizes = [_size_bytes(each) for each in came]
         self._left_bytes += taken - sum(sizes)
         if sizes:
@@ -63,7 +63,7 @@ class Room:
             self._is_known = True
 
     def free(self, message: Received) -> None:
-        """It is not of this batch."""
+        """The message does not belong to this batch."""
         self._left_bytes += _size_bytes(message)
 
     @property
@@ -89,7 +89,7 @@ class Gathering:
         self._is_over = False
 
     def run(self) -> None:
-        """Receive until it is over. One thread of several."""
+        """Receive until the round is over. Runs in several threads."""
         while True:
             with self._changed:
                 count, taken = self._next()
@@ -112,7 +112,7 @@ class Gathering:
                     self._changed.notify_all()
 
     def _next(self) -> tuple[int, int]:
-        """What to ask for, once there is room for it; (0, 0): nothing more."""
+        """What to ask for, once there is room; (0, 0): nothing more."""
         while not self._is_over and self._wanted > 0:
             count, taken = self._room.take(self._wanted)
             if count or not self._under_way:
@@ -132,12 +132,12 @@ def gather(
     wait: float,
     is_over: Callable[[], bool],
 ) -> list[Received]:
-    """Up to `wanted` messages, as far as there is room (there must be some), until `is_over` says so.
+    """Up to `wanted` messages, within the room (there must be some), until `is_over` is true.
 
     Raises what a receive raised, if nothing came.
     """
     round_ = Gathering(queue, wanted, room, lease, is_over)
-    # The last of them in this thread.
+    # The last one runs in this thread.
     futures = [pool.submit(round_.run) for _ in range(min(receivers, max(1, wanted)) - 1)]
     round_.run()
     for future in futures:
@@ -158,7 +158,7 @@ def gather(
 
 
 def each_chunk(pool: ThreadPoolExecutor, work: Callable[[list[str]], None], items: list[str], size: int) -> None:
-    """`work` on chunks of `items`, side by side. Raises what one of them raised."""
+    """Run `work` on chunks of `items` in parallel. Raises what one of them raised."""
     futures = [pool.submit(work, items[at : at + size]) for at in range(0, len(items), size)]
     for future in futures:
         future.result()

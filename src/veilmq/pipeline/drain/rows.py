@@ -1,8 +1,8 @@
-"""The rows of a part of a manifest, as executors read them.
+"""Reads the rows of a part of a manifest, on executors.
 
-Strategy: a plain drain hands Arrow record batches on as they are. With `unwrap` or `format=json` a task goes over all
-its rows first, puts away what cannot be decoded, and only then gives the others: a query that does not read to the end
-cannot lose a quarantined message.
+Strategy: a plain drain passes Arrow record batches on unchanged. With `unwrap` or `format=json` a task first processes
+all its rows and quarantines what cannot be decoded, and only then yields the others. So a query that does not read to
+the end cannot lose a quarantined message.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from veilmq.pipeline.errors import OptionInvalid
 
 
 def check_schema(schema: types.StructType, options: DrainOptions) -> None:
-    """Raises OptionInvalid for a schema that the source cannot give."""
+    """Raises OptionInvalid for a schema that the source cannot provide."""
     names = {name: name for name in ARROW_SCHEMA.names}
     if options.format == "json":
         Decoding(schema, options.column_name_of_corrupt_record)
@@ -41,12 +41,12 @@ def check_schema(schema: types.StructType, options: DrainOptions) -> None:
 
 
 def arrow_schema(schema: types.StructType) -> Any:
-    """The schema that Spark wants record batches in."""
+    """The Arrow schema in which Spark wants record batches."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def rows(span: Span, schema: types.StructType, options: DrainOptions) -> Iterator[Any]:
-    """Record batches. Raises ManifestDamaged, ObjectStoreFailed (the task is tried again), OptionInvalid."""
+    """Record batches. Raises ManifestDamaged, ObjectStoreFailed (Spark retries the task), OptionInvalid."""
     path, first, stop = span
     wanted = arrow_schema(schema)
     if options.format == "raw" and not options.unwrap:

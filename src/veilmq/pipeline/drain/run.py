@@ -1,9 +1,8 @@
-"""`drain`: a queue into a table until the queue is empty and every delete is confirmed.
+"""`drain`: drains a queue into a table until the queue is empty and every delete is confirmed.
 
-Strategy: runs of a query with trigger AvailableNow, one after the other on one checkpoint, because a run ends with what
-the queue held at its start. The last call of each run deletes and waits for the answers, so that a run that ends well
-leaves nothing to confirm; what is left is looked for on disk all the same. Messages that somebody else holds are waited
-for.
+Strategy: run a query with trigger AvailableNow again and again on one checkpoint, because one run ends with what the
+queue held at its start. The last call of each run deletes and waits for the answers, so a run that ends well leaves
+nothing to confirm; the directory is checked for leftovers all the same. Messages leased by others are waited for.
 """
 
 import time
@@ -38,18 +37,18 @@ _SMALL_GROUPS: Final = {
     "parquet.block.size.row.check.min": "1",
     "parquet.page.size.row.check.min": "1",
 }
-"""A task holds a row group, and looks at sizes every hundred rows unless told: of large bodies that is a heap full."""
+"""A task buffers a row group and by default checks sizes only every hundred rows; large bodies would fill the heap."""
 _FORMATS: Final = {"delta": ("veilmq-delta", {}), "parquet": ("parquet", _SMALL_GROUPS)}
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """What a drain did."""
+    """The result of a drain."""
 
     messages: int
-    """Rows given to the sink by this call; a batch repeated after a crash counts here once more."""
+    """Rows passed to the sink by this call; a batch repeated after a crash counts twice."""
     batches: int
     quarantined: int
-    """Of the query, since it began."""
+    """Messages the query has quarantined since it first started."""
     runs: int
     seconds: float
 
@@ -66,13 +65,13 @@ def drain(
     name: str | None = None,
     **options: Any,
 ) -> Drained:
-    """Drain the queue `url` into `sink`, and return once the queue is empty and all deletes are confirmed.
+    """Drain the queue `url` into `sink`; return once the queue is empty and all deletes are confirmed.
 
     sink: `delta:/path` or `parquet:/path`, each exactly once; or a function of (frame, batch number) that Spark calls
-    once a micro-batch, and again with the same number and rows after a crash. directory: the query's own, absolute,
-    kept between calls: manifests, checkpoint, quarantine. until: seconds after which DrainUnfinished is raised. schema:
-    of JSON bodies, with format="json". transform: from the messages to the rows of the sink. name: of the query, in
-    Spark's UI and in metrics. options: as the source has them, in snake case (`max_rows=...`).
+    once per micro-batch, and again with the same number and rows after a crash. directory: absolute, used by this query
+    only, kept between calls: manifests, checkpoint, quarantine. until: seconds after which DrainUnfinished is raised.
+    schema: of JSON bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the
+    query, in Spark's UI and in metrics. options: those of the source, in snake case (`max_rows=...`).
 
     Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
     """
@@ -93,7 +92,7 @@ def drain(
             query.awaitTermination()
             runs += 1
             for progress in query.recentProgress:
-                # Its key of that name is empty over Spark Connect.
+                # The progress key of that name is empty over Spark Connect.
                 messages += progress.numInputRows
                 batches += progress.numInputRows > 0
             if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
@@ -114,7 +113,7 @@ def _started(
     if name is not None:
         writer = writer.queryName(name)
     before = spark.conf.get(_PROGRESS)
-    # What a query tells of its batches is counted here: none may be dropped.
+    # The query's progress reports are counted here, so none may be dropped.
     spark.conf.set(_PROGRESS, str(_BATCHES_MAX))
     try:
         if not isinstance(sink, str):

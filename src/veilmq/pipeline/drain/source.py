@@ -1,4 +1,4 @@
-"""`veilmq`: a queue drained as a stream, each message once; and rows sent to a queue.
+"""`veilmq`: drains a queue as a stream, each message once; and sends rows to a queue.
 
     spark.readStream.format("veilmq").option("url", "veil://127.0.0.1:9324/orders").option("directory", "/m").load()
     frame.write.format("veilmq").option("url", "veil://127.0.0.1:9324/orders").mode("append").save()
@@ -6,8 +6,9 @@
 Options of the stream: those of `DrainOptions`, in camel case; of the sink: those of `SendOptions`. The offset of the
 stream is `{"seq", "file", "sha256"}`: the last manifest.
 
-Strategy: Spark makes two readers, one to be asked by the driver and one to be pickled for `read`, and never says which
-it is or when it ends: the constructor holds options only, and the first hook that only the driver calls opens the rest.
+Strategy: Spark creates two readers, one that the driver calls and one that it pickles for `read`, and never says which
+is which or when it ends. So the constructor only stores options, and the first hook that only the driver calls opens
+the rest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,7 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_schema": self._schema, "_options": self._options, "_driver": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Nothing yet."""
+        """The offset before the first batch."""
         return Offset()._asdict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -65,8 +66,8 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().prepare()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Receives the next batch; deletes what `start` says is committed."""
-        # A query may not be bounded by what it is told to read: a queue has no end, and a manifest must.
+        """Receive the next batch; delete what `start` says is committed."""
+        # Spark may ask for an unlimited read, but a queue has no end and a manifest needs one.
         bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._opened().latest(Offset.read(start), bound)._asdict()
 
@@ -80,7 +81,7 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from rows(partition.span, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A hint that comes late or never: what it says was acted on by `latestOffset`."""
+        """Does nothing: Spark calls it late or never, and `latestOffset` has acted on it already."""
         self._opened().committed(Offset.read(end))
 
     def stop(self) -> None:
@@ -96,21 +97,21 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueSource(DataSource):
-    """The data source; Spark makes one for each use."""
+    """The data source; Spark creates one for each use."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The name for `format`."""
         return "veilmq"
 
     def schema(self) -> str:
-        """The columns of a message; JSON bodies need a schema of the user's."""
+        """The columns of a message; JSON bodies need a schema from the user."""
         if read_options(self.options).format == "json":
             raise OptionInvalid("format=json needs a schema.", "Give it with .schema('...').")
         return SPARK_SCHEMA
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """A batch has no later moment at which its messages could be deleted."""
+        """Refused: a batch read has no later moment at which its messages could be deleted."""
         raise OptionInvalid(
             "A queue is no table: spark.read cannot drain it exactly once.",
             "Use spark.readStream with trigger(availableNow=True), or veilmq.pipeline.drain.drain.",

@@ -1,8 +1,8 @@
-"""Whether a table is this query's to write, looked at before anything is received.
+"""Checks that a table belongs to this query, before anything is received.
 
-Strategy: Spark's Parquet sink knows batches by their numbers alone. To a query that begins anew, on the table of
-another one, it says of batch 0 that it has it, and the source then deletes messages that are in no table. Nor is a
-directory two tables: a reader of Delta passes over what the other sink wrote, and the other way round.
+Strategy: Spark's Parquet sink identifies batches by their numbers only. If a new query starts on another query's table,
+the sink says that it already has batch 0, and the source then deletes messages that are in no table. Nor can one
+directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ _NONE: Final = -1
 
 
 def check_table(kind: str, path: str, checkpoint: Path) -> None:
-    """Of a table on a file system that is reached here; of others nothing is known. Raises TableForeign."""
+    """Check a table on a file system that is reachable here; others are not checked. Raises TableForeign."""
     local = path.removeprefix("file:")
     if local == path and _ELSEWHERE in path:
         return

@@ -1,7 +1,7 @@
-"""Bodies as they were before a sender's patterns wrapped them: objects fetched, ciphertext decrypted. On executors.
+"""Restores bodies that a sender's patterns wrapped: fetches objects, decrypts ciphertext. Runs on executors.
 
-Strategy: the client's own readers, one after the other in the order of the option `unwrap`. What is wrong with one
-message is Unreadable and quarantines it; a store that cannot be reached fails the task, which is tried again.
+Strategy: the client's own readers run one after the other in the order of the option `unwrap`. If one message is
+faulty, Unreadable quarantines it; if a store cannot be reached, the task fails and Spark retries it.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from veilmq.pipeline.errors import OptionInvalid
 
 
 class Unwrapping:
-    """The steps of one query. Raises OptionInvalid for keys or a store that cannot be."""
+    """The steps of one query. Raises OptionInvalid for invalid keys or an invalid store."""
 
     def __init__(self, options: DrainOptions) -> None:
         try:
@@ -32,7 +32,7 @@ class Unwrapping:
             raise OptionInvalid(f"unwrap={','.join(options.unwrap)}: {error}.", "") from None
 
     def body(self, message: Peeked) -> str:
-        """As it was sent. Raises Unreadable, and ObjectStoreFailed, which says nothing of the message."""
+        """The body as it was sent. Raises Unreadable, and ObjectStoreFailed, which says nothing about the message."""
         for step in self._steps:
             message = Peeked(message.id, step(message), message.attributes)
         return message.body

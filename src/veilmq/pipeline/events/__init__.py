@@ -1,7 +1,7 @@
 """The history as a Spark data source, from a server or from exported Parquet.
 
-Strategy: `reading` knows where events come from, as Arrow record batches by offset; `source` tells Spark how to split
-them; `export` writes them down. The columns are those of `/api/v1/events`.
+Strategy: `reading` fetches events as Arrow record batches by offset; `source` splits them for Spark; `export` writes
+them to files. The columns are those of `/api/v1/events`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def load(spark: "SparkSession", options: Mapping[str, str], kinds: Sequence[str] | None = None) -> "DataFrame":
-    """The events by these options of `veilmq-events`; of some kinds, the others are left out where they are read."""
+    """The events for these options of `veilmq-events`. With `kinds`, other kinds are dropped where they are read."""
     given = dict(options) if kinds is None else {**options, "kinds": ",".join(kinds)}
     return spark.read.format("veilmq-events").options(**given).load()

@@ -45,7 +45,7 @@ KINDS: Final = frozenset(kind.name.lower() for kind in Kind)
 
 
 def plain(batch: Any) -> Any:
-    """The batch with exactly our columns, dictionaries unpacked. Raises HistoryNewer for what we do not know."""
+    """The batch with exactly our columns, dictionaries unpacked. Raises HistoryNewer for an unknown column."""
     missing = [name for name in COLUMNS if name not in batch.schema.names]
     if missing:
         raise HistoryNewer(f"The history has no column {missing[0]}.", "Was it written by VeilMQ?")

@@ -1,10 +1,10 @@
-"""`veilmq events export`: the history as partitioned Parquet, resumed where it stopped.
+"""`veilmq events export`: exports the history as partitioned Parquet and resumes where it stopped.
 
-Strategy: each file holds a range of offsets that its name tells, in a folder of the day of its first event; it is
-written beside its place and renamed when it is whole, so that what is there is complete and the next run knows where to
-go on by looking at names alone. It is durable before the next offsets are held, for the server may then trim its own.
-Each file tells the epoch of its history, so that a restored backup's events are never put behind those of the server
-before it. A key that may see some queues only leaves holes, which its files tell too.
+Strategy: each file holds the range of offsets in its name, in a folder for the day of its first event. It is written to
+a temporary name and renamed when complete, so every file is complete and the next run finds its start from the names
+alone. A file is made durable before the next offsets are held, because the server may then trim its own copy. Each file
+records the epoch of its history, so that events of a restored backup are never appended to those of the server before
+it. A key that may see only some queues leaves holes, and the files record that too.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ from veilmq.store.files import make_directory, take_name
 
 FILE_ROWS_MAX: Final = 1_000_000
 ROW_GROUP_ROWS: Final = 131_072
-"""Partitions that are a multiple of it read no row group twice."""
+"""Partitions that are a multiple of this read no row group twice."""
 
 Progress = Callable[[int, int], None]
-"""Called with the events written and how many there are to write."""
+"""Called with the number of events written and the number to write."""
 
 
 class ExportTaken(PipelineError):
-    """Another export, or `tidy`, works in the directory."""
+    """Another export, or `tidy`, is working in the directory."""
 
 
 def export(
@@ -44,10 +44,10 @@ def export(
     file_rows: int = FILE_ROWS_MAX,
     progress: Progress = lambda done, total: None,
 ) -> tuple[int, int]:
-    """Write the events that are not there yet; returns the range of offsets written.
+    """Write the events that are missing; returns the range of offsets written.
 
-    start: for an empty directory, the offset to begin with (the first unless told). Raises HistoryGap if the history no
-    longer holds what comes next or is another one, ExportTaken, and PipelineError.
+    start: for an empty directory, the offset to begin with (by default the first). Raises HistoryGap if the history no
+    longer holds the next offset or is another history, ExportTaken, and PipelineError.
     """
     make_directory(directory)
     with alone(directory):
@@ -66,7 +66,7 @@ def export(
         if first > bounds.following:
             mend = "Is it another server's, or a restored backup's? Export into another directory."
             raise HistoryGap(f"The history ends at offset {bounds.following}, and {first} is next.", mend)
-        # Where nothing may be seen, the next file's name tells those offsets too.
+        # If no event is visible, the name of the next file covers those offsets too.
         at = seen = first
         while seen < stop:
             history.hold(seen)
@@ -79,12 +79,12 @@ def export(
 
 
 def alone(directory: Path) -> AbstractContextManager[None]:
-    """One at a time adds to exported events, or joins them. Raises ExportTaken."""
+    """Lock the directory: only one process at a time adds or joins exported events. Raises ExportTaken."""
     return locked(directory / ".lock", ExportTaken, "Another export or tidy")
 
 
 def _next_of(directory: Path, history: History) -> int | None:
-    """Where to go on; the history must be the one that is there."""
+    """The next offset to export; the history must be the one already exported."""
     if not any(directory.glob("day=*/offset-*.parquet")):
         return None
     there = ParquetHistory(str(directory))
@@ -94,7 +94,7 @@ def _next_of(directory: Path, history: History) -> int | None:
 
 
 def _write(history: History, directory: Path, start: int, seen: int, stop: int) -> bool:
-    """The events from `seen` on as a file of all offsets from `start` on; False if there are none to see."""
+    """Write the events from `seen` on as a file for all offsets from `start` on; False if none are visible."""
     batches = (batch for batch in history.read(seen, stop) if batch.num_rows)
     head: Any = next(batches, None)
     if head is None:

@@ -1,8 +1,8 @@
-"""Where events come from: a server's admin port, or a directory of exported Parquet. Both give record batches.
+"""Reads events as record batches, from a server's admin port or from a directory of exported Parquet.
 
-Strategy: a `History` answers two questions: which offsets there are, and the events of a range of them. It holds no
-connection, so that it can be pickled to executors. A range that comes back short is an error, never a shorter table,
-and so is an answer of another epoch than the one before: after a restored backup the same offsets mean other events.
+Strategy: a `History` answers two questions: which offsets exist, and which events a range of offsets contains. It holds
+no connection, so it can be pickled to executors. A range that comes back short is an error, never a shorter table. So
+is an answer of another epoch than before: after a restored backup the same offsets mean other events.
 """
 
 import base64
@@ -34,9 +34,9 @@ REQUEST_ROWS_MAX: Final = 1_000_000
 """Offsets of one request (the admin port's limit)."""
 EPOCH: Final = "veilmq.epoch"
 HOLES: Final = "veilmq.holes"
-"""Of an exported file: which history it is of; that a key wrote it which may not see every event."""
+"""Metadata of an exported file: the epoch of its history; whether a key wrote it that may not see every event."""
 OFFSET: Final = re.compile(r"[0-9]{1,18}\Z")
-"""As the admin port takes it."""
+"""The offset format of the admin port."""
 TOKEN_MEND: Final = (
     "Give its token (option token, or --token-file): it is in the file admin-token of the server's data directory."
 )
@@ -45,40 +45,40 @@ _KEY: Final = re.compile(r"[^\x00-\x20\x7f:]+:[^\x00-\x1f\x7f]+")
 _BATCH_ROWS: Final = 65_536
 _REFUSAL_BYTES_MAX: Final = 65_536
 _REACH: Final = 1_000
-"""By how many times further back the last event is looked for, where a key does not see each."""
+"""How many times further back to search for the last event if a key does not see all of them."""
 _TIMEOUT_S: Final = 60.0
 HOLD_S: Final = 300
-"""For so long a server spares what was planned to be read, and for so long after each piece of it was begun."""
+"""How long a server keeps events that are about to be read, and again from the start of each piece of them."""
 _DAMAGED: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""What reading a Parquet file raises that is none any more."""
+"""What reading a damaged Parquet file raises."""
 _FILE: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 
 
 class Bounds(NamedTuple):
-    """The first offset that there is, and the one after the last."""
+    """The first existing offset, and the one after the last."""
 
     first: int
     following: int
 
 
 class History(Protocol):
-    """Where events come from."""
+    """A source of events."""
 
     epoch: str
-    """Which history it is; "" until it is known. An answer of another one is refused: set it to hold to what was read
-    before."""
+    """Identifies the history; "" until it is known. Answers of another epoch are refused: set it to insist on the
+    history that was read before."""
 
     def bounds(self) -> Bounds:
-        """Which offsets there are now. Raises PipelineError."""
+        """Which offsets exist now. Raises PipelineError."""
         ...
 
     def hold(self, start: int | None) -> int:
-        """The offset `start`, or with None the first that there is: what comes from there on is not trimmed for
-        `HOLD_S`, within the bounds that docs/admin-api.md has for `hold`. Raises HistoryGap, PipelineError."""
+        """The offset `start`, or with None the first that exists. Events from there on are not trimmed for `HOLD_S`,
+        within the bounds that docs/admin-api.md gives for `hold`. Raises HistoryGap, PipelineError."""
         ...
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
-        """The range cut into pieces of about `rows` that are read one by one."""
+        """The range cut into pieces of about `rows`, each read by itself."""
         ...
 
     def read(self, start: int, stop: int) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class History(Protocol):
 
 
 def first_instant(history: History, start: int, stop: int) -> int | None:
-    """When the first event happened, in microseconds; None as of `last_instant`."""
+    """When the first event happened, in microseconds; None in the same case as `last_instant`."""
     reach, high = 1, start
     while high < stop:
         high = min(stop, start + reach)
@@ -99,9 +99,9 @@ def first_instant(history: History, start: int, stop: int) -> int | None:
 
 
 def last_instant(history: History, start: int, stop: int) -> int | None:
-    """When the last event happened, in microseconds: what has been quiet for long before that is over.
+    """When the last event happened, in microseconds: anything that has been quiet for long before that is over.
 
-    None if there is none to see: a key may be shown a part of the events only.
+    None if no event is visible: a key may see only some of the events.
     """
     reach, low = 1, stop
     while low > start:
@@ -114,9 +114,9 @@ def last_instant(history: History, start: int, stop: int) -> int | None:
 
 
 def authorization(token: str) -> str:
-    """The header's value: a server's admin token is a bearer's, KEY_ID:SECRET an access key's (RFC 7617).
+    """The header's value: Bearer for a server's admin token, Basic (RFC 7617) for an access key as KEY_ID:SECRET.
 
-    Raises OptionInvalid, without what was given: it may be another secret, say a private key.
+    Raises OptionInvalid, without repeating the value: it may be another secret, such as a private key.
     """
     if not (_KEY if ":" in token else _BEARER).fullmatch(token):
         raise OptionInvalid("The token is none.", "Give the server's admin token, or KEY_ID:SECRET of an access key.")
@@ -126,7 +126,7 @@ def authorization(token: str) -> str:
 
 
 def connection_to(url: str, certificate: str | None, timeout_s: float) -> http.client.HTTPConnection:
-    """To the admin port at the URL; it is opened by the first request.
+    """A connection to the admin port at the URL; the first request opens it.
 
     certificate: a PEM file to trust, for https. Raises OptionInvalid.
     """
@@ -145,12 +145,12 @@ def connection_to(url: str, certificate: str | None, timeout_s: float) -> http.c
 
 
 def path_below(url: str) -> str:
-    """The path under which the admin port is, say behind a proxy; mostly empty. Raises OptionInvalid."""
+    """The path prefix of the admin port, for instance behind a proxy; usually empty. Raises OptionInvalid."""
     return _parts(url).path.rstrip("/")
 
 
 def no_url(url: str) -> OptionInvalid:
-    """What is said of a URL that cannot be one of an admin port."""
+    """The error for a URL that cannot be an admin port's."""
     return OptionInvalid(f"server={url!r} is no URL.", "It looks like http://127.0.0.1:9325.")
 
 
@@ -166,9 +166,10 @@ def _parts(url: str) -> SplitResult:
 
 
 class ServerHistory:
-    """The history of a running server. `url` is its admin port; its token opens it, or KEY_ID:SECRET of an access key.
+    """The history of a running server. `url` is its admin port; `token` is its token, or KEY_ID:SECRET of an access
+    key.
 
-    A key is shown the events of the queues that it was granted: the others leave holes.
+    A key sees only the events of queues that it was granted; the others leave holes.
     """
 
     def __init__(self, url: str, token: str | None = None, certificate: str | None = None) -> None:
@@ -270,7 +271,7 @@ class ServerHistory:
 
 
 def message_of(body: bytes) -> str | None:
-    """What an answer of the admin port says; None for one that is none of its answers."""
+    """The message in an answer of the admin port; None if something else answered."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
@@ -280,7 +281,7 @@ def message_of(body: bytes) -> str | None:
 
 
 class _Closing:
-    """A connection and its answer that are closed at the end of a block: either may be what holds the socket."""
+    """Closes a connection and its response at the end of a block: either may hold the socket."""
 
     def __init__(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
         self._connection = connection
@@ -301,7 +302,7 @@ def _header(answer: http.client.HTTPResponse, name: str) -> int:
 
 
 def same_history(known: str, found: str, where: str) -> str:
-    """The epoch. Raises HistoryGap for two."""
+    """The epoch. Raises HistoryGap if the two differ."""
     if known and found and known != found:
         raise HistoryGap(
             f"{where} has another history than what was read before: a backup was restored, or it is another server.",
@@ -342,11 +343,11 @@ class ParquetHistory:
         return Bounds(files[0][0], files[-1][1])
 
     def hold(self, start: int | None) -> int:
-        """See `History.hold`: files are there until they are tidied away."""
+        """See `History.hold`: files exist until they are tidied away."""
         return self.bounds().first if start is None else start
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
-        """See `History.splits`: whole files, the large ones cut."""
+        """See `History.splits`: whole files, large ones cut."""
         pieces = []
         files = self.files()
         if start < stop and start < files[0][0]:
@@ -386,13 +387,13 @@ class ParquetHistory:
 
 
 def _between(batch: Any, start: int, stop: int) -> Any:
-    """Its events of these offsets, which ascend."""
+    """The batch's events with these offsets, which ascend."""
     low, high = batch.column("offset").to_numpy().searchsorted([start, stop])
     return batch.slice(int(low), int(high - low))
 
 
 def _told(metadata: Any) -> dict[str, str]:
-    """What an export tells of a file besides its events: `EPOCH`, `HOLES`."""
+    """What an export recorded in a file besides its events: `EPOCH`, `HOLES`."""
     return {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items()}
 
 
@@ -412,7 +413,7 @@ def _incomplete(path: Path, at: int) -> HistoryGap:
 
 
 def _row_groups(file: Any, start: int, stop: int) -> list[int]:
-    """The row groups that hold some of these offsets."""
+    """The row groups that contain some of these offsets."""
     wanted = []
     for number in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(number).column(0).statistics

@@ -3,15 +3,16 @@
     spark.read.format("veilmq-events").option("server", "http://127.0.0.1:9325").option("token", ...).load()
     spark.readStream.format("veilmq-events").option("path", "exported").option("maxRows", 1_000_000).load()
 
-Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; `first` unless told) and
-`until` (an offset); `kinds` (of events, with commas between; all unless told); `partitionRows` (524,288); for a stream
-`maxRows` a micro-batch. The offset of a stream is `{"seq": n, "epoch": e}`: the next event, and of which history, if
-that is known. Replay is identical by construction: an offset names the same event of its history for ever.
+Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; default `first`) and
+`until` (an offset); `kinds` (event kinds, comma-separated; default all); `partitionRows` (524,288); for a stream
+`maxRows` per micro-batch. The offset of a stream is `{"seq": n, "epoch": e}`: the next event and, if known, the epoch
+of its history. Replay is identical by construction: an offset names the same event of its history for ever.
 
-Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`. Most
-jobs want few kinds, and to hand an event to Java costs more than to read it: hence the option `kinds`. The filters that
-Spark offers (`pushFilters`) are not taken: Spark 4.3 gives all reads of one DataFrame the filter that it pushed last,
-and a union of two kinds of events was one kind, twice.
+Strategy: the readers hold only options, because Spark pickles them and creates a second one for `read`. Most jobs want
+few kinds, and passing an event to Java costs more than reading it: hence the option `kinds`.
+
+Before changing it: do not use Spark's filter pushdown (`pushFilters`). Spark 4.3 gives all reads of one DataFrame the
+filter that it pushed last, so a union of two kinds of events returned one kind twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ _OPTIONS: Final = frozenset(
 
 
 class Piece(InputPartition):
-    """The offsets of one task, of a range that begins at `first`."""
+    """The offsets of one task, within a range that begins at `first`."""
 
     def __init__(self, first: int, start: int, stop: int, epoch: str) -> None:
         super().__init__(None)
@@ -87,7 +88,7 @@ class Wanted:
         return start
 
     def end(self, start: int = 0) -> int:
-        """The offset to stop before, of what comes from `start` on. Raises HistoryGap if the history ends before it."""
+        """The offset to stop before, when reading from `start`. Raises HistoryGap if the history ends before it."""
         following = self.history.bounds().following
         if following < start:
             mend = "Is it another server's, or a restored backup's? Begin with a new checkpoint."
@@ -95,16 +96,16 @@ class Wanted:
         return following if self.until is None else min(following, self.until)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """The tasks for a range, which is held for them."""
+        """The tasks for a range, which the server then holds for them."""
         if start < stop:
             self.history.hold(start)
         epoch = self.history.epoch
         return [Piece(start, *each, epoch) for each in self.history.splits(start, stop, self.partition_rows)]
 
     def read(self, piece: Piece) -> Iterator[Any]:
-        """Its record batches, of the history that it was cut from, without the kinds that nobody wants."""
+        """The piece's record batches, from the history it was cut from, without unwanted kinds."""
         self.history.epoch = piece.epoch
-        if piece.start > piece.first:  # others may still be to read, or all of it again
+        if piece.start > piece.first:  # other pieces may still be unread, or all of them be read again
             try:
                 self.history.hold(piece.first)
             except HistoryGap:
@@ -125,7 +126,7 @@ def _number(given: dict[str, str], name: str, default: int | None) -> int | None
 
 
 class EventsReader(DataSourceReader):
-    """One look at the history."""
+    """One batch read of the history."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -136,13 +137,13 @@ class EventsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Record batches of one piece."""
-        # Of no pieces at all Spark makes one, which is None.
+        # If there are no pieces, Spark makes one that is None.
         if isinstance(partition, Piece):
             yield from self._wanted.read(partition)
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The history as it grows."""
+    """The history as a stream."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -157,11 +158,11 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._wanted.rows_max is None else ReadMaxRows(self._wanted.rows_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What comes from now on is the next run's."""
+        """Events from now on belong to the next run."""
         self._target = self._wanted.end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Up to where the next micro-batch goes. Raises HistoryGap if the history is another one now."""
+        """The end of the next micro-batch. Raises HistoryGap if the server now has another history."""
         history = self._wanted.history
         history.epoch = start.get("epoch", history.epoch)
         end = self._wanted.end(start["seq"])
@@ -187,11 +188,11 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class EventsSource(DataSource):
-    """The data source; Spark makes one for each use."""
+    """The data source; Spark creates one for each use."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The name for `format`."""
         return "veilmq-events"
 
     def schema(self) -> str:

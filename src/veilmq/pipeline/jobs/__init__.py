@@ -1,4 +1,4 @@
-"""What the history tells: jobs from DataFrame to DataFrame, the same on `local[*]`, a cluster or Spark Connect.
+"""Jobs on the history: functions from DataFrame to DataFrame, the same on `local[*]`, a cluster or Spark Connect.
 
     from veilmq.pipeline.jobs.attempts import attempts
     from veilmq.pipeline.jobs.timeouts import timeouts
@@ -6,7 +6,7 @@
     events = spark.read.format("veilmq-events").option("path", "exported").load()
     timeouts(attempts(events)).show()
 
-Strategy: `attempts` turns events into one row a lease, the table that the others start from; each says in its docstring
-which columns it gives. Jobs open no session, write no file and read no clock; `running` (run.py) and `loop` do that for
-the command line. Source: docs/pipeline.md; documents 003 and 004 of docs/from-the-documents.md.
+Strategy: `attempts` turns events into one row per lease, the table that the other jobs start from; each docstring lists
+the columns that the job returns. Jobs open no session, write no file and read no clock; `running` (run.py) and `loop`
+do that for the command line. Source: docs/pipeline.md; documents 003 and 004 of docs/from-the-documents.md.
 """

@@ -1,8 +1,8 @@
-"""Everything that one pass over the events tells, kept for the jobs that share it.
+"""Computes everything that one pass over the events yields, and keeps it for the jobs that share it.
 
-Strategy: the histogram of leases is small however long the history is, so it is computed once and brought here; what
-follows from it is computed from there. `health` is a pass of its own. What is recommended is for queues that are there:
-of one that was deleted only how long its work took is told.
+Strategy: the histogram of leases is small however long the history is, so it is computed once and collected here; other
+results are computed from it. `health` needs a pass of its own. Recommendations are only for queues that exist: for a
+deleted queue only the durations of its work are reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Analysis:
-    """The jobs' results as pandas frames, each computed when it is asked for first."""
+    """The jobs' results as pandas frames, each computed at its first use."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Analysis:
         since: int | None = None,
         until: int | None = None,
     ) -> None:
-        """cells: a histogram that is known already (a pandas frame). of: gives the events of some kinds, if there is a
-        quicker way to them than through all. since, until: when the events begin and end, in
-        microseconds (`reading.first_instant`, `last_instant`); None: the events are read once more for that."""
+        """cells: a histogram that is known already (a pandas frame). of: returns the events of some kinds, if there is
+        a quicker way than reading all. since, until: when the events begin and end, in microseconds
+        (`reading.first_instant`, `last_instant`); None: the events are read once more to find out."""
         self._events = events
         self._of = of or (lambda kinds: events)
         self._since = since
@@ -46,7 +46,7 @@ class Analysis:
         """The histogram."""
         if self._given is not None:
             return self._given
-        # Without `until` the last of all events tells it.
+        # Without `until`, the last of all events is needed.
         events = self._events if self._until is None else self._of(attempts.KINDS)
         return buckets.histogram(attempts.attempts(events, self._until)).toPandas()
 
@@ -56,7 +56,7 @@ class Analysis:
 
     @cached_property
     def left_out(self) -> list[tuple[str, ...]]:
-        """Queues (account, region, name) that have leases here, and no recommendation: they were deleted."""
+        """Queues (account, region, name) that have leases here but no recommendation, because they were deleted."""
         if self.cells.empty:
             return []
         known = set(self.cells[list(deleted.QUEUE)].itertuples(index=False, name=None))
@@ -101,7 +101,7 @@ class Analysis:
 
     @cached_property
     def health(self) -> Any:
-        """See `health.health`, in windows of five minutes or, of a long history, so many that a page shows them."""
+        """See `health.health`; in windows of five minutes or, for a long history, as many windows as fit on a page."""
         from pyspark.sql import functions as F
 
         low, high = self._since, self._until

@@ -1,22 +1,22 @@
-"""`attempts`: one row a lease: when it was granted, how often extended, how it ended, how long the work took.
+"""`attempts`: one row per lease: when it was granted, how often extended, how it ended, how long the work took.
 
 Strategy: every event of a lease carries the same (incarnation, sequence, attempt), so a lease is one group. A group's
-facts are all minima, maxima and sums (`partials`), so that two halves of a history can be reduced by themselves and
-added (`merged`): the loop reads only what is new. What they mean is decided at the end (`judged`), once:
+facts are all minima, maxima and sums (`partials`), so that two halves of a history can be reduced separately and
+added (`merged`): the loop reads only new events. Their meaning is decided once, at the end (`judged`):
 
-- deleted under its lease, or late but before anybody else was granted the message: the work took exactly that long;
-- a refused delete with the lease's number: the worker lived on and took exactly that long, and somebody else was
-  granted the message meanwhile;
+- deleted under its lease, or late but before the message was granted again: the work took exactly that long;
+- a refused delete with the lease's number: the worker lived on and took exactly that long, and the message was granted
+  to another worker meanwhile;
 - released for a retry: the handler failed after exactly that long (unless the reason says that it never began);
 - released: the worker stopped by itself; the work would have taken longer than that;
-- shortened by its last extension, and run out: the worker gave it back with a delay, as far as that can be told, and
+- run out after its last extension had shortened it: the worker most likely gave the message back with a delay, and
   lived until then; that is no sign of a dead worker;
 - expired, and its worker never heard of again: a crash. That is *not* "took longer than the lease": all that is known
-  is that the worker lived at its last extension, and was gone when the next one was due;
-- an extension that was refused: the worker lived then, and had lost its lease;
-- expired and taken up again (`lease_resumed`): the worker was late and lives on, as after any other extension;
-- not ended when the history ends, under a lease that runs on: the worker is still at it, or crashed since its last sign
-  of life. Who takes long is met like that more often than others: without such leases work would look short.
+  is that the worker was alive at its last extension, and gone when the next one was due;
+- an extension that was refused: the worker was alive then, and had lost its lease;
+- expired and resumed (`lease_resumed`): the worker was late and is alive, as after any other extension;
+- not ended when the history ends, under a lease that runs on: the worker is still working, or crashed since its last
+  sign of life. Long work is more likely to be found in this state: without such leases work would look short.
 
 Source: docs/admin-api.md, "Kinds"; docs/patterns/adaptive-timeout.md.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEYS: Final = ("account", "region", "queue", "incarnation", "sequence", "attempt")
-"""What names a lease; the first three follow from the fourth."""
+"""Identify a lease; the first three follow from the fourth."""
 KINDS: Final = (
     "received",
     "extended",
@@ -43,7 +43,7 @@ KINDS: Final = (
     "expired",
     "quarantined",
 )
-"""The events that tell of a lease."""
+"""The kinds of events about leases."""
 EXTENSIONS: Final = ("extended", "lease_resumed")
 _MINIMA: Final = ("granted", "first_extension", "deleted", "delete_refused", "released", "undelivered", "dropped")
 _SUMS: Final = ("extensions",)
@@ -55,7 +55,7 @@ OUTCOMES: Final = (
 )  # fmt: skip
 """How a lease ended; the first that fits counts.
 
-deleted: the work was done · redone: it was done, but the delete was refused: somebody else had been granted the message
+deleted: the work was done · redone: it was done, but the delete was refused because the message had been granted again
 · failed: the work failed, and the message was given back for a retry · released: given back · undelivered: the answer
 reached nobody · dropped: the message left under the lease · lost: expired, and an extension was refused · crashed:
 expired, and its worker was never heard of again · changed: expired after its last extension had shortened it · open:
@@ -65,7 +65,7 @@ EXACT: Final = ("deleted", "redone", "failed")
 
 
 def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
-    """One row a lease, from the columns of `veilmq-events`.
+    """One row per lease, from the columns of `veilmq-events`.
 
     until: when the events end (microseconds UTC, `reading.last_instant`); None: they are read once more for that.
 
@@ -86,7 +86,7 @@ def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
 
 
 def partials(events: "DataFrame") -> "DataFrame":
-    """What these events say of each lease, in columns that `merged` adds. Instants in microseconds UTC."""
+    """What these events say about each lease, in columns that `merged` adds up. Instants in microseconds UTC."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
@@ -126,7 +126,7 @@ def partials(events: "DataFrame") -> "DataFrame":
 
 
 def merged(halves: "DataFrame") -> "DataFrame":
-    """The partials of several stretches of one history (their union), added to one row a lease."""
+    """Combine the partials of several stretches of one history (their union) into one row per lease."""
     from pyspark.sql import functions as F
 
     def added(name: str) -> "Column":
@@ -138,9 +138,9 @@ def merged(halves: "DataFrame") -> "DataFrame":
 
 
 def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
-    """What `partials` mean; see `attempts`. watched: when the events end; without it no open lease is known to run on.
+    """Interpret `partials`; see `attempts`. watched: when the events end; without it no open lease is known to run on.
 
-    Nothing here asks for the columns of `leases`: a declarative pipeline allows no look at them.
+    Before changing it: do not read the columns of `leases`; a declarative pipeline does not allow that.
     """
     from pyspark.sql import functions as F
 
@@ -150,7 +150,7 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
     granted = F.col("granted")
 
     def stands(name: str) -> "Column":
-        """Whether that was the end: the lease was not taken up again afterwards."""
+        """Whether that was the end: the lease was not resumed afterwards."""
         return known(name) & F.coalesce(F.col(name) >= F.col("last_extension"), F.lit(True))
 
     outcome = (
@@ -184,7 +184,7 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
         )
         .withColumn("watched_us", F.when(runs_on, F.greatest(watched - granted, lived)))
         .withColumn("lease_end_us", F.col("lease_end") - granted)
-        # A receive may ask for a lease of 0 s, and its handle extend all the same.
+        # A receive may ask for a lease of 0 s, and its handle can still extend.
         .withColumn("renewed_share", (F.col("first_extension") - granted) / F.nullif("lease_us", F.lit(0)))
         .select(
             *KEYS,

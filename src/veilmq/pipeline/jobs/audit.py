@@ -1,11 +1,10 @@
-"""`audit`: the conservation law and the lease invariants, held against a history alone.
+"""`audit`: checks the conservation law and the lease invariants from a history alone.
 
-Strategy: the events of one message, in the order of their offsets, are walked by window functions: each row sees the
-last grant, the last end of a lease and whether the message had left before it. A rule is a condition on such a row; a
-row that breaks one is a finding. What concerns a whole queue (the count of a purge, contiguous offsets) is summed
-apart. A history that was trimmed is known from its first snapshot on; before that, or without one, what cannot be known
-is left out: where messages came from. Every snapshot is held against the events before it. Source:
-docs/how-it-works.md.
+Strategy: window functions walk the events of each message in the order of their offsets. Each row sees the last grant,
+the last end of a lease and whether the message had left before. A rule is a condition on such a row; a row that breaks
+a rule is a finding. Facts about a whole queue (the count of a purge, contiguous offsets) are summed separately. A
+trimmed history is known from its first snapshot on; before that, or without one, the audit skips what cannot be known:
+where messages came from. Every snapshot is compared with the events before it. Source: docs/how-it-works.md.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -30,12 +29,12 @@ RULES: Final = {
     "snapshot": "a snapshot tells what the events before it tell",
     "conservation": "sent and moved in = deleted, expired, moved, quarantined, purged and what is left",
 }
-"""Rule and what it says."""
+"""Each rule and its text."""
 _ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
 _RAN_OUT: Final = ("lease_expired", "expired_after_change", "retry_due")
 """A message in flight became visible by itself."""
 _MOVES: Final = ("extended", "lease_resumed", "released_for_retry")
-"""Its end was moved."""
+"""The end of the lease was moved."""
 _MESSAGE_KINDS: Final = (
     "sent", "received", *_MOVES, "released", *_RAN_OUT, "undelivered", "delete_refused", "content_updated",
     *_ENDINGS,
@@ -43,13 +42,13 @@ _MESSAGE_KINDS: Final = (
 _TOLD_HELD: Final = "told in flight"
 _TOLD_FREE: Final = "told"
 _TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
-"""By a snapshot: of a message under a lease, of another."""
+"""Reported by a snapshot: of a leased message, of any other message."""
 
 
 def audit(events: "DataFrame") -> "DataFrame":
-    """One row a finding: rule (of `RULES`), offset, queue, incarnation, sequence, attempt, said. Empty: all is well.
+    """One row per finding: rule (of `RULES`), offset, queue, incarnation, sequence, attempt, said. Empty: no violation.
 
-    Looks at the events once when it is called, for what can be known of them.
+    When called, reads the events once to find out what can be known of them.
     """
     reach = known(events)
     found = _of_messages(events, reach)
@@ -73,9 +72,9 @@ def _of_messages(events: "DataFrame", reach: Known) -> "DataFrame":
 def _lines(events: "DataFrame") -> "DataFrame":
     """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
 
-    come, grant, over, left: offsets of the last send or move in, beginning of a lease, end of one, ending; what a
-    snapshot tells counts as such. count, turned: the attempt and the rotation as last granted. due: when the last grant
-    or extension ends.
+    come, grant, over, left: offsets of the last send or move in, start of a lease, end of a lease, end of the message;
+    a snapshot's report counts as such. count, turned: the attempt and the rotation of the last grant. due: when the
+    last grant or extension ends.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -87,7 +86,7 @@ def _lines(events: "DataFrame") -> "DataFrame":
         return F.last(F.when(kind.isin(*kinds), value), ignorenulls=True).over(before)
 
     offset, ends = F.col("offset"), F.col("at") + F.col("lease_us")
-    # Given back for a retry with a delay, a message is in flight until that is over.
+    # A message released for a retry with a delay is in flight until the delay is over.
     over = F.when((kind != "released_for_retry") | (F.col("lease_us") == 0), offset)
     return (
         events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull())
@@ -108,7 +107,7 @@ def _lines(events: "DataFrame") -> "DataFrame":
 
 
 def _rules_of_life(reach: Known) -> "dict[str, Column]":
-    """How a message comes and leaves."""
+    """Rules on how a message enters and leaves."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
@@ -124,7 +123,7 @@ def _rules_of_life(reach: Known) -> "dict[str, Column]":
 
 
 def _rules_of_snapshots(reach: Known) -> "dict[str, Column]":
-    """What a snapshot tells of a message."""
+    """Rules on what a snapshot reports of a message."""
     from pyspark.sql import functions as F
 
     came, left = F.col("come").isNotNull(), F.col("left").isNotNull()
@@ -140,7 +139,7 @@ def _rules_of_snapshots(reach: Known) -> "dict[str, Column]":
 
 
 def _rules_of_leases() -> "dict[str, Column]":
-    """When a lease begins and ends."""
+    """Rules on when a lease begins and ends."""
     from pyspark.sql import functions as F
 
     received, granted = F.col("kind") == "received", F.col("grant").isNotNull()
@@ -154,7 +153,7 @@ def _rules_of_leases() -> "dict[str, Column]":
 
 
 def _rules_of_handles() -> "dict[str, Column]":
-    """What a handle may do."""
+    """Rules on what a handle may do."""
     from pyspark.sql import functions as F
 
     kind, granted = F.col("kind"), F.col("grant").isNotNull()
@@ -169,7 +168,7 @@ def _rules_of_handles() -> "dict[str, Column]":
 
 
 def _arrivals(events: "DataFrame") -> "DataFrame":
-    """Messages that came into a dead-letter queue, under their numbers there."""
+    """Messages that entered a dead-letter queue, with their numbers there."""
     from pyspark.sql import functions as F
 
     into = F.from_json("detail", "target long, target_sequence long")
@@ -189,7 +188,7 @@ def _arrivals(events: "DataFrame") -> "DataFrame":
 
 
 def _tellings(events: "DataFrame") -> "DataFrame":
-    """What snapshots tell of messages, as their lines; `at` and `lease_us` add up to the lease's end."""
+    """What snapshots report of messages, as events in their lines; `at` and `lease_us` add up to the lease's end."""
     from pyspark.sql import functions as F
 
     held = F.col("state") == "in flight"
@@ -202,7 +201,7 @@ def _tellings(events: "DataFrame") -> "DataFrame":
 
 
 def _of_offsets(events: "DataFrame") -> "DataFrame":
-    """Gaps and repetitions: of [first, last] every offset is there once."""
+    """Gaps and repetitions: every offset in [first, last] must occur once."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -212,7 +211,7 @@ def _of_offsets(events: "DataFrame") -> "DataFrame":
         F.count("*").alias("number"), F.countDistinct("offset").alias("distinct"),
         F.min("offset").alias("low"), F.max("offset").alias("high"),
     )  # fmt: skip
-    # Said to be one partition, because Spark Connect warns of a window without: there is a row for 10,000 events.
+    # Partitioned by a constant because Spark Connect warns of a window without; it holds one row per 10,000 events.
     whole = Window.partitionBy(F.lit(0)).orderBy("piece")
     beside = sums.withColumn("follows", F.lead("low").over(whole))
     wrong = (
@@ -230,7 +229,7 @@ def _of_offsets(events: "DataFrame") -> "DataFrame":
 
 
 def _of_sends(events: "DataFrame") -> "DataFrame":
-    """Sequence numbers grow with the offsets, queue by queue."""
+    """Sequence numbers grow with the offsets in each queue."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -245,7 +244,7 @@ def _of_sends(events: "DataFrame") -> "DataFrame":
 
 
 def _of_purges(events: "DataFrame", reach: Known) -> "DataFrame":
-    """A purge, and the deletion of a queue, says how many messages it took: what came less what left until then."""
+    """A purge or the deletion of a queue reports how many messages it removed: those that came less those that left."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -261,7 +260,7 @@ def _of_purges(events: "DataFrame", reach: Known) -> "DataFrame":
         .select(*names, (-F.col("counted")).cast("int").alias("change"), "counted")
     )
     if reach.end >= 0:
-        # What left, and what a purge took, before the snapshot came to it was never told.
+        # Messages that left or were purged before the snapshot reached them were never reported.
         early = (F.col("offset") < reach.end) & ~new
         met = there.select("incarnation", "sequence", F.col("offset").alias("met"))
         left = left.join(met, ["incarnation", "sequence"], "left").where(~early | (F.col("met") < F.col("offset")))

@@ -1,8 +1,8 @@
-"""Durations on a logarithmic scale, and what leases add up to on it: the one shape that all estimates start from.
+"""Durations on a logarithmic scale, and histograms of leases on it, from which all estimates start.
 
-Strategy: a quarter of the planner's bucket (veilmq.client.timeouts.schedule) each, so that quantiles are fine and every
+Strategy: a bucket is a quarter of the planner's (veilmq.client.timeouts.schedule), so that quantiles are fine and every
 fourth bound is one of the planner's. A histogram row counts leases of one queue and type that ended alike; histograms
-of two stretches of history add up by their sums.
+of two stretches of history are added by summing.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FINE: Final = 4
-"""Buckets here to one of the planner."""
+"""Our buckets per bucket of the planner."""
 LAST: Final = BUCKETS * FINE
 STEP: Final = log(GROWTH) / FINE
 BOUNDS: Final = SHORTEST * np.exp(STEP * np.arange(LAST + 1))
@@ -27,8 +27,8 @@ MIDDLES: Final = np.concatenate([[SHORTEST / 2], np.sqrt(BOUNDS[1:] * BOUNDS[:-1
 
 GROUP: Final = ("account", "region", "queue", "type")
 DONE, STOPPED, CRASHED, WATCHED = "done", "stopped", "crashed", "watched"
-"""Took exactly so long; was alive at so long; was alive at so long, and crashed before the next sign was due; was alive
-at so long, and is still at it or crashed since."""
+"""Took exactly that long; was alive at that time; was alive at that time and crashed before the next sign of life was
+due; was alive at that time, and is still working or crashed since."""
 CELL: Final = ("ended", "bucket", "until", "lease")
 SUMS: Final = ("leases", "held_s", "lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares")
 SCHEMA: Final = (
@@ -39,7 +39,7 @@ SCHEMA: Final = (
 
 
 def struct(schema: str) -> "StructType":
-    """A flat schema in SQL's words as a type: Spark Connect would ask its server what the words mean."""
+    """A flat SQL schema as a type; Spark Connect would ask its server to parse the text."""
     from pyspark.sql import types as T
 
     kinds: dict[str, T.DataType] = {
@@ -55,16 +55,16 @@ def struct(schema: str) -> "StructType":
 
 
 def arrow_of(rows: Any, schema: str) -> Any:
-    """A pandas frame of such columns as a pyarrow Table: Spark checks values one by one that come as Python's."""
+    """A pandas frame of such columns as a pyarrow Table: Spark checks Python's values one by one."""
     import pyarrow as pa
 
     return pa.Table.from_pandas(rows, pa.schema(list(_arrow(schema))), preserve_index=False)
 
 
 def by_group(cells: "DataFrame", keys: Sequence[str], function: Callable[[Any], Any], schema: str) -> "DataFrame":
-    """What `function` makes of each group of a histogram: from a pandas frame of its rows to one of `schema`.
+    """Apply `function` to each group of a histogram: from a pandas frame of its rows to one of `schema`.
 
-    As `applyInPandas`, which asks Spark Connect for its input's columns: a declarative pipeline does not allow that.
+    Like `applyInPandas`, which asks Spark Connect for its input's columns; a declarative pipeline does not allow that.
     """
     import pyarrow as pa
     from pyspark.sql import functions as F
@@ -87,7 +87,7 @@ def by_group(cells: "DataFrame", keys: Sequence[str], function: Callable[[Any], 
             answers.append([dict(zip(wanted, map(_plain, row), strict=True)) for row in found])
         return pa.array(answers, pa.list_(_arrow(schema)))
 
-    # Its stubs know no function of any number of columns.
+    # The stubs have no function with any number of columns.
     untyped: Any = arrow_udf
     function_of_rows = untyped(work, ArrayType(struct(schema)))
     packed = cells.groupBy(*keys).agg(F.collect_list(F.struct(*others)).alias("cells"))
@@ -114,7 +114,7 @@ def _arrow(schema: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own number, text or None for what pandas holds."""
+    """The pandas value as Python's own number, text or None."""
     if isinstance(value, list | str) or value is None:
         return value
     value = value.item() if hasattr(value, "item") else value
@@ -122,7 +122,7 @@ def _plain(value: Any) -> Any:
 
 
 def bucket_of(seconds: Any) -> Any:
-    """Numbers of the buckets that times fall into."""
+    """The bucket numbers of these times."""
     with np.errstate(divide="ignore"):
         found = np.floor(np.log(np.asarray(seconds, float) / SHORTEST) / STEP) + 1
     return np.clip(np.where(np.asarray(seconds) <= SHORTEST, 0, found), 0, LAST).astype(int)
@@ -139,9 +139,9 @@ def bucket_column(seconds: "Column") -> "Column":
 def histogram(leases: "DataFrame") -> "DataFrame":
     """Leases (of `attempts`) counted by queue, type and how they ended; columns as in `SCHEMA`.
 
-    What never was in a worker's hands (undelivered) is left out. `until` is the bucket of a crash's lease's end, and of
-    the history's end of what is watched; `squares` sums the squared logarithms of exact times, `redeliveries` leases
-    that were not their message's first.
+    Leases that never reached a worker (undelivered) are left out. `until` is the bucket of the lease's end for a crash,
+    and of the history's end for a watched lease; `squares` sums the squared logarithms of exact times, `redeliveries`
+    counts leases that were not their message's first.
     """
     from pyspark.sql import functions as F
 
@@ -173,7 +173,7 @@ def histogram(leases: "DataFrame") -> "DataFrame":
 
 
 def added(histograms: "DataFrame") -> "DataFrame":
-    """The union of several histograms as one."""
+    """The sum of several histograms, given as their union."""
     from pyspark.sql import functions as F
 
     return histograms.groupBy(*GROUP, *CELL).agg(*(F.sum(name).alias(name) for name in SUMS))

@@ -1,6 +1,6 @@
-"""Queues that are no more: what they tell of work stays true, but nobody needs a lease for them.
+"""Finds deleted queues: their durations remain valid, but nobody needs a lease for them.
 
-Strategy: a queue is what its name says, so one that was deleted and created again goes on, with all that was learnt.
+Strategy: a queue is identified by its name, so a queue that is deleted and created again keeps all that was learnt.
 """
 
 from collections.abc import Set
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 QUEUE: Final = ("account", "region", "queue")
-"""What names one."""
+"""Columns that identify a queue."""
 KINDS: Final = ("queue_created", "queue_deleted")
-"""The events that tell of that."""
+"""The kinds of events that report it."""
 
 
 def lives(events: "DataFrame") -> "DataFrame":
-    """One row a queue that was created or deleted among the events: `QUEUE`, and whether it is `deleted` after them."""
+    """One row per queue that was created or deleted in the events: `QUEUE`, and whether it is `deleted` after them."""
     from pyspark.sql import functions as F
 
     return (
@@ -27,7 +27,7 @@ def lives(events: "DataFrame") -> "DataFrame":
 
 
 def without(rows: Any, deleted: Set[tuple[str, ...]]) -> Any:
-    """The rows of a pandas frame that are of other queues."""
+    """The rows of a pandas frame that belong to other queues."""
     if not deleted or rows.empty:
         return rows
     return rows[[key not in deleted for key in rows[list(QUEUE)].itertuples(index=False, name=None)]]

@@ -1,9 +1,9 @@
-"""`health`: what a queue suffers from, window by window; in batch or as a stream, by the same lines.
+"""`health`: the problems of each queue, window by window; the same code in batch and as a stream.
 
-Strategy: counts and maxima by event time over tumbling windows, so that a stream needs no state but them. Document
-003's rule is a column: where so many deletes were refused within a window because the message had come back, the
-timeout should be raised. Refusals for a message that is gone are counted apart: most are a client's own retries, which
-one window cannot tell. Source: there ("count how many deletes fail"); `ThresholdTimeout` has the same rule.
+Strategy: counts and maxima by event time over tumbling windows, so a stream needs no other state. Document 003's rule
+is a column: if many deletes in a window were refused because the message had come back, raise the timeout. Refusals for
+a message that is gone are counted separately: most are a client's own retries, which one window cannot detect. Source:
+document 003 ("count how many deletes fail"); `ThresholdTimeout` has the same rule.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WINDOW_DEFAULT: Final = "5 minutes"
 LATE_DEFAULT: Final = "10 minutes"
-"""How long a stream waits for events that come late: expiries carry the instant at which they were due."""
+"""How long a stream waits for late events: expiries carry the instant at which they were due."""
 FAILURES_DEFAULT: Final = 5
 FACTOR_DEFAULT: Final = 2.0
 _COUNTS: Final = (
@@ -30,7 +30,7 @@ KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
     "dead_lettered", "expired", "released_for_retry", "expired_after_change",
 )  # fmt: skip
-"""The events that are looked at."""
+"""The kinds of events that are read."""
 
 
 def health(
@@ -42,13 +42,13 @@ def health(
     factor: float = FACTOR_DEFAULT,
     streaming: bool | None = None,
 ) -> "DataFrame":
-    """One row a window and queue: from, to, counts of what happened, redeliveries, oldest_s, lease_s, raise_to_s.
+    """One row per window and queue: from, to, counts of events, redeliveries, oldest_s, lease_s, raise_to_s.
 
     expired_leases: those whose worker died or was late; a message that was given back counts among retries, or among
     changed_leases if its client only shortened the lease. oldest_s: the age of the oldest message that was received or
     left. lease_s: the longest lease granted. raise_to_s: `factor` times that if `failures` deletes or more were refused
     because the message had come back, else null.
-    streaming: whether events come as a stream; None: they are asked, which a declarative pipeline does not allow.
+    streaming: whether events come as a stream; None: look at `events`, which a declarative pipeline does not allow.
     """
     from pyspark.sql import functions as F
 

@@ -1,11 +1,11 @@
-"""`loop`: the recommendations kept up to date, at the price of what is new.
+"""`loop`: keeps the recommendations up to date, at the cost of new events only.
 
-Strategy: a run reads the events since the last one. What they say of each lease (`attempts.partials`) is added to what
-was pending; leases that have ended go into the histogram, a file a run in the day of its last event; leases that have
-not, and crashes whose worker might still be heard of (`GRACE_US`), are pending again. A group is planned anew when the
-attempts since its last plan are `REPLAN_GROWTH` of those before: not when all that is kept has grown, for once old days
-are dropped it never does. Everything a run writes carries its last offset in its name, and `state.json`, replaced last,
-says which offset counts: a run that dies leaves files that the next one removes. One run at a time, by a lock.
+Strategy: a run reads the events since the last run and adds what they say of each lease (`attempts.partials`) to the
+pending leases. Leases that ended go into the histogram, one file per run in the day of its last event. Leases that have
+not ended, and crashes whose worker may still report (`GRACE_US`), stay pending. A group is planned again when the
+attempts since its last plan are `REPLAN_GROWTH` of those before; the total is no measure, because it stops growing once
+old days are dropped. Every file of a run carries its last offset in its name, and `state.json`, replaced last, says
+which offset counts: if a run dies, the next one removes its files. A lock allows one run at a time.
 """
 
 import json
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
     from veilmq.client.timeouts.schedule import Costs
 
 GRACE_US: Final = 3_600 * 1_000_000
-"""How long after its lease's end a worker may still be heard of."""
+"""How long after the end of its lease a worker may still report."""
 REPLAN_GROWTH: Final = 0.15
 RETENTION_DAYS_DEFAULT: Final = 30
 _LOCALLY_MAX: Final = 24
-"""Groups that are planned in this process: a Spark job costs more than planning them."""
+"""Up to this many groups are planned in this process: a Spark job costs more than planning them."""
 _COMPACT_FILES: Final = 24
 _CELLS: Final = "cells"
 
 
 class LoopTaken(PipelineError):
-    """Another run works in the directory."""
+    """Another run is working in the directory."""
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What a run did."""
+    """The result of a run."""
 
     start: int
     stop: int
-    """The offsets read, from `start` to before `stop`."""
+    """The run read the offsets from `start` to before `stop`."""
     settled: int
     pending: int
     planned: int
-    """Groups that were planned anew ..."""
+    """Groups that were planned again ..."""
     groups: int
-    """... of so many."""
+    """... out of this many."""
     seconds: float
     compacted: int = 0
     dropped_days: int = 0
     left_out: int = 0
-    """Queues that were deleted: they keep what was learnt, in case that they come back, and have no recommendation."""
+    """Deleted queues: they keep what was learnt, in case they come back, but have no recommendation."""
 
 
 class _State(msgspec.Struct):
@@ -69,13 +69,13 @@ class _State(msgspec.Struct):
     runs: int = 0
     source: str = ""
     epoch: str = ""
-    """Which history of that source it is: see `History.epoch`."""
+    """The epoch of the source's history: see `History.epoch`."""
     floors_us: dict[str, int] = {}
-    """By account/region/queue, twice the longest interval between extensions seen yet."""
+    """By account/region/queue, twice the longest interval between extensions seen so far."""
     unplanned: dict[str, float] = {}
     """By group (`_name`), the attempts since its last plan."""
     deleted: set[str] = set()
-    """Queues (account/region/queue) that were."""
+    """Deleted queues (account/region/queue)."""
 
 
 class Loop:
@@ -105,10 +105,10 @@ class Loop:
         now: float,
         timer: Any,
     ) -> Ran:
-        """Take in what is new. `options` make `veilmq-events` read the same history.
+        """Process the new events. `options` make `veilmq-events` read the same history.
 
-        floors: look for heartbeats too, which costs another look at the new events: for `plans`. now: Unix seconds;
-        timer: a clock to measure with. Raises LoopTaken, HistoryGap, OptionInvalid, PipelineError.
+        floors: also look for heartbeats, which `plans` needs and which costs another pass over the new events. now:
+        Unix seconds; timer: a clock to measure with. Raises LoopTaken, HistoryGap, OptionInvalid, PipelineError.
         """
         if options.keys() & {"from", "until"}:
             raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
@@ -154,7 +154,7 @@ class Loop:
         leases = attempts.partials(events)
         before = self._left(state)
         if before is not None:
-            # An earlier release knew fewer columns.
+            # An earlier release had fewer columns.
             earlier = spark.read.parquet(tables.literal(str(before)))
             leases = attempts.merged(leases.unionByName(earlier, allowMissingColumns=True))
         leases = leases.where(F.col("granted").isNotNull()).persist()
@@ -179,7 +179,7 @@ class Loop:
         return round(sum(cells.column("leases").to_pylist())), tables.load(self.directory / pending).num_rows
 
     def _left(self, state: _State) -> Path | None:
-        """The leases that were pending after the last run. Raises HistoryGap if they are gone."""
+        """The leases that were pending after the last run. Raises HistoryGap if their file is gone."""
         if state.pending is None:
             return None
         left = self.directory / state.pending
@@ -189,7 +189,7 @@ class Loop:
         return left
 
     def plans(self) -> dict[publish.Queue, dict[str, Any]]:
-        """The recommendations as `publish` takes them."""
+        """The recommendations in the form that `publish` takes."""
         if not self.timeouts.exists():
             return {}
         rows = tables.load(self.timeouts).to_pylist()
@@ -199,7 +199,7 @@ class Loop:
         return publish.plans_of(rows, floors_us)
 
     def cells(self) -> Any:
-        """The histogram of all that is kept, as a pandas frame."""
+        """The histogram of all data kept, as a pandas frame."""
         import pandas as pd
         import pyarrow.parquet as pq
 
@@ -211,7 +211,7 @@ class Loop:
         return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
 
     def _plan(self, spark: "SparkSession", state: _State, costs: "Costs | None") -> tuple[int, int, int]:
-        """Plan groups that grew; the others keep their rows. How many of how many, and the queues left out."""
+        """Plan groups that grew; the others keep their rows. Returns how many of how many, and the queues left out."""
         import pandas as pd
 
         learnt = self.cells()
@@ -266,11 +266,11 @@ class Loop:
         return state
 
     def _save(self, state: _State) -> None:
-        # What the state before it names may be removed once it is durable.
+        # Once it is durable, the files of the previous state may be removed.
         durable_write(self.directory / "state.json", msgspec.json.encode(state), mode=0o666, alone=True)
 
     def _tidy(self, state: _State) -> None:
-        """Remove what a run left that did not come to its end, and pending leases of earlier runs."""
+        """Remove the files of unfinished runs, and the pending leases of earlier runs."""
         import shutil
 
         restore(self.directory)
@@ -283,7 +283,7 @@ class Loop:
                 each.unlink()
 
     def _tell(self, ran: Ran, now: float) -> None:
-        """The metrics as a text file for Prometheus' node exporter."""
+        """Write the metrics as a text file for Prometheus' node exporter."""
         lines = {
             "veilmq_pipeline_last_success_timestamp_seconds": now,
             "veilmq_pipeline_run_seconds": ran.seconds,
@@ -318,10 +318,10 @@ def _queue(name: str) -> publish.Queue:
 
 
 def _name(key: Iterable[str | None]) -> str:
-    """A group's names as a text that holds them apart."""
+    """A group's names as one unambiguous text."""
     return json.dumps(list(key))
 
 
 def _key(values: Any) -> tuple[Any, ...]:
-    """A group's names; what is missing is None, however pandas says it."""
+    """A group's names; missing ones are None, whatever pandas holds."""
     return tuple(None if value is None or value != value else value for value in values)

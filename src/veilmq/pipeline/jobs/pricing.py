@@ -1,8 +1,8 @@
-"""What a way of leasing costs, for a survival curve: a plain timeout, or a schedule of extensions. Without Spark.
+"""The cost of a leasing policy on a survival curve: a plain timeout, or a schedule of extensions. Without Spark.
 
 Strategy: the costs are the client's (`Costs`: a second of recovery delay, a duplicate start, an extension), so that the
-pipeline and AdaptiveTimeout mean the same. An attempt that is alive at age t is one whose work takes longer and whose
-worker has not crashed. Curves come as arrays of shape (..., LAST + 1): many at a time, for confidence intervals.
+pipeline and AdaptiveTimeout agree. An attempt is alive at age t if its work takes longer and its worker has not
+crashed. Curves are arrays of shape (..., LAST + 1): many at a time, for confidence intervals.
 """
 
 from typing import Any, Final, NamedTuple
@@ -14,23 +14,23 @@ from veilmq.pipeline.jobs.buckets import BOUNDS
 from veilmq.pipeline.jobs.survival_fit import at_bounds
 
 _ENDS_MAX: Final = 200
-"""Lease ends of one attempt that are looked at."""
+"""Lease ends considered per attempt."""
 _ENDS_AT_ONCE: Final = 25
-"""A call of numpy's costs as much for one as for some hundreds."""
+"""A numpy call costs as much for one as for some hundreds."""
 _LOOKS_MAX: Final = 300
-"""After them, an attempt that still goes on is taken to go on at the same pace until it crashes."""
+"""After this many, an attempt is assumed to go on at the same pace until it crashes."""
 _ALIVE_MIN: Final = 1e-7
 _WIDTHS: Final = np.diff(BOUNDS, prepend=0.0)
 _BEFORE: Final = np.concatenate([[0.0], BOUNDS[:-1]])
 
 
 class Price(NamedTuple):
-    """Of an attempt, on the average. Arrays of one shape."""
+    """Averages per attempt. Arrays of one shape."""
 
     recovery_s: Any
-    """Seconds that its message waits for a crashed worker's lease to end."""
+    """Seconds that the message waits for a crashed worker's lease to end."""
     duplicates: Any
-    """Times that it is started again while its first worker lives."""
+    """How often it is started again while its first worker lives."""
     extensions: Any
 
     def cost(self, costs: Costs) -> Any:
@@ -39,7 +39,7 @@ class Price(NamedTuple):
 
 
 def areas_of(alive: Any, rate: Any) -> tuple[Any, Any]:
-    """Areas under the curve of those alive and not crashed up to each bound, and of age times it."""
+    """Areas up to each bound: under the curve of attempts alive and not crashed, and of age times that curve."""
     rate = np.asarray(rate, float)[..., None]
     there = alive * np.exp(-rate * BOUNDS)
     before = np.concatenate([np.ones_like(there[..., :1]), there[..., :-1]], -1)
@@ -49,7 +49,7 @@ def areas_of(alive: Any, rate: Any) -> tuple[Any, Any]:
 
 
 def _integral(sums: Any, seconds: Any) -> Any:
-    """Integrals from 0 to each time, between the bounds straight."""
+    """Integrals from 0 to each time, linear between the bounds."""
     place = np.clip(np.searchsorted(BOUNDS, seconds), 0, len(BOUNDS) - 1)
     before = np.where(place > 0, sums[..., np.maximum(place - 1, 0)], 0.0)
     part = np.clip((seconds - _BEFORE[place]) / _WIDTHS[place], 0, 1)
@@ -74,7 +74,7 @@ def timeout_price(alive: Any, rate: Any, timeouts: Any) -> Price:
 
 
 def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> Price:
-    """Leases as the schedule says, extended its margin before their ends; results of shape (...)."""
+    """Leases as in the schedule, extended its margin before their ends; results of shape (...)."""
     looks: list[float] = [0.0]
     leases: list[float] = []
     while len(leases) < _LOOKS_MAX and looks[-1] < BOUNDS[-1]:
@@ -94,12 +94,12 @@ def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> P
     step, lease = at[-1] - at[-2], leases[-1]
     rate = np.maximum(np.asarray(rate, float), 1e-9)
     with np.errstate(over="ignore"):
-        # Where crashes are that frequent nobody lives to extend again: nothing by infinity.
+        # With crashes that frequent nobody lives to extend again; avoids zero times infinity.
         extensions = there.sum(-1) + there[..., -1] / np.expm1(rate * step)
     too_late = costs.late_share * np.exp(-schedule.margin / costs.late_mean)
     return Price(recovery.sum(-1) + there[..., -1] * (lease - step / 2), extensions * too_late, extensions)
 
 
 def steady(lease: float, margin: float) -> Schedule:
-    """The same lease at any age."""
+    """The same lease at every age."""
     return Schedule((0.0,), (lease,), margin, 0.0)

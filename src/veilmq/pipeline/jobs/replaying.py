@@ -1,8 +1,8 @@
-"""`replay`: what was archived, back to a queue.
+"""`replay`: sends archived messages back to a queue.
 
-Strategy: an archive's columns are those that the queue sink takes, but for what the queue gives itself (sequence,
-times) and what only the drain knew. A FIFO queue gets the rows in their order and drops what it knows by its id, so
-that a replay that failed half way may be run again. Other queues get a repeated task's rows again: at least once.
+Strategy: an archive has the columns of the queue sink, except those that the queue sets itself (sequence, times) and
+those that only the drain knew. A FIFO queue gets the rows in order and drops messages whose id it knows, so a replay
+that failed half way can be run again. Other queues get a repeated task's rows again: at least once.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,15 @@ _SENT: Final = (
 )  # fmt: skip
 _ORDER: Final = ("batch", "position")
 _DATA_EXCEPTION: Final = "22"
-"""The class of SQLSTATE for values that an expression cannot take: a cast, a division by zero, a date."""
+"""The SQLSTATE class for values that an expression cannot handle: a cast, a division by zero, a date."""
 _VECTORS: Final = "spark.sql.parquet.enableVectorizedReader"
 
 
 def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None = None, key: str | None = None) -> int:
-    """Send the rows of a table (Parquet or Delta) to the queue of that URL; returns how many there were.
+    """Send the rows of a table (Parquet or Delta) to the queue of that URL; returns the number of rows.
 
-    where: a condition in SQL; key: a column whose equal rows a FIFO queue takes once, `id` unless told. On a FIFO queue
-    rows without a group form one. Raises PipelineError.
+    where: a condition in SQL; key: a column whose equal rows a FIFO queue takes once, by default `id`. On a FIFO queue
+    rows without a group form one group. Raises PipelineError.
     """
     from pyspark.sql import functions as f
 
@@ -50,7 +50,7 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
         group = f.lit(table.name)
         rows = rows.withColumn("group", f.coalesce("group", group) if "group" in rows.columns else group)
         order = [name for name in _ORDER if name in rows.columns]
-        # One line, so that what was in order stays in order.
+        # One partition, so that the order stays.
         rows = rows.coalesce(1).sortWithinPartitions(*order) if order else rows
     wanted = [name for name in rows.columns if name in _SENT or name == key]
     writer = rows.select(*wanted).write.format("veilmq").option("url", queue).mode("append")
@@ -62,7 +62,8 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
 
 @contextmanager
 def row_by_row(spark: "SparkSession") -> Iterator[None]:
-    """What runs in it reads Parquet so: Spark else takes thousands of rows at once, whatever their size."""
+    """Within this context Parquet is read row by row: Spark otherwise reads thousands of rows at once, whatever their
+    size."""
     before = spark.conf.get(_VECTORS)
     spark.conf.set(_VECTORS, "false")
     try:
@@ -76,7 +77,7 @@ def _only(rows: "DataFrame", where: str) -> "DataFrame":
 
     try:
         kept = rows.where(where)
-        # Spark Connect looks at a condition when its columns are asked for.
+        # Spark Connect checks a condition when its columns are requested.
         _ = kept.columns
     except AnalysisException as error:
         raise OptionInvalid(f"where={where!r} cannot be: {_sentence(error)}", "") from None
@@ -84,7 +85,7 @@ def _only(rows: "DataFrame", where: str) -> "DataFrame":
 
 
 def _counted(rows: "DataFrame", where: str | None) -> int:
-    """How many there are. A condition that fits the columns may still fail on a row: nothing was sent then."""
+    """The number of rows. A condition that fits the columns may still fail on a row; nothing was sent then."""
     from pyspark.errors import PySparkException
 
     try:

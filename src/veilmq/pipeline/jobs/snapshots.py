@@ -1,8 +1,8 @@
-"""The snapshots in a history, as the audit reads them: what was there, and from where on everything is known.
+"""Reads the snapshots in a history for the audit: which messages existed, and from where on everything is known.
 
-Strategy: a history is known from its beginning if that is offset 0. Else it is known from the end of the first snapshot
-that it holds whole: what came under a sequence number beyond that one's `last` has its own events, and everything else
-is told. Between the snapshot's begin and its end a message of a lower number may have yet to be told. Source:
+Strategy: a history that starts at offset 0 is known from its beginning. Otherwise it is known from the end of its first
+complete snapshot: messages with a sequence number above that snapshot's `last` have their own events, and the snapshot
+reports all others. Between its begin and end a message of a lower number may not be reported yet. Source:
 docs/admin-api.md, "Snapshots in the history"; decision 0008.
 """
 
@@ -21,7 +21,7 @@ _MESSAGES: Final = (
 
 
 class Known(NamedTuple):
-    """What can be known of a history; all -1 if it begins at offset 0, all `NEVER` if it holds no whole snapshot."""
+    """What can be known of a history; all -1 if it begins at offset 0, all `NEVER` if it has no complete snapshot."""
 
     end: int
     """The offset after which everything is known."""
@@ -32,7 +32,7 @@ class Known(NamedTuple):
 
 
 def known(events: "DataFrame") -> Known:
-    """Looks at all events."""
+    """Reads all events."""
     from pyspark.sql import functions as F
 
     mark = F.get_json_object("detail", "$.part").isin(Part.BEGIN, Part.END)
@@ -49,10 +49,10 @@ def known(events: "DataFrame") -> Known:
 
 
 def told(events: "DataFrame") -> "DataFrame":
-    """One row a message that a snapshot tells of: where (offset, at, queue, incarnation, sequence) and what (state,
+    """One row per message that a snapshot reports: where (offset, at, queue, incarnation, sequence) and what (state,
     attempt, rotation, due).
 
-    Quarantined ones are left out: for the books they have left. Instants in microseconds UTC.
+    Quarantined messages are left out: in the books they have left. Instants in microseconds UTC.
     """
     from pyspark.sql import functions as F
 

@@ -1,10 +1,10 @@
-"""`split`: which message types belong in queues of their own, and what that gains.
+"""`split`: recommends which message types should get queues of their own, and what that saves.
 
-Strategy: types of one queue in the order of their mean logarithm of time; a split is cuts in that order, so the best
-one follows by dynamic programming: the least squares of log times within the parts, where each further queue must be
-worth `QUEUE_FEE`. What it gains is told in the words of the timeout: each part gets the plain timeout that is best for
-it, instead of the one that is best for all together. Source: document 003, "use separate queues for different types of
-messages, where messages in each queue take a similar amount of time".
+Strategy: sort the types of one queue by their mean logarithm of time; a split is a set of cuts in that order, and
+dynamic programming finds the best: the least squares of log times within the parts, with a price of `QUEUE_FEE` per
+further queue. The gain is expressed by timeouts: each part gets the plain timeout that is best for it, instead of the
+best one for all together. Source: document 003, "use separate queues for different types of messages, where messages in
+each queue take a similar amount of time".
 """
 
 from math import log
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from veilmq.pipeline.jobs.survival_fit import Curve
 
 QUEUE_FEE: Final = log(3) ** 2 / 2
-"""Two types are worth two queues when one takes three times as long as the other."""
+"""Two types deserve two queues when one takes three times as long as the other."""
 TYPES_MAX: Final = 64
-"""Types of one queue that are told apart; the rarest beyond stay together."""
+"""Types of one queue considered separately; rarer ones stay together."""
 SCHEMA: Final = (
     "account string, region string, queue string, part int, parts int, types array<string>, attempts double,"
     " median_s double, timeout_s double, recovery_s double, together_timeout_s double, together_recovery_s double,"
@@ -31,10 +31,10 @@ SCHEMA: Final = (
 
 
 def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
-    """From a histogram, one row for each proposed queue; columns as in `SCHEMA`.
+    """From a histogram, one row per proposed queue; columns as in `SCHEMA`.
 
-    recovery_s and together_recovery_s: from a crash to the next start, with the part's own timeout and with the one for
-    all; together_cost and split_cost: of an attempt of the whole queue, likewise; gain: the share of the cost that the
+    recovery_s and together_recovery_s: from a crash to the next start, with the part's own timeout and with the common
+    one; together_cost and split_cost: per attempt of the whole queue, likewise; gain: the share of the cost that the
     split saves. One part: leave the queue as it is.
     """
     given = costs
@@ -102,7 +102,8 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
 
 
 def _best_cuts(logs: list[float]) -> list[tuple[int, int]]:
-    """The parts of an ascending list with the least squares within, each part but the first at `QUEUE_FEE`."""
+    """The parts of an ascending list with the least squares within, at a price of `QUEUE_FEE` for each part but the
+    first."""
     best: list[tuple[float, list[tuple[int, int]]]] = [(-QUEUE_FEE, [])]
     for high in range(1, len(logs) + 1):
         ways = []

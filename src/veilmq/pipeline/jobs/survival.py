@@ -1,8 +1,8 @@
-"""`survival`: how long work takes, per queue and message type, with what is censored.
+"""`survival`: how long work takes, per queue and message type, including censored attempts.
 
-Strategy: leases become a histogram (buckets.py), small however long the history is; crashes are placed in it
-(survival_fit.py) and Kaplan and Meier's curve follows by window functions over the buckets of each group. `quantiles`
-is the same in a row a group: a number where the curve reaches or a lognormal law agrees with it; beyond, "at least".
+Strategy: leases become a histogram (buckets.py), small however long the history is. Crashes are placed in it
+(survival_fit.py), and window functions over the buckets of each group compute the Kaplan-Meier curve. `quantiles`
+summarises it in a row per group: a number where the curve reaches or a lognormal law agrees with it, "at least" beyond.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +30,7 @@ QUANTILES_SCHEMA: Final = (
 
 
 def survival(leases: "DataFrame") -> "DataFrame":
-    """One row a bucket of each queue and type: seconds (upper bound), finished, censored, at_risk, alive (the share
+    """One row per bucket, queue and type: seconds (upper bound), finished, censored, at_risk, alive (the share
     that takes longer), low and high (its 95 % interval, Greenwood), law (the lognormal fit's share), within_reach."""
     return curve(histogram(leases))
 
@@ -67,7 +67,7 @@ def curve(cells: "DataFrame") -> "DataFrame":
 
 
 def quantiles(cells: "DataFrame") -> "DataFrame":
-    """From a histogram, one row a queue and type; see `QUANTILES_SCHEMA`.
+    """From a histogram, one row per queue and type; see `QUANTILES_SCHEMA`.
 
     A quantile's basis is `curve`, `lognormal` or `at least`: then it is null, and the work takes `at_least_s` or more.
     """
@@ -130,6 +130,6 @@ def _quantiles(rows: Any) -> Any:
 
 
 def names_of(rows: Any) -> dict[str, Any]:
-    """The group's own columns, for each row of its answer."""
+    """The group's own columns, repeated in each of its result rows."""
     first = rows.iloc[0]
     return {name: first[name] for name in GROUP}

@@ -1,12 +1,12 @@
-"""What is known of one queue's and type's processing times: survival curve, crash rate, lognormal fit. Without Spark.
+"""Estimates for the processing times of one queue and type: survival curve, crash rate, lognormal fit. Without Spark.
 
-Strategy: Kaplan and Meier on log buckets. A crash is censored, not at the lease's end but where it happened: somewhere
-between the last sign of life and the moment when the next was due. Where in it follows from the curve itself (the
-attempt had not finished yet), so curve and crashes are found by turns; and so does whether an attempt whose lease runs
-on at the history's end is still at work, or crashed since its last sign of life. The lognormal fit maximises the
-likelihood of exact and censored times by EM; it speaks beyond the curve's reach only if it agrees with the curve within
-it. Source: Kaplan and Meier 1958; Greenwood 1926; Dempster, Laird and Rubin 1977 (EM, with a censored normal as an
-example).
+Strategy: Kaplan-Meier on log buckets. A crash is censored not at the lease's end but where it happened: between the
+last sign of life and the moment when the next was due. Its place in that interval follows from the curve itself (the
+attempt had not finished yet), so the code alternates between curve and crashes. In the same way it decides whether an
+attempt whose lease runs on at the history's end is still working or has crashed. The lognormal fit maximises the
+likelihood of exact and censored times by EM; it is used beyond the curve's reach only if it agrees with the curve
+within it. Source: Kaplan and Meier 1958; Greenwood 1926; Dempster, Laird and Rubin 1977 (EM, with a censored normal as
+an example).
 """
 
 from math import erfc, sqrt
@@ -17,20 +17,20 @@ import numpy as np
 from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, LAST, MIDDLES, STOPPED, WATCHED, bucket_of
 
 AT_RISK_MIN: Final = 10.0
-"""Attempts under way that a point of the curve must rest on."""
+"""A point of the curve needs at least this many attempts under way."""
 _AT_RISK_GOOD: Final = 200.0
-"""Where fewer are under way, a law that fits is better than the curve."""
+"""With fewer attempts under way, a law that fits is better than the curve."""
 FINISHED_MIN: Final = 30.0
-"""Finished attempts below which nothing is recommended."""
+"""With fewer finished attempts, nothing is recommended."""
 _CUT_OFF: Final = 0.5
-"""Censored attempts that count as none."""
+"""Fewer censored attempts than this count as none."""
 _PLACINGS: Final = 8
 _EM_STEPS_MAX: Final = 2_000
 _EM_SETTLED: Final = 1e-7
 _AGREES: Final = 4.0
-"""Standard errors by which a fit may differ from the curve anywhere."""
+"""Standard errors by which a fit may differ from the curve at any point."""
 _COARSE: Final = 0.004
-"""What the buckets themselves may add to that."""
+"""Additional tolerance for the error of the buckets themselves."""
 
 
 class Sample(NamedTuple):
@@ -38,11 +38,12 @@ class Sample(NamedTuple):
 
     finished: Any
     censored: Any
-    """Alive then, and not heard of again for a reason that says nothing of the work; crashes included, once placed."""
+    """Alive then, and not heard of again for a reason that says nothing about the work; includes crashes once
+    placed."""
     crashes: float
-    """Those of attempts under way at the history's end as far as they are likely."""
+    """Includes, by their probability, attempts under way at the history's end."""
     exposure_s: float
-    """Seconds that workers worked, together."""
+    """Seconds that workers worked, in total."""
 
     @property
     def crashes_per_second(self) -> float:
@@ -74,7 +75,8 @@ def sample_of(rows: Any) -> Sample:
 def doubted(rows: Any) -> "Curve | None":
     """The curve if all attempts whose lease runs on had crashed; None unless crashes and long work look alike.
 
-    They do where leases outlast the history and none has expired in it. Work takes no less than this curve says.
+    They look alike where leases outlast the history and none has expired in it. Work takes at least as long as this
+    curve.
     """
     watched = rows.ended == WATCHED
     if not watched.any() or (rows.ended == CRASHED).any():
@@ -85,8 +87,8 @@ def doubted(rows: Any) -> "Curve | None":
 def _placed(
     finished: Any, stopped: Any, alive: Any, until: Any, count: Any, watched: Any, exposure: float
 ) -> Sample:  # fmt: skip
-    """Spread each crash over the time in which it happened, in proportion to who was there to crash; of those watched,
-    as many as did not live to the end."""
+    """Spread each crash over the interval in which it happened, in proportion to the attempts alive; for watched
+    attempts, count the share that did not live to the end."""
     end = bucket_of(until)
     low = np.concatenate([[0.0], BOUNDS[:-1]])
     overlap = np.clip(np.minimum(until[:, None], BOUNDS) - np.maximum(alive[:, None], low), 0, None)
@@ -110,7 +112,7 @@ def _placed(
 
 
 def survival(finished: Any, censored: Any) -> Any:
-    """The chance to take longer than each bucket's upper bound. Arrays of shape (..., LAST + 1)."""
+    """The probability to take longer than each bucket's upper bound. Arrays of shape (..., LAST + 1)."""
     left = finished + censored
     at_risk = np.flip(np.cumsum(np.flip(left, -1), -1), -1)
     exposed = np.maximum(at_risk - censored / 2, finished)
@@ -119,7 +121,7 @@ def survival(finished: Any, censored: Any) -> Any:
 
 
 class Curve:
-    """A survival curve with its reach, its error and, where it holds, the lognormal law behind it."""
+    """A survival curve with its reach, its error and, if it fits, the lognormal law behind it."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
@@ -134,14 +136,14 @@ class Curve:
         rests = np.flatnonzero(at_risk >= AT_RISK_MIN)
         self.last = int(rests[-1]) if len(rests) else -1
         if float(censored[self.last + 1 :].sum()) < _CUT_OFF and self.last >= 0:
-            # Nobody beyond was cut off: the curve comes down to its end.
+            # No attempt beyond was censored: the curve comes down to its end.
             self.last = int(np.flatnonzero(finished + censored)[-1])
         self.law = lognormal_fit(finished, censored) if self.finished >= FINISHED_MIN else None
         self.fits = self.law is not None and self._agrees(self.law)
 
     @property
     def finished(self) -> float:
-        """Attempts whose time is known exactly."""
+        """Attempts with an exactly known time."""
         return float(self.sample.finished.sum())
 
     @property
@@ -151,19 +153,19 @@ class Curve:
 
     @property
     def reach_s(self) -> float:
-        """Seconds up to which the curve rests on attempts seen; 0: nothing seen."""
+        """Seconds up to which the curve rests on observed attempts; 0: none observed."""
         return float(BOUNDS[self.last]) if self.last >= 0 else 0.0
 
     def _agrees(self, law: tuple[float, float]) -> bool:
         bound = np.flatnonzero(self.sample.finished[: self.last + 1] > 0)
         expected = normal_survival(law, BOUNDS[bound])
-        # Where the curve ends it seems to know all; by the law itself so many attempts err by this much.
+        # At its end the curve's error seems to be 0; the law itself gives the error of that many attempts.
         error = np.maximum(self.error[bound], np.sqrt(expected * (1 - expected) / self.attempts))
         apart = np.abs(self.alive[bound] - expected)
         return bool(len(bound)) and bool(np.all(apart <= _AGREES * error + _COARSE))
 
     def quantile(self, share: float) -> tuple[float | None, str]:
-        """Seconds within which that share finishes, and what it rests on: `curve`, `lognormal`; None: `at least`."""
+        """Seconds within which that share finishes, and the basis: `curve`, `lognormal`; None: `at least`."""
         wanted = 1 - share
         below = np.flatnonzero(self.alive[: self.last + 1] <= wanted)
         if len(below) and (not self.fits or self.at_risk[below[0]] >= _AT_RISK_GOOD):
@@ -173,7 +175,7 @@ class Curve:
         return None, "at least"
 
     def extended(self) -> Any:
-        """The survival at all bounds: the curve as far as it rests on many; then the law's if it fits.
+        """The survival at all bounds: the curve while it rests on many attempts, then the law's if it fits.
 
         Without a law, the curve within its reach and level beyond.
         """
@@ -186,14 +188,15 @@ class Curve:
         return alive
 
     def ended(self) -> Any:
-        """The same, as if all work that went on beyond the reach had ended there; with a law that fits, as it says."""
+        """The same, as if all work that went on beyond the reach had ended there; with a law that fits, the law."""
         alive = self.extended()
         if not self.fits and self.last >= 0:
             alive[self.last :] = 0.0
         return alive
 
     def followed(self, alive: Any, mean: Any, deviation: Any) -> Any:
-        """Curves of shape (..., LAST + 1) that follow lognormal laws (shape ...) from where few are under way."""
+        """Curves of shape (..., LAST + 1) that follow lognormal laws (shape ...) from where few attempts are under
+        way."""
         many = np.flatnonzero(self.at_risk >= _AT_RISK_GOOD)
         place = int(many[-1]) if len(many) else 0
         tail = _tail((np.log(BOUNDS[place:]) - np.asarray(mean)[..., None]) / np.asarray(deviation)[..., None])
@@ -202,7 +205,7 @@ class Curve:
 
 
 def _crossing(x: Any, alive: Any, at: int, wanted: float) -> float:
-    """Where the curve passes `wanted` within bucket `at`, straight in the logarithm of time."""
+    """Where the curve passes `wanted` within bucket `at`, linear in the logarithm of time."""
     before = alive[at - 1] if at else 1.0
     low = x[at - 1] if at else x[0]
     part = (before - wanted) / max(before - alive[at], 1e-12)
@@ -210,7 +213,7 @@ def _crossing(x: Any, alive: Any, at: int, wanted: float) -> float:
 
 
 def at_bounds(alive: Any, seconds: Any) -> Any:
-    """The curve between its bounds: shape (..., LAST + 1) and times of shape (n,) give (..., n)."""
+    """The curve interpolated between bounds: shape (..., LAST + 1) and times of shape (n,) give (..., n)."""
     place = np.clip(bucket_of(seconds), 1, LAST)
     part = np.clip(
         (np.log(np.maximum(seconds, 1e-9)) - np.log(BOUNDS[place - 1])) / np.log(BOUNDS[1] / BOUNDS[0]), 0, 1

@@ -1,8 +1,8 @@
-"""Tables that jobs leave behind: directories of Parquet, or Delta tables through deltalake.
+"""The tables that jobs write: directories of Parquet, or Delta tables through deltalake.
 
-Strategy: a result is written whole, beside its place, and then takes it, so that a reader meets the old table or the
-new one. Tables that grow are kept by day: `compact` makes one file of a day's many, `retain` drops days. Delta does the
-same by its own means. The Delta writer is Rust in this process: Spark needs no jar.
+Strategy: a result is written completely beside its place and then renamed, so that a reader sees the old table or the
+new one. Tables that grow are stored by day: `compact` merges a day's files into one, `retain` drops days. Delta does
+the same with its own operations. The Delta writer is Rust in this process: Spark needs no jar.
 """
 
 import json
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 FORMATS: Final = ("parquet", "delta")
 _DAY: Final = "day="
 _ARCHIVED: Final = "messages"
-"""The table in what `archive` leaves."""
+"""The table within the result of `archive`."""
 _LOCK: Final = ".lock"
-"""Of `alone`."""
+"""The lock file of `alone`."""
 _OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 _BEYOND: Final = frozenset({"deletionVectors", "columnMapping"})
-"""Features of the Delta protocol by which a table's Parquet files alone are not its rows."""
+"""Features of the Delta protocol with which a table's Parquet files alone are not its rows."""
 _ROW_GROUP_ROWS: Final = 131_072
-"""As `veilmq events export` has them."""
+"""As in `veilmq events export`."""
 _JUDGED: Final = ("day", "to", "sent")
-"""Columns that tell how old a row of a Delta table is."""
+"""Columns that give the age of a row in a Delta table."""
 VACUUM_HOURS_DEFAULT: Final = 168
-"""How long a Delta table keeps files that no version of today names: readers may still be at them."""
+"""How long a Delta table keeps files that the current version no longer names: readers may still use them."""
 RETENTION_DAYS_MAX: Final = 36_500
 VACUUM_HOURS_MAX: Final = 24 * RETENTION_DAYS_MAX
 
@@ -48,19 +48,19 @@ def check_format(kind: str) -> None:
 
 
 def oldest_kept(today: date, retention_days: int) -> date:
-    """The day before which `retain` is to drop. Raises OptionInvalid."""
+    """The day before which `retain` drops data. Raises OptionInvalid."""
     if not 0 <= retention_days <= RETENTION_DAYS_MAX:
         raise OptionInvalid(f"retention_days={retention_days} cannot be.", f"It is 0 to {RETENTION_DAYS_MAX}.")
     return today - timedelta(days=retention_days)
 
 
 def checkpoint_of(place: Path) -> Path:
-    """Where the stream that writes the table at `place` keeps how far it came."""
+    """Where the stream that writes the table at `place` keeps its progress."""
     return place.with_name(f"{place.name}-checkpoint")
 
 
 def check_replaced(place: Path) -> None:
-    """Whether a table there may be replaced. Raises OptionInvalid for a stream's."""
+    """Raises OptionInvalid unless the table there may be replaced; a stream's may not."""
     if checkpoint_of(place).is_dir() or (place / "_spark_metadata").is_dir():
         raise OptionInvalid(f"{place} is a stream's table, which this would replace.", "Name another place.")
 
@@ -70,7 +70,7 @@ def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
     check_format(kind)
     check_replaced(place)
     beside = place.with_name(f".{place.name}.new")
-    # No URI of Python's: Spark takes its %20 for a part of the name.
+    # Not a file URI from Python: Spark takes its %20 as part of the name.
     frame.write.mode("overwrite").parquet(f"file:{beside}" if beside.is_absolute() else str(beside))
     if kind == "delta":
         import pyarrow.dataset
@@ -79,14 +79,15 @@ def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
         rows = pyarrow.dataset.dataset(beside, format="parquet", exclude_invalid_files=True)
         write_deltalake(str(place), rows.scanner().to_reader(), mode="overwrite", schema_mode="overwrite")
         shutil.rmtree(beside)
-        # Each replacement leaves the files of the version before.
+        # Each replacement leaves the files of the previous version.
         DeltaTable(str(place)).vacuum(VACUUM_HOURS_DEFAULT, dry_run=False)
         return
     take_place(beside, place)
 
 
 def read(spark: "SparkSession", place: Path) -> "DataFrame":
-    """A table that `write`, a drain or anybody else left, of either format; Delta plain. Raises OptionInvalid."""
+    """A table of either format, from `write`, a drain or any other writer; Delta without extras. Raises
+    OptionInvalid."""
     if (place / "_delta_log").is_dir():
         import pyarrow as pa
         from deltalake import DeltaTable
@@ -99,11 +100,11 @@ def read(spark: "SparkSession", place: Path) -> "DataFrame":
         _check_plain(table, place, paths)
         if not files:
             raise OptionInvalid(f"{place} is an empty table.", "")
-        # Of its own accord Spark takes the columns of any one file, which others may have more of; values of a
-        # partition's columns it takes from the directories below the base path.
+        # By itself Spark takes the columns of any one file, and other files may have more; values of a partition's
+        # columns come from the directories below the base path.
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         return spark.read.schema(schema).option("basePath", str(place)).parquet(*map(literal, files))
-    # Spark takes files there, and below directories that are a partition's.
+    # Spark reads files there, and below the directories of partitions.
     if not any(place.glob("*.parquet")) and not any(place.glob("*=*/**/*.parquet")):
         mend = "Name a directory of Parquet files or a Delta table."
         if (place / _ARCHIVED).is_dir():
@@ -113,7 +114,7 @@ def read(spark: "SparkSession", place: Path) -> "DataFrame":
 
 
 def _check_plain(table: Any, place: Path, paths: list[str]) -> None:
-    """Whether the table's files hold its rows, all and nothing else. Raises OptionInvalid."""
+    """Raises OptionInvalid unless the table's files hold exactly its rows."""
     mend = "Read it with Spark's own Delta, and write a plain table."
     names = table.metadata().partition_columns
     if any(f"/{name}=" not in f"/{path}" for name in names for path in paths):
@@ -125,12 +126,12 @@ def _check_plain(table: Any, place: Path, paths: list[str]) -> None:
 
 
 def literal(path: str) -> str:
-    """A path as Spark reads it, which else takes some characters for patterns."""
+    """Escape a path for Spark, which would read some characters as patterns."""
     return _PATTERN.sub(r"\\\g<0>", path)
 
 
 def load(place: Path) -> Any:
-    """A table that `write` left, as a pyarrow Table and without Spark: for small ones."""
+    """A table from `write`, as a pyarrow Table and without Spark: for small ones."""
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
@@ -141,7 +142,7 @@ def load(place: Path) -> Any:
 
 
 def append_day(rows: Any, place: Path, day: date, name: str) -> None:
-    """Add a pyarrow Table to a day of a growing Parquet table, as a file of that name."""
+    """Add a pyarrow Table to one day of a growing Parquet table, as a file with that name."""
     import pyarrow.parquet as pq
 
     directory = place / f"{_DAY}{day.isoformat()}"
@@ -152,10 +153,10 @@ def append_day(rows: Any, place: Path, day: date, name: str) -> None:
 
 
 def compact(place: Path, *, files_max: int = 1) -> int:
-    """Make one file of each day that has more than `files_max`; returns how many files went. Of Delta, all of it.
+    """Merge the files of each day that has more than `files_max`; returns how many files were removed. For Delta, all.
 
-    Rows are kept as they are. A day is replaced at once: its new file first gets a name that readers pass over.
-    Raises OptionInvalid for what is no growing table.
+    Rows stay unchanged. A day is replaced at once: its new file first gets a name that readers ignore. Raises
+    OptionInvalid for a table that does not grow.
     """
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
@@ -182,9 +183,9 @@ def _compact_day(directory: Path, files_max: int) -> int:
 
 
 def check_grows(place: Path) -> None:
-    """Whether `compact` and `retain` have something there to look at. Raises OptionInvalid."""
+    """Raises OptionInvalid unless `compact` and `retain` can work there."""
     grows = ("_delta_log", f"{_DAY}*", f".{_DAY}*.old", "*.parquet", "_spark_metadata")
-    # An export or a loop that has kept nothing yet, or no longer, has its lock.
+    # An export or a loop without data yet, or any more, still has its lock.
     if (place / _LOCK).exists() or any(any(place.glob(each)) for each in grows):
         return
     mend = "Name exported events, a Delta table or a loop's directory."
@@ -202,13 +203,13 @@ def _check_days(place: Path) -> None:
 
 
 def _joined(first: str, last: str) -> str:
-    """The whole's name. Those of events and of the loop's cells tell their offsets: `offset-FROM-UNTIL`."""
+    """The name of the merged file. Events and the loop's cells have their offsets in it: `offset-FROM-UNTIL`."""
     start, stop = _OFFSETS.match(first), _OFFSETS.match(last)
     return f"offset-{start[1]}-{stop[2]}.parquet" if start and stop else last
 
 
 def _join(files: list[Path], into: Path) -> None:
-    """One file of several, of which no more than a row group is held at a time."""
+    """Merge several files into one, holding at most one row group at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -225,17 +226,17 @@ def _join(files: list[Path], into: Path) -> None:
                     waiting = whole.slice(full).to_batches()
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting, schema), _ROW_GROUP_ROWS)
-        # What exported files tell of themselves, such as their epoch, holds for the whole; the schema is there already.
+        # Metadata of exported files, such as their epoch, holds for the merged file; the schema is there already.
         told = {name: value for file in files for name, value in (pq.read_metadata(file).metadata or {}).items()}
         told.pop(b"ARROW:schema", None)
         writer.add_key_value_metadata(told)
 
 
 def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
-    """Drop what is of days before `oldest`: returns how many days, of Delta how many rows.
+    """Drop data of days before `oldest`: returns how many days, for Delta how many rows.
 
-    Of Delta also the files that no version names any longer. Its rows are judged by `day`, by the end of their window
-    (`to`, of `health`) or by their send (`sent`, of an archive). Raises OptionInvalid for what is no growing table.
+    For Delta, also remove files that no version names any longer. The age of its rows is `day`, the end of their window
+    (`to`, of `health`) or their send (`sent`, of an archive). Raises OptionInvalid for a table that does not grow.
     """
     if not 0 <= vacuum_hours <= VACUUM_HOURS_MAX:
         raise OptionInvalid(f"vacuum_hours={vacuum_hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")

@@ -1,10 +1,10 @@
-"""`timeouts`: how long leases should be, per queue and message type, and what today's cost.
+"""`timeouts`: recommends lease lengths per queue and message type, and computes the cost of today's.
 
-Strategy: from the histogram of a group the curve and its crash rate; on them the client's own planner
-(veilmq.client.timeouts), so that what is recommended here is what AdaptiveTimeout would come to do. Two answers: a
-plain timeout for workers that never extend, and a first lease with a renewal interval for those that do. Each cost
-comes with its 95 % interval from resampled histograms. Where the best timeout hangs on what was never seen there is no
-number but "at least": what would be best if all work ended at the curve's reach. Source:
+Strategy: compute the curve and crash rate from a group's histogram and run the client's own planner
+(veilmq.client.timeouts) on them, so that the recommendation is what AdaptiveTimeout would arrive at. There are two
+answers: a plain timeout for workers that never extend, and a first lease with a renewal interval for those that do.
+Each cost comes with its 95 % interval from resampled histograms. Where the best timeout depends on durations that were
+never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. Source:
 docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documents.md.
 """
 
@@ -36,19 +36,19 @@ TIMEOUT_SHORTEST_S: Final = 1.0
 LEASE_LONGEST_S: Final = 43_200.0
 RESAMPLES: Final = 200
 _NEAR: Final = 1.05
-"""Costs that close are alike: what is said to be the least is then the shortest of them."""
+"""Costs within this factor count as equal; the shortest such timeout is chosen."""
 _RATE_PRIOR: Final = log(10.0)
-"""The given crash rate is right to a factor of ten: the standard deviation of its logarithm."""
+"""The given crash rate is right within a factor of ten: the standard deviation of its logarithm."""
 _RATE_STEPS: Final = 60
 
 
 def timeouts(leases: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
-    """One row a queue and type; see `recommended`."""
+    """One row per queue and type; see `recommended`."""
     return recommended(histogram(leases), costs)
 
 
 def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
-    """From a histogram, one row a queue and type; columns as in `SCHEMA`, costs and shares an attempt.
+    """From a histogram, one row per queue and type; columns as in `SCHEMA`, costs and shares per attempt.
 
     timeout_s: the best lease for workers that never extend; null with timeout_at_least_s where it is longer than what
     was seen. first_lease_s, renew_after_s, margin_s: for those that do. today_*: as leases were granted, extended or
@@ -67,7 +67,7 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
 
 
 def redelivery_curve(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
-    """From a histogram: what each plain timeout would do; columns as in `CURVE_SCHEMA`, within the reach alone."""
+    """From a histogram: the effect of each plain timeout; columns as in `CURVE_SCHEMA`, only within the reach."""
     given = costs
 
     def curve(rows: Any) -> Any:
@@ -77,7 +77,7 @@ def redelivery_curve(cells: "DataFrame", costs: "Costs | None" = None) -> "DataF
 
 
 def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
-    """The costs with the crash rate as it was seen, on top of the given one as a prior."""
+    """The costs with the observed crash rate, using the given one as a prior."""
     import msgspec
 
     from veilmq.client.timeouts.schedule import Costs
@@ -88,15 +88,15 @@ def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
 
 
 def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
-    """The likeliest rate a second after so many crashes in so many seconds of work; shapes as `crashes`.
+    """The likeliest crashes per second after this many crashes in this many seconds of work; shapes as `crashes`.
 
-    Its logarithm is normal around that of `believed`. A prior that is worth some crashes would be worth hours of work
-    of which nobody saw anything, and drown short work; this one lets go after two or three crashes.
+    Its logarithm is normal around that of `believed`. A prior worth some crashes would be worth hours of unobserved
+    work and dominate short work; this one gives way after two or three crashes.
     """
     import numpy as np
 
     centre = log(max(believed, 1e-12))
-    # What is to be 0 falls steadily: crashes - rate * exposure_s - (log(rate) - centre) / _RATE_PRIOR**2.
+    # Find the zero of a decreasing function: crashes - rate * exposure_s - (log(rate) - centre) / _RATE_PRIOR**2.
     crashes = np.asarray(crashes, float)
     seen = np.log(np.maximum(crashes, 1e-12) / max(exposure_s, 1e-9))
     low, high = np.full_like(crashes, centre - 40), np.maximum(centre, seen)
@@ -110,7 +110,7 @@ def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
 def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0) -> tuple[float, bool]:
     """The cheapest timeout up to `longest_s`, and whether the true best may lie beyond.
 
-    near: the shortest that costs at most so many times as much.
+    near: take the shortest timeout that costs at most this factor more.
     """
     import numpy as np
 
@@ -162,7 +162,7 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
 
 
 def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
-    """What leases are granted now, and what that costs."""
+    """Today's leases and their cost."""
     import numpy as np
 
     from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
@@ -196,7 +196,7 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     from veilmq.pipeline.jobs.pricing import timeout_price
 
     timeout, beyond = best_timeout(alive, costs, _longest(curve))
-    # A curve that came down to nothing within its reach has nothing beyond.
+    # A curve that came down to zero within its reach has nothing beyond.
     if beyond and not curve.fits and alive[-1] > 0:
         return {"timeout_at_least_s": _at_least(curve, costs)}
     at = np.array([timeout])
@@ -215,7 +215,7 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
 
 
 def _at_least(curve: "Curve", costs: "Costs") -> float:
-    """The best timeout if no work took longer than was seen."""
+    """The best timeout if no work took longer than observed."""
     return best_timeout(curve.ended(), costs, _longest(curve), near=_NEAR)[0]
 
 
@@ -245,7 +245,7 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
 
 
 def crash_share(alive: Any, rate: float) -> float:
-    """Of the attempts, how many end in a crash (the curve's own end counts as one)."""
+    """The share of attempts that end in a crash (the curve's own end counts as one)."""
     from veilmq.pipeline.jobs.pricing import areas_of
 
     areas, _ = areas_of(alive, rate)
@@ -253,12 +253,12 @@ def crash_share(alive: Any, rate: float) -> float:
 
 
 def _resampled(curve: "Curve", believed: float) -> tuple[Any, Any]:
-    """Curves and crash rates as other histories of the same length might have shown them (Poisson bootstrap)."""
+    """Curves and crash rates as other histories of the same length might have shown (Poisson bootstrap)."""
     import numpy as np
 
     from veilmq.pipeline.jobs.survival_fit import survival
 
-    # The seed is fixed: the same history gives the same interval.
+    # A fixed seed: the same history gives the same interval.
     random = np.random.default_rng(4)
     sample = curve.sample
     shape = (RESAMPLES, len(sample.finished))

@@ -1,5 +1,5 @@
-"""A page that shows what the jobs found: one HTML file, nothing beside it, for light and dark.
+"""A page that shows the jobs' results: one self-contained HTML file, for light and dark.
 
-Strategy: `figures` draws each question's answer as an SVG by matplotlib, in colours that stand for roles; `page` puts
-them between words and gives the roles their colours. Both take pandas frames and know no Spark.
+Strategy: `figures` draws each answer as an SVG with matplotlib, in colours that stand for roles; `page` places the
+figures between text and assigns the colours. Both take pandas frames and do not use Spark.
 """

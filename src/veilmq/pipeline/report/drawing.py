@@ -1,7 +1,7 @@
-"""How all figures look: axes, colours by role, times on a logarithmic axis, SVG to be set into a page.
+"""The common look of all figures: axes, colours by role, logarithmic time axes, SVG to embed in a page.
 
-Strategy: matplotlib draws in stand-in colours that nothing else uses; in the SVG each becomes a CSS variable, so that
-the page, and not the figure, knows light from dark. Text stays text.
+Strategy: matplotlib draws in placeholder colours that nothing else uses. In the SVG each becomes a CSS variable, so the
+page decides between light and dark. Text stays text.
 """
 
 import io
@@ -69,7 +69,7 @@ _OPENING: Final = (
 )
 _FONT: Final = re.compile(r'font: ((?:bold )?[\d.]+px) [^;"]*')
 _NAMED: Final = re.compile(r'id="([a-zA-Z0-9.]+_\d+)"')
-"""Elements that each figure numbers anew; clips and marks have names of their own."""
+"""Elements that each figure numbers from the start; clips and marks have names of their own."""
 
 
 Figure = TypeVar("Figure", bound=Callable[..., str])
@@ -89,10 +89,10 @@ def styled(figure: Figure) -> Figure:
 
 
 class Drawing:
-    """One figure of some panels side by side or below each other. To be used within `styled`."""
+    """One figure with panels side by side or below each other. Use it within `styled`."""
 
     def __init__(self, name: str, rows: int, columns: int, *, width: float = 9.6, height: float = 2.7) -> None:
-        """name: unlike that of any other figure of the page. height: of a row of panels, in inches."""
+        """name: unique among the figures of the page. height: of a row of panels, in inches."""
         from matplotlib.figure import Figure
 
         self.name = name
@@ -108,7 +108,7 @@ class Drawing:
         self.figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=len(known) or 1)
 
     def svg(self) -> str:
-        """The drawing, to be set into HTML."""
+        """The drawing, to embed in HTML."""
         import matplotlib
 
         text = io.StringIO()
@@ -125,7 +125,7 @@ class Drawing:
 
 
 def time_axis(axis: Any, low: float, high: float, label: str) -> None:
-    """A logarithmic axis of seconds, labelled as people say it."""
+    """A logarithmic axis of seconds, with readable labels."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
@@ -141,7 +141,7 @@ def time_axis(axis: Any, low: float, high: float, label: str) -> None:
 
 
 def say(value: float | None) -> str:
-    """A time for people."""
+    """A readable duration."""
     if value is None or value != value:
         return "–"
     if value < 1:

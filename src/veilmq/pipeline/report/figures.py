@@ -26,13 +26,13 @@ PANELS_MAX: Final = 6
 TITLE_MAX: Final = 27
 _COLUMNS: Final = 3
 _LOWEST: Final = 3e-4
-"""Of the shares: below it a name has no room under its point."""
+"""Lowest share shown: below it a name has no room under its point."""
 _ROOM: Final = 0.6
-"""Of a panel's width: a point further right has its name on its left."""
+"""Share of a panel's width: a point further right has its name on its left."""
 
 
 def told_apart(rows: Any, among: Any) -> Any:
-    """With a column `place`: a queue's account and region, as far as `among` has another of its name elsewhere."""
+    """With a column `place`: the queue's account and region where `among` has another queue of the same name."""
     known = among.groupby("queue")[["account", "region"]].nunique()
     shared = {name: (queue.account > 1, queue.region > 1) for name, queue in known.iterrows()}
     places = [
@@ -43,12 +43,12 @@ def told_apart(rows: Any, among: Any) -> Any:
 
 
 def label_of(row: Any) -> str:
-    """Queue and type, of a row of `told_apart`."""
+    """Queue and type of a row from `told_apart`."""
     return f"{_name_of(row)} ({row['place']})" if row["place"] else _name_of(row)
 
 
 def title_of(row: Any) -> str:
-    """The same over a panel: no wider than that."""
+    """The same as a panel's title, no wider than the panel."""
     return f"{shortened(_name_of(row))}\n{row['place']}".rstrip()
 
 
@@ -58,7 +58,7 @@ def _name_of(row: Any) -> str:
 
 
 def shortened(label: str) -> str:
-    """As it fits over a panel, which else grows with its title: a name's beginning and end tell most."""
+    """Shortened to fit over a panel, which would grow with its title; keeps the beginning and the end of a name."""
     if len(label) <= TITLE_MAX:
         return label
     half = (TITLE_MAX - 1) // 2
@@ -66,7 +66,7 @@ def shortened(label: str) -> str:
 
 
 def worst(timeouts: Any) -> Any:
-    """The groups that today cost most in all, at most `PANELS_MAX`."""
+    """The groups with the highest total cost today, at most `PANELS_MAX`."""
     known = timeouts[timeouts.basis != "too few"]
     cost = (known.attempts * known.today_cost).astype(float)
     return told_apart(known.loc[cost.sort_values(ascending=False).index[:PANELS_MAX]], timeouts)
@@ -164,12 +164,12 @@ def _mark_leases(panel: Any, group: Any) -> None:
 
 @styled
 def tradeoff(points: Any, timeouts: Any) -> str:
-    """What does a shorter recovery cost in duplicate work? Along the curve the timeout grows."""
+    """What does a shorter recovery cost in duplicate work? The timeout grows along the curve."""
     drawing, pairs = _panels("tradeoff", worst(timeouts))
     for panel, group in pairs:
         rows = _of(points, group)
         rows = rows[rows.recovery_s > 0]
-        # Both parts have the point where one ends and the other begins.
+        # Both parts include the point where one ends and the other begins.
         seen = rows[rows.within_reach]
         beyond = rows[rows.timeout_s >= float(seen.timeout_s.max() if len(seen) else 0.0)]
         panel.plot(seen.recovery_s, seen.redelivered.clip(1e-4), color=SERIES[0])
@@ -231,7 +231,7 @@ def split(parts: Any, quantiles: Any) -> str:
                 group = part.copy()
                 group["type"] = kind
                 row = _of(quantiles, group).iloc[0]
-                # What is not known is at least so much.
+                # An unknown value is drawn at its lower bound.
                 middle, end = (row.at_least_s if isna(each) else each for each in (row.p50_s, row.p99_s))
                 panel.plot([middle, end], [place, place], color=color, linewidth=7, solid_capstyle="round")
                 panel.plot([middle], [place], "o", color=SURFACE, markersize=4)

@@ -1,7 +1,7 @@
-"""The page: words, figures and tables in one file of HTML that needs nothing else.
+"""The page: text, figures and tables in one self-contained HTML file.
 
-Strategy: what is to be done stands first; each figure has one sentence on how to read it; the tables of all queues and
-types are at the end, folded. Everything from the history is escaped. Colours are set once for light and once for dark.
+Strategy: recommendations come first; each figure has one sentence on how to read it; the tables of all queues and types
+are at the end, folded. Everything from the history is escaped. Colours are set once for light and once for dark.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CARDS_MAX: Final = 6
 _WORTH: Final = 0.02
-"""Of today's cost: a change that saves less is not worth a card."""
+"""Share of today's cost: a change that saves less gets no card."""
 
 _CSS: Final = """
 :root { --ink:#1b2127; --muted:#5d6873; --rule:#dfe4e8; --surface:#ffffff; --page:#f5f7f8; --today:#b4530a;

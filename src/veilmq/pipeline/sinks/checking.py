@@ -1,15 +1,15 @@
-"""Which files a table names and no longer has: the rows that were in them are lost.
+"""Finds files that a table names but no longer has; the rows in them are lost.
 
     found = check("/archive/orders/messages", now=time.time())
     for file in found.missing: print(file.path, file.version, file.rows)
 
-Strategy: the files that are there are listed once, through the store that delta-rs reads the table with, and held
-against those that the current version names. Older versions are as their log entries, as far as these are there: a file
-that was removed from the table is missed only if no vacuum explains that it is gone. A vacuum explains it if the log
-has one after the removal, or if the removal is older than the table keeps removed files, for not every writer logs its
-vacuums. A repair (FSCK) removes what is missing already, and explains nothing.
+Strategy: list the existing files once, through the store that delta-rs reads the table with, and compare them with the
+files that the current version names. Older versions are checked from their log entries, as far as these exist: a file
+that was removed from the table counts as missing only if no vacuum explains it. A vacuum explains it if the log has one
+after the removal, or if the removal is older than the table keeps removed files, because not every writer logs its
+vacuums. A repair (FSCK) removes files that are missing already, and explains nothing.
 
-Of a table that a stream wrote as Parquet, Spark's own log (`_spark_metadata`) says which files count.
+For a table that a stream wrote as Parquet, Spark's own log (`_spark_metadata`) says which files count.
 
 Source: the Delta protocol, "Add File and Remove File".
 """
@@ -41,26 +41,27 @@ _REPAIR: Final = "FSCK"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A file that is not there."""
+    """A missing file."""
 
     path: str
-    """Below the table, or absolute if it is elsewhere."""
+    """Relative to the table, or absolute if the file is elsewhere."""
     version: int | None
-    """The first that names it (of a stream's Parquet table, the batch); None: the log goes back less far."""
+    """The first version that names it (for a stream's Parquet table, the batch); None: the log no longer goes back so
+    far."""
     is_current: bool
-    """The current version names it: the table cannot be read as a whole. Else an older one does."""
+    """The current version names it, so the table cannot be read as a whole. Otherwise only an older version does."""
     rows: int | None
     size_bytes: int
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What was found."""
+    """The result of a check."""
 
     table: str
     version: int
-    """The current one."""
+    """The current version."""
     files: int
-    """That it names."""
+    """Number of files that the current version names."""
     missing: tuple[Missing, ...]
 
 
@@ -77,18 +78,18 @@ class _Removed(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """What the entries of a log say that are still there."""
+    """What the remaining entries of a log say."""
 
     added: dict[str, _Added]
     removed: dict[str, _Removed]
     vacuumed: int
-    """The last version that a vacuum made; -1 if none is known."""
+    """The last version written by a vacuum; -1 if none is known."""
 
 
 def check(table: str, storage: dict[str, str] | None = None, *, now: float) -> Checked:
     """Look for the files of a table. `storage`: deltalake's storage options; now: Unix seconds.
 
-    Raises OptionInvalid if there is no table of a kind that is known, SourceUnreachable if it cannot be read.
+    Raises OptionInvalid if there is no table of a known kind, SourceUnreachable if it cannot be read.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -177,7 +178,7 @@ def _read_entry(log: _Log, version: int, actions: list[dict[str, Any]]) -> _Log:
 def _is_there(path: str, there: set[str]) -> bool:
     if _ELSEWHERE not in path:
         return path in there
-    # As a shallow clone names the files of its source.
+    # A shallow clone names its source's files this way.
     files, place = pyarrow.fs.FileSystem.from_uri(path)
     return bool(files.get_file_info(place).is_file)
 
@@ -205,9 +206,9 @@ def _check_stream(place: Path) -> Checked:
 
 
 def _named_by(log: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """The files that Spark's log names, with their batch and size. `9.compact` repeats what is in 0 to 9.
+    """The files that Spark's log names, with their batch and size. `9.compact` repeats the entries 0 to 9.
 
-    Of a file in it, its batch is known from its own entry alone, as long as that is there.
+    The batch of a file in a compact entry is known only while the original entry exists.
     """
     entries = {int(each.stem): each for each in log.iterdir() if each.name.isdigit()}
     compact = {int(each.stem): each for each in log.glob("*.compact") if each.stem.isdigit()}

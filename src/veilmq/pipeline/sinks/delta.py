@@ -1,15 +1,15 @@
-"""A Delta table as the sink of a stream, each micro-batch once, through deltalake.
+"""A Delta table as the sink of a stream, each micro-batch exactly once, through deltalake.
 
     frame.writeStream.format("veilmq-delta").option("path", "/tables/orders").option("checkpointLocation", ...).start()
 
-Strategy: a task writes its rows as one Parquet file under a name used once and tells its size; the driver adds the
-files of a micro-batch in one transaction that carries (application, batch number), and does nothing for a batch that
-the table already has. The application is the query's id, which its checkpoint keeps. Under a name of the user's it is
-that name, and beside it name and id, which tell one query's batch 0 from the next one's.
+Strategy: a task writes its rows as one Parquet file with a unique name and reports its size. The driver adds the files
+of a micro-batch in one transaction that carries (application, batch number), and does nothing for a batch that the
+table already has. The application is the query's id, which its checkpoint keeps. If the user chose a name, it is that
+name, and a second entry of name and id tells one query's batch 0 from the next query's.
 
-Nothing here removes a file. A commit that raised may have landed (its answer was lost, or the checkpoint after it
-failed), and so may that of a process that died, so a version may name any file that was written. After an error the
-table is asked what landed. Files that no version names are left to a vacuum.
+Before changing it: nothing here removes a file. A commit that raised may have landed (its answer was lost, or the
+checkpoint after it failed), and so may the commit of a process that died, so a version may name any file that was
+written. After an error the code asks the table what landed. A vacuum removes files that no version names.
 
 Source: the Delta protocol, "Transaction Identifiers".
 """
@@ -37,13 +37,13 @@ from veilmq.store.files import sync_directory, sync_file
 _ROWS_FLUSHED: Final = 65_536
 _ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")
 _LOG: Final = "_delta_log"
-"""Of the files in the log, the one that is replaced."""
+"""The directory of a table's log."""
 
 log = logging.getLogger("veilmq.pipeline")
 
 
 class Written(WriterCommitMessage):
-    """One file of a task; `name` is empty if it had no rows. nulls: the columns that have some (`nulls_of`)."""
+    """One file of a task; `name` is empty if there were no rows. nulls: the columns that have some (`nulls_of`)."""
 
     def __init__(self, name: str, size_bytes: int, rows: int, query: str, nulls: frozenset[str] = frozenset()) -> None:
         self.name, self.size_bytes, self.rows, self.query, self.nulls = name, size_bytes, rows, query, nulls
@@ -61,17 +61,17 @@ def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None
 def add_files(
     path: str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None
 ) -> bool:
-    """One transaction; False if the table had the batch of the files' query already.
+    """Commit in one transaction; False if the table already had the batch of the files' query.
 
-    app: the query, or a name for it, which is refused where another query has it. Raises DeltaRefused, and
-    SourceUnreachable if the table cannot be reached; whether the batch landed, the next call then finds out.
+    app: the query's id, or a name for it, which is refused if another query uses it. Raises DeltaRefused, and
+    SourceUnreachable if the table cannot be reached; the next call then finds out whether the batch landed.
     """
     from deltalake.exceptions import DeltaError
 
     query = files[0].query
     own = app if app == query else f"{app}/{query}"
     if _is_done(path, app, own, batch, storage):
-        _sync_log(path)  # the process that committed it may have died before it did so
+        _sync_log(path)  # the process that committed it may have died before it synced
         return False
     try:
         _commit(path, schema, files, app, own, batch, storage)
@@ -112,22 +112,22 @@ def _commit(
 
 
 _synced: dict[Path, set[tuple[int, int, int, int]]] = {}
-"""Files of the logs of local tables that this process has synced: inode, size and last change. By the table, and not by
-names alone: a table that is removed and made anew begins with the same names, often on the same inodes."""
+"""Log files of local tables that this process has synced: inode, size and last change. Kept by table and not by name
+only: a table that is removed and recreated begins with the same names, often on the same inodes."""
 
 
 def _sync_log(path: str) -> None:
-    """Make what the table's log says outlive a power cut, for the messages are deleted next.
+    """Make the table's log survive a power cut, because the messages are deleted next.
 
-    On a local disk; delta-rs syncs nothing there. Another process may have died before it synced its own versions, so
-    whatever this one has not synced yet is synced.
+    Needed on a local disk: delta-rs syncs nothing there. Another process may have died before it synced its versions,
+    so this syncs everything that this process has not synced yet.
     """
     table = _local(path)
     if table is None:
         return
     before, synced = _synced.get(table, set()), set()
     for entry in sorted((table / _LOG).iterdir()):
-        with suppress(FileNotFoundError):  # a clean-up of the log took it
+        with suppress(FileNotFoundError):  # a cleanup of the log removed it
             if entry.is_file():
                 found = entry.stat()
                 identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
@@ -140,7 +140,7 @@ def _sync_log(path: str) -> None:
 
 
 def _local(path: str) -> Path | None:
-    """The table's directory, if it is one of this machine's."""
+    """The table's directory, if it is local."""
     if path.startswith(_ELSEWHERE):
         return None
     files, root = _files(path)
@@ -153,11 +153,11 @@ def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
 
 
 def check_place(path: str, schema: Any) -> None:
-    """What can be told of a table's path before there are rows for it. Raises OptionInvalid, DeltaRefused."""
+    """Check what can be known of a table's path before there are rows. Raises OptionInvalid, DeltaRefused."""
     from deltalake import DeltaTable
 
     if path.startswith(_ELSEWHERE):
-        # That is the executors' to reach.
+        # Only the executors need to reach it.
         return
     files, root = _files(path)
     if files.get_file_info(root).is_file:
@@ -172,9 +172,9 @@ def _has(table: Any, app: str, batch: int) -> bool:
 
 
 def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] | None) -> bool:
-    """Whether the table has the batch of the query that is `own`.
+    """Whether the table has the batch of the query `own`.
 
-    Raises DeltaRefused if it may be another one's, SourceUnreachable.
+    Raises DeltaRefused if the batch may be another query's, SourceUnreachable.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -205,7 +205,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         self._schema = to_arrow_schema(schema, timezone="UTC")
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """One file a task."""
+        """Write one file per task."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -240,7 +240,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         return Written(name, int(files.get_file_info(f"{root}/{name}").size), rows, query, frozenset(nulls))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All files of the micro-batch, or none if the table has it."""
+        """Add all files of the micro-batch, or none if the table has the batch."""
         files = [each for each in messages if isinstance(each, Written)]
         if not any(each.name for each in files):
             return
@@ -249,11 +249,11 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         add_files(self._options.path, self._schema, files, app, batchId, json.loads(self._options.storage) or None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Leaves every file: Spark calls this too when the process of a commit died, and that may have landed."""
+        """Keep all files: Spark also calls this if the committing process died, and that commit may have landed."""
 
 
 def _files(path: str) -> tuple[Any, str]:
-    """File system and the table's path on it. Raises OptionInvalid."""
+    """The file system, and the table's path on it. Raises OptionInvalid."""
     try:
         files, root = pyarrow.fs.FileSystem.from_uri(path)
     except (pa.ArrowException, OSError) as error:
@@ -262,11 +262,11 @@ def _files(path: str) -> tuple[Any, str]:
 
 
 class DeltaSink(DataSource):
-    """The data source; Spark makes one for each use."""
+    """The data source; Spark creates one for each use."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The name for `format`."""
         return "veilmq-delta"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:

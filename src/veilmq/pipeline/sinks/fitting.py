@@ -1,9 +1,9 @@
-"""Whether a Delta table takes a stream's files, for a transaction takes any.
+"""Checks whether a stream's files fit a Delta table, because a transaction accepts any files.
 
-Strategy: columns and types are compared before anything is written; what a table wants of its rows and this writer does
-not see to (constraints, invariants, values that the writer is to make), or of its files (column mapping, partitions),
-refuses them all; columns that take no null are held against the nulls that each file turned out to have. A feature of
-the protocol that is not known here is refused, whatever it is.
+Strategy: compare columns and types before anything is written. Refuse all files if the table has requirements that this
+writer does not meet, for rows (constraints, invariants, values that the writer must generate) or for files (column
+mapping, partitions). Check columns that allow no null against the nulls found in each file. Refuse every unknown
+feature of the protocol.
 
 Source: the Delta protocol, "Column Mapping", "CHECK Constraints", "Column Invariants", "Generated Columns", "Identity
 Columns", "Table Features".
@@ -24,7 +24,7 @@ _FEATURES: Final = frozenset(
         "invariants", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview",
     }
 )  # fmt: skip
-"""Under which rows can be appended, or which the table only may use: whether it does is told by its properties."""
+"""Features that allow appends, or that a table only may use: its properties say whether it does."""
 _OF_COLUMNS: Final = {
     "delta.invariants": "an invariant",
     "delta.generationExpression": "an expression that makes its values",
@@ -37,11 +37,11 @@ _MEND: Final = "Write another table, or with foreachBatch and what sees to that.
 
 
 class DeltaRefused(PipelineError):
-    """The table does not take these rows."""
+    """The table does not accept these rows."""
 
 
 def check_table(table: Any, schema: Any) -> None:
-    """Whether files of that Arrow schema may be added to a deltalake table. Raises DeltaRefused."""
+    """Raise DeltaRefused unless files of that Arrow schema may be added to a deltalake table."""
     from deltalake import Schema
 
     path = table.table_uri
@@ -60,23 +60,23 @@ def check_table(table: Any, schema: Any) -> None:
 
 
 def check_nulls(table: Any, nulls: frozenset[str]) -> None:
-    """`nulls`: see `nulls_of`. Raises DeltaRefused where a column of the table takes none."""
+    """`nulls`: see `nulls_of`. Raises DeltaRefused if one of these columns of the table allows no null."""
     for name in sorted(nulls.intersection(_filled(table))):
         mend = "Filter such rows, or give them a value."
         raise DeltaRefused(f"The column {name} of the table {table.table_uri} takes no null, and a row has one.", mend)
 
 
 def nulls_of(rows: Any) -> Iterator[str]:
-    """Columns of an Arrow record batch that have nulls; what is within them as `a.b`, `a.element`, `a.value`.
+    """Columns of an Arrow record batch that contain nulls; nested ones as `a.b`, `a.element`, `a.value`.
 
-    A null within a null is none.
+    A null whose parent is null does not count.
     """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         yield from _nulls(name, column, 0)
 
 
 def _nulls(name: str, column: Any, above: int) -> Iterator[str]:
-    """above: how many of the values are null as what holds them is."""
+    """above: how many of the values are null because their parent is."""
     if column.null_count > above:
         yield name
     if pa.types.is_map(column.type):
@@ -91,7 +91,7 @@ def _nulls(name: str, column: Any, above: int) -> Iterator[str]:
 
 
 def _check_wants(table: Any) -> None:
-    """What the table wants of its files and rows beyond their columns. Raises DeltaRefused."""
+    """Check what the table requires of files and rows beyond their columns. Raises DeltaRefused."""
     path, metadata = table.table_uri, table.metadata()
     if metadata.partition_columns:
         names = ", ".join(metadata.partition_columns)
@@ -113,14 +113,14 @@ def _check_wants(table: Any) -> None:
 
 
 def _filled(table: Any) -> Iterator[str]:
-    """The names, as `nulls_of` gives them, of what takes no null."""
+    """The names, as in `nulls_of`, of the columns and fields that allow no null."""
     for name, field in _fields(json.loads(table.schema().to_json())):
         if not field["nullable"]:
             yield name
 
 
 def _fields(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All fields below a type of Delta's JSON, elements of lists and values of maps too."""
+    """All fields below a type of Delta's JSON, including elements of lists and values of maps."""
     if not isinstance(kind, dict):
         return
     below = f"{name}." if name else ""
@@ -144,7 +144,7 @@ def _said(field: Any) -> str:
 
 
 def _kind(field: Any) -> Any:
-    """Its type without what may be null in it."""
+    """The field's type without nullability."""
 
     def bare(value: Any) -> Any:
         if not isinstance(value, dict):

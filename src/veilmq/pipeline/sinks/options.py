@@ -1,6 +1,6 @@
 """The options of the sinks, read once.
 
-Strategy: as drain/options.py; what is wrong names the option.
+Strategy: as in drain/options.py; errors name the option.
 """
 
 from collections.abc import Mapping
@@ -12,29 +12,29 @@ from veilmq.pipeline.errors import OptionInvalid
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the queue sink."""
+    """Options of the queue sink."""
 
     url: str
-    """As `veilmq.connect` takes it."""
+    """As in `veilmq.connect`."""
     key: str | None = None
-    """Column whose text says which rows are the same: they become one message, on a FIFO queue."""
+    """Column whose text identifies equal rows: on a FIFO queue they become one message."""
     patience: float = 30.0
-    """Seconds that a queue which cannot be reached is tried again."""
+    """How many seconds an unreachable queue is retried."""
 
 
 class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the Delta sink."""
+    """Options of the Delta sink."""
 
     path: str
-    """Directory or URI of the table, which executors and driver reach alike."""
+    """Directory or URI of the table, which executors and driver can both reach."""
     app: str | None = None
-    """Name of the query's transactions, of no other query; None: its id, which its checkpoint keeps."""
+    """Name of the query's transactions, used by no other query; None: the query's id, which its checkpoint keeps."""
     storage: str = "{}"
     """JSON, deltalake's storage options."""
 
 
 _SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "storage"})
-"""What Spark passes on of its own."""
+"""Options that Spark passes on by itself."""
 
 
 def read_send_options(options: Mapping[str, str]) -> SendOptions:

@@ -1,12 +1,13 @@
-"""Rows as messages of a queue.
+"""Sends rows as messages to a queue.
 
     body (string)            needed
     attributes (map)  type  group  tag (string)  delay  ttl  lease_hint (seconds)  priority (int)
     deduplication_id (string)                                       FIFO queues, where no key is given
 
-Strategy: each task sends its rows in the protocol's batches, and what fails on its way again until `patience` is over.
-On a FIFO queue a row's deduplication id is its key's digest, or query, batch, partition and place: a repeated task
-sends the same ids, provided that its input has the same order. Elsewhere a repeated task sends again: at least once.
+Strategy: each task sends its rows in the protocol's batches, and retries what failed on the way until `patience` is
+over. On a FIFO queue a row's deduplication id is its key's digest, or query, batch, partition and position: a repeated
+task sends the same ids, provided that its input has the same order. On other queues a repeated task sends again: at
+least once.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ COLUMNS: Final = (
 _NUMBERS: Final = frozenset({"delay", "ttl", "lease_hint", "priority"})
 _CHUNK_ROWS: Final = 512
 _CHUNK_CHARACTERS: Final = 8 << 20
-"""Of bodies: more are not held at once, but for a single larger one."""
+"""Characters of bodies held at once, unless a single body is larger."""
 _PAUSE_SECONDS: Final = 0.2
 
 
@@ -59,7 +60,7 @@ class SentCount(WriterCommitMessage):
 
 
 def check_columns(schema: types.StructType, options: SendOptions) -> None:
-    """Raises OptionInvalid for a frame that holds no messages."""
+    """Raises OptionInvalid for a frame whose columns do not make messages."""
     names = schema.fieldNames()
     strange = [name for name in names if name not in COLUMNS and name != options.key]
     if strange:
@@ -84,14 +85,14 @@ def check_columns(schema: types.StructType, options: SendOptions) -> None:
 
 
 def check_key(schema: types.StructType, key: str | None) -> None:
-    """Raises OptionInvalid for a column whose values have no one text."""
+    """Raises OptionInvalid for a column whose values have no unique text."""
     if key is not None and not isinstance(schema[key].dataType, types.AtomicType):
         kind = schema[key].dataType.simpleString()
         raise OptionInvalid(f"key={key}: the column is {kind}, which is no key.", "Name one of single values.")
 
 
 def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
-    """Send them; how many. Raises SendFailed, OptionInvalid."""
+    """Send the rows; returns how many. Raises SendFailed, OptionInvalid."""
     try:
         queue = connect(options.url)
     except VeilError as error:
@@ -128,7 +129,7 @@ def _message(row: Any, key: str | None, place: str | None) -> Message:
 
 
 def _number(name: str, value: Any) -> float:
-    """Raises SendFailed for one that is none, and for a part of a priority."""
+    """Raises SendFailed for a value that is no number, and for a fractional priority."""
     number = float(value)
     if not math.isfinite(number) or (name == "priority" and number % 1):
         mend = "It is a whole number." if name == "priority" else "It is a number of seconds."
@@ -162,7 +163,7 @@ def _passes(error: VeilError) -> bool:
 
 
 def _task() -> tuple[Callable[[str], str | None], int]:
-    """Where this task's local properties are, and its partition."""
+    """A function to read this task's local properties, and its partition."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -171,14 +172,14 @@ def _task() -> tuple[Callable[[str], str | None], int]:
 
 
 class QueueWriter(DataSourceWriter):
-    """A batch: a task that is repeated sends the same ids."""
+    """A batch write: a repeated task sends the same ids."""
 
     def __init__(self, schema: types.StructType, options: SendOptions, overwrite: bool) -> None:
         check_columns(schema, options)
         if overwrite:
             raise OptionInvalid("A queue cannot be overwritten.", "Use mode('append').")
         self._options = options
-        # Made once on the driver, and pickled for every attempt of every task.
+        # Created once on the driver, and pickled for every attempt of every task.
         self._write_id = secrets.token_hex(16)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -188,7 +189,7 @@ class QueueWriter(DataSourceWriter):
 
 
 class QueueStreamWriter(DataSourceStreamWriter):
-    """A stream: a batch that is repeated sends the same ids."""
+    """A stream write: a repeated batch sends the same ids."""
 
     def __init__(self, schema: types.StructType, options: SendOptions) -> None:
         check_columns(schema, options)

@@ -1,8 +1,8 @@
 """The client contract: an adapter is what passes these cases.
 
-Strategy: one file a noun, one class a file, every case on queues that it makes for itself in the account of a fixture.
-What a queue can do is read from its `Capabilities`; for what it cannot do there is a case that it says so before any
-I/O. An adapter's tests bring a fixture `client_account` (`ClientAccount`) and import the cases:
+Strategy: one file per noun, one class per file; every case creates its own queues in the account of a fixture.
+`Capabilities` say what a queue can do; for what it cannot do, a case checks that it refuses before any I/O. An
+adapter's tests provide a fixture `client_account` (`ClientAccount`) and import the cases:
 
     from veilmq.testing import client_contract
     from veilmq.testing.client_contract import stage

@@ -1,4 +1,4 @@
-"""Accounts: queues made, found, listed and deleted."""
+"""Accounts: create, find, list and delete queues."""
 
 import pytest
 
@@ -84,7 +84,7 @@ class TestAccounts:
         queue = stage.create()
         held, first = stage.held(queue), queue.stats().incarnation
         stage.account.delete(queue.name)
-        stage.pass_time(SECOND)  # some tell when a queue was made in whole seconds
+        stage.pass_time(SECOND)  # some services report creation times in whole seconds
         try:
             assert stage.account.create(queue.name)
         except QueueDeletedRecently:

@@ -1,4 +1,4 @@
-"""Batches: one result or one error an entry, in order, whatever became of the others."""
+"""Batches: one result or one error per entry, in order, each independent of the others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bodies and attributes: they come back as they went, or are refused and leave no trace."""
+"""Bodies and attributes: they come back unchanged, or are refused and leave no trace."""
 
 from decimal import Decimal
 from typing import Any, Final

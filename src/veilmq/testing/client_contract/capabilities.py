@@ -1,4 +1,4 @@
-"""What a queue says that it cannot do, it refuses before any I/O: on a queue that is gone it says the same."""
+"""A queue refuses what its capabilities exclude before any I/O: a deleted queue gives the same error."""
 
 from collections.abc import Callable
 from typing import Any

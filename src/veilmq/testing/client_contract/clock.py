@@ -1,4 +1,4 @@
-"""A client's clock that runs as time does, and can be moved on."""
+"""A client clock that runs in real time and can be moved forward."""
 
 import threading
 import weakref
@@ -7,7 +7,7 @@ from veilmq.client.clock import SYSTEM
 
 
 class MovableClock:
-    """`veilmq.client.clock.Clock`: the system's, and what was added."""
+    """`veilmq.client.clock.Clock`: the system's clock plus the time added."""
 
     def __init__(self) -> None:
         self._added = 0.0

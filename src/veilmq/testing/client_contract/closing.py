@@ -1,4 +1,4 @@
-"""Closing and interrupting: who waits comes back; a closed queue does nothing more, an interrupted one goes on."""
+"""Closing and interrupting: waiting calls return; a closed queue does nothing more, an interrupted one goes on."""
 
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as Unfinished
@@ -77,12 +77,12 @@ class TestClosing:
             pass
         other = stage.account.queue(queue.name)
         other.send("x")
-        # The poll that was given up may still be parked in the server, and gives back what it brings.
+        # The abandoned poll may still be parked in the server; it gives back what it receives.
         assert len(stage.aside(lambda: other.receive(wait=stage.wait(other)))()) == 1
 
 
 def _interrupted(queue: Queue, waited: Callable[..., Any]) -> list[Any]:
-    """What a receive brings that is interrupted until it is over: it may not have begun to wait the first time."""
+    """The result of a receive that is interrupted until it ends: it may not have begun to wait the first time."""
     for _ in range(_TURNS):
         queue.interrupt()
         try:

@@ -1,4 +1,4 @@
-"""The embedded adapter as a `ClientAccount`: a data directory whose clock is moved instead of slept through."""
+"""The embedded adapter as a `ClientAccount`: a data directory whose clock is moved, without sleeping."""
 
 import itertools
 from pathlib import Path
@@ -8,7 +8,7 @@ from veilmq.store.options import MIB, Options
 from veilmq.testing.client_contract.clock import MovableClock
 
 _SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
-"""Nothing kept back on disk: the cases open hundreds of directories."""
+"""No disk reserve: the cases open hundreds of directories."""
 
 
 class EmbeddedClient:
@@ -22,10 +22,10 @@ class EmbeddedClient:
         self._numbers = itertools.count(1)
 
     def pass_time(self, seconds: float) -> None:
-        """Move the clock; what is due by then has happened when this returns."""
+        """Move the clock; everything due by then has happened when this returns."""
         self.clock.advance(seconds)
         self.account.settle()
 
     def name(self, prefix: str) -> str:
-        """A fresh queue name."""
+        """An unused queue name."""
         return f"{prefix}-{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""FIFO queues, where an adapter has them: order in a group, one lease at a time, deduplication. Else a refusal."""
+"""FIFO queues: order in a group, one lease at a time, deduplication. Adapters without them must refuse."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ def fifo(stage: Stage, **settings: Any) -> Queue:
 
 
 def put(queue: Queue, *bodies: str) -> list[Any]:
-    """Send messages; the first character of each is its group, all of it its deduplication id."""
+    """Send messages; the first character of each body is its group, the whole body its deduplication id."""
     return [queue.send(Message(body, group=body[0], deduplication_id=body)) for body in bodies]
 
 

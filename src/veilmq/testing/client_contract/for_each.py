@@ -1,8 +1,8 @@
-"""One test case over many inputs that fail in the same way.
+"""One test case for many inputs that fail in the same way.
 
-Strategy: `for_each` is used like `pytest.mark.parametrize`, but makes one case of all the values. It tries every one,
-and then fails once and names each that went wrong. So fixtures, a queue and its server are set up once. Values that
-stand for different ways to fail remain cases of their own.
+Strategy: `for_each` is used like `pytest.mark.parametrize`, but makes one case of all values. It tries every value,
+then fails once and lists all that went wrong. So fixtures, a queue and its server are set up once. Values that stand
+for different ways to fail remain separate cases.
 """
 
 import functools
@@ -19,9 +19,9 @@ Labels = Iterable[str] | Callable[[Any], Any] | None
 
 
 def for_each(names: str, values: Iterable[Any], *, ids: Labels = None) -> Callable[[Test], Test]:
-    """Call the test with every one of `values` as the argument `names` (or, separated by commas, several arguments).
-    `ids` are labels for the report, or a function that gives a value's. Raises AssertionError, with a line for each
-    value that failed, from what the first one raised."""
+    """Call the test with every one of `values` as the argument `names` (or several arguments, separated by commas).
+    `ids`: labels for the report, or a function from value to label. Raises AssertionError from the first failure, with
+    a line for each value that failed."""
     given = [name.strip() for name in names.split(",")]
     rows = [tuple(value) if len(given) > 1 else (value,) for value in values]
     assert rows, "a test of nothing"
@@ -37,7 +37,7 @@ def for_each(names: str, values: Iterable[Any], *, ids: Labels = None) -> Callab
             for label, row in zip(labels, rows, strict=True):
                 try:
                     test(*args, **fixtures, **dict(zip(given, row, strict=True)))
-                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - told below, with the others
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - reported below, with the others
                     first = first or error
                     failed.append(f"{label}: {type(error).__name__}: {error}")
             if failed:

@@ -1,4 +1,4 @@
-"""Leases: extend, release, expire, delete; and what a handle is worth when the message went on without it."""
+"""Leases: extend, release, expire, delete; and what a handle can do after its message was delivered again."""
 
 import pytest
 
@@ -61,7 +61,8 @@ class TestLeases:
         assert (again.id, again.receive_count) == (message.id, 2)
 
     def test_a_late_extend_holds_the_message_again(self, stage: Stage) -> None:
-        """What nobody else was granted is still the one's whose lease ended; only some protocols take it up again."""
+        """A message that nobody else received still belongs to the holder of the expired lease; only some protocols
+        allow it."""
         queue = stage.create()
         message = stage.held(queue, lease=stage.brief)
         stage.pass_time(stage.brief + SECOND)
@@ -93,12 +94,12 @@ class TestLeases:
         with pytest.raises(VeilError):
             queue.extend(message.handle, LONG)
         try:
-            queue.delete(message.handle)  # some protocols tell, some do not
+            queue.delete(message.handle)  # some protocols report this, some do not
         except VeilError as error:
             assert isinstance(error, MessageGone | ReceiptInvalid)
 
     def test_fencing(self, stage: Stage) -> None:
-        """Who lost the lease to somebody else can neither keep the message, nor give it back, nor delete it."""
+        """A consumer that lost the lease to another one can neither extend, release nor delete the message."""
         queue = stage.create()
         old = stage.held(queue, lease=SECOND)
         stage.pass_time(2 * SECOND)
@@ -112,7 +113,7 @@ class TestLeases:
         (refused,) = queue.extend_batch([Extension(old.handle, SECOND)])
         assert isinstance(refused, LeaseError)
         try:
-            queue.delete(old.handle)  # SQS says nothing, and does nothing
+            queue.delete(old.handle)  # SQS reports nothing and does nothing
         except VeilError as error:
             assert isinstance(error, LeaseError)
         assert queue.receive() == []

@@ -1,4 +1,4 @@
-"""What a message may ask for: delay, time to live, priority, a hint for its lease, a handle from its send."""
+"""Options of a message: delay, time to live, priority, lease hint, and a handle from its send."""
 
 import pytest
 

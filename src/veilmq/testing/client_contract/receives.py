@@ -1,4 +1,4 @@
-"""Receives: how many, for how long, and what each message tells."""
+"""Receives: how many messages, for how long, and the fields of each."""
 
 from typing import Any
 

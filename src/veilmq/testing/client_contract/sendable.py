@@ -1,4 +1,4 @@
-"""What a queue refuses to send is known by its capabilities before it is asked."""
+"""A queue's capabilities predict what it refuses to send."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ CASES: Final[list[dict[str, Any]]] = [
 
 
 class TestSendable:
-    """For patterns that do something first which no refusal undoes (client/sendable.py)."""
+    """For patterns that act before the send in a way that a refusal cannot undo (client/sendable.py)."""
 
     def test_what_a_send_refuses_is_refused_before(self, stage: Stage) -> None:
         queue = stage.create()

@@ -1,4 +1,4 @@
-"""The least of an adapter: one message through every call, refusals before any I/O, and a queue that is gone."""
+"""The minimum for an adapter: one message through every call, refusals before any I/O, and a deleted queue."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -32,7 +32,7 @@ NEED_THE_QUEUE: Final[dict[str, Callable[[Queue, str], Any]]] = {
 
 
 class TestSmoke:
-    """For the classes that another form of the adapter has passed."""
+    """In place of the classes that another form of the adapter has passed."""
 
     def test_a_message_goes_through_every_call(self, stage: Stage) -> None:
         queue = stage.create()
@@ -55,7 +55,7 @@ class TestSmoke:
         assert (stats.visible, stats.in_flight or 0) == (0, 0)
 
     def test_what_cannot_be_is_refused_before_any_io(self, stage: Stage) -> None:
-        """On a queue that is gone."""
+        """Tested on a deleted queue."""
         queue = stage.create()
         stage.account.delete(queue.name)
         assert unrefused(lambda what: REFUSED[what](queue), REFUSED, (ParameterInvalid, ReceiptInvalid)) == []

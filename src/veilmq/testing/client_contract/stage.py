@@ -1,8 +1,8 @@
-"""What the cases of the client contract stand on: an account, its clock, and short ways to make and empty queues.
+"""The stage for the cases of the client contract: an account, its clock, and shortcuts to create and empty queues.
 
-Strategy: durations are whole seconds, because some protocols know no others; `SECOND` is the shortest of them, for
-cases that do not mind when it ends. Where something must not have ended yet, it lasts for `Stage.brief`: a clock runs
-while it can be moved, and a machine may stall for a second between two calls.
+Strategy: durations are whole seconds, because some protocols know no others. `SECOND` is the shortest, for cases that
+do not care when it ends. Where something must not have ended yet, it lasts `Stage.brief`: the clock runs on between
+moves, and a machine may stall for a second between two calls.
 """
 
 import threading
@@ -21,27 +21,27 @@ SECOND: Final = 1
 LONG: Final = 600
 """A lease or delay that ends in no case."""
 WAIT: Final = 20
-"""A wait that no case sits through; the shorter of it and the adapter's longest is asked for."""
+"""A wait that no case sits out; the smaller of it and the adapter's maximum is used."""
 PATIENCE_SECONDS: Final = 15
-"""By then a thread that does not wait for the queue has come back, on the slowest machine."""
+"""Enough for a thread that does not wait for the queue to return, on the slowest machine."""
 
 
 class ClientAccount(Protocol):
-    """What an adapter's tests bring (fixture `client_account`)."""
+    """What an adapter's tests provide (fixture `client_account`)."""
 
     account: Account
     clock: Clock
     """The clock on which `lease_end` is measured."""
     brief: int
-    """Seconds that no case takes by itself, on the slowest machine: a minute where time is moved, less where it is
-    slept through."""
+    """Seconds that no case takes by itself, even on the slowest machine: a minute where the clock is moved, less where
+    tests sleep."""
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass for the queues and for `clock`; what is due by then has happened."""
+        """Let time pass for the queues and for `clock`; everything due by then has happened when this returns."""
         ...
 
     def name(self, prefix: str) -> str:
-        """A queue name that nobody has used, beginning with `prefix`."""
+        """An unused queue name that begins with `prefix`."""
         ...
 
 
@@ -56,17 +56,17 @@ class Stage:
         self.name = brought.name
 
     def create(self, template: Template | None = None) -> Queue:
-        """A new queue; with a visibility timeout of ten minutes if the template names none."""
+        """A new queue, with a visibility timeout of ten minutes unless the template sets one."""
         name = self.name("q")
         assert self.account.create(name, template or Template(visibility_timeout=LONG))
         return self.account.queue(name)
 
     def wait(self, queue: Queue) -> float:
-        """A wait that no case sits through."""
+        """A wait that no case sits out."""
         return min(WAIT, queue.capabilities.wait_max)
 
     def take(self, queue: Queue, lease: float = LONG) -> Received:
-        """The one message that must be there."""
+        """Receive the one message that must be there."""
         (received,) = queue.receive(lease=lease)
         return received
 
@@ -81,15 +81,15 @@ class Stage:
             self.pass_time(queue.capabilities.release_min)
 
     def empty(self, queue: Queue) -> list[Received]:
-        """Everything that is visible, leased for long."""
+        """Receive everything that is visible, with a long lease."""
         found: list[Received] = []
         while received := queue.receive(min(10, queue.capabilities.receive_messages_max), lease=LONG):
             found += received
         return found
 
     def aside(self, call: Callable[[], Any]) -> Callable[..., Any]:
-        """Run the call on a thread of its own; what is returned waits for its result, `PATIENCE_SECONDS` at most or the
-        seconds that it is given."""
+        """Run the call on its own thread. Returns a function that waits for its result, for the given seconds or
+        `PATIENCE_SECONDS`."""
         pool = ThreadPoolExecutor(1)
         began = threading.Event()
 
@@ -104,7 +104,7 @@ class Stage:
 
 
 def sent(result: Sent | VeilError) -> Sent:
-    """The result, which must be one."""
+    """The result; fails for an error."""
     assert isinstance(result, Sent), result
     return result
 
@@ -124,7 +124,7 @@ def unrefused(
             named = getattr(refused, "parameter", "").partition("[")[0]
             if parameter is not None and named != parameter(value):
                 wrong.append(f"{value!r:.80}: names {named!r}, {refused}")
-        except Exception as other:  # noqa: BLE001 - told with the others
+        except Exception as other:  # noqa: BLE001 - reported with the others
             wrong.append(f"{value!r:.80}: raised {other!r:.200}")
     return wrong
 

@@ -1,4 +1,4 @@
-"""Values that no call takes: each is a typed error before anything is sent, and the queue is as it was."""
+"""Values that no call accepts: each raises a typed error before anything is sent, and the queue does not change."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -12,7 +12,7 @@ from veilmq.model.errors import CapabilityMissing, ParameterInvalid, ReceiptInva
 from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
 
 MANY: Final = 300
-"""Messages of a batch that takes more than one request everywhere."""
+"""Messages in a batch that takes more than one request on every adapter."""
 
 NO_DURATION: Final = [None, "3", b"3", True, nan, timedelta(seconds=3), Decimal(3)]
 NO_COUNT: Final = [None, "3", 1.5, True, nan]
@@ -40,7 +40,7 @@ def _only(fields: dict[str, Any]) -> str:
 
 
 class TestValues:
-    """Wrong types, and numbers out of every range."""
+    """Wrong types, and numbers out of range."""
 
     def test_what_is_no_message_is_refused(self, stage: Stage) -> None:
         queue = stage.create()
@@ -62,7 +62,7 @@ class TestValues:
         assert queue.receive() == []
 
     def test_a_duration_without_an_end_is_refused(self, stage: Stage) -> None:
-        """But a message may be kept for ever, where one has a time to live."""
+        """A time to live, however, may be infinite, where messages have one."""
         queue = stage.create()
         endless: list[dict[str, Any]] = [
             {field: seconds}
@@ -81,7 +81,7 @@ class TestValues:
             assert stage.take(queue).expires is None
 
     def test_an_empty_body_is_refused(self, stage: Stage) -> None:
-        """But by a pattern whose messages are never empty."""
+        """Except by a pattern whose messages are never empty."""
         queue = stage.create()
         if isinstance(queue, Wrapping):
             return
@@ -117,7 +117,7 @@ class TestValues:
         assert stage.take(queue).receive_count == 1
 
     def test_a_lease_of_nothing_is_over_at_once(self, stage: Stage) -> None:
-        """Where the service has none it is refused."""
+        """If the service has no such lease, it is refused."""
         queue = stage.create()
         queue.send("x")
         try:

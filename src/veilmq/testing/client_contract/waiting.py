@@ -1,4 +1,4 @@
-"""Waiting receives: woken by a message, never waiting without being asked to."""
+"""Waiting receives: a message wakes them, and a receive waits only on request."""
 
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Queue

@@ -1,6 +1,6 @@
 """An adapter whose queues are wrapped in a pattern, as a `ClientAccount`.
 
-Strategy: a pattern is a `Queue`, so it passes the cases that an adapter passes.
+Strategy: a pattern is a `Queue`, so it must pass the cases that an adapter passes.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from veilmq.testing.client_contract.stage import ClientAccount
 
 
 class WrappedClient:
-    """See `veilmq.testing.client_contract.ClientAccount`. `wrap` makes the pattern over a queue of the adapter."""
+    """See `veilmq.testing.client_contract.ClientAccount`. `wrap` builds the pattern over a queue of the adapter."""
 
     def __init__(self, brought: ClientAccount, wrap: Callable[[Queue], Queue]) -> None:
         self.account = WrappedAccount(brought.account, wrap)
@@ -22,7 +22,7 @@ class WrappedClient:
 
 
 class WrappedAccount:
-    """An account that hands out wrapped queues, and is as it was otherwise."""
+    """An account that returns wrapped queues, and is otherwise unchanged."""
 
     def __init__(self, account: Any, wrap: Callable[[Queue], Queue]) -> None:
         self._account, self._wrap = account, wrap
