@@ -104,7 +104,7 @@ def test_it_goes_on_after_restarts_without_loss_or_repetition(serve: Serve, foll
     server = serve().ready()
     send(server, 2)
     seen += follower.until_sent(2)
-    assert "going on from offset" in follower.waits()
+    assert "continuing from offset" in follower.waits()
     send(server, 3)
     server.process.kill()
     server = serve().ready()

@@ -14,7 +14,6 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from veilmq.client import objects
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import ObjectStoreFailed
@@ -25,6 +24,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.sqs import SqsAccount
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, ReceiptInvalid
+from veilmq.store import files
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
@@ -115,12 +115,12 @@ def test_an_object_is_made_once(store: ObjectStore) -> None:
 def test_what_an_earlier_attempt_wrote_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs = itertools.count()
 
-    def failing(directory: str) -> None:
-        if not next(syncs):
+    def failing(directory: Path) -> None:
+        if (tmp_path / "objects/orders/x").exists() and not next(syncs):
             raise OSError(errno.EIO, "Input/output error")
 
     store = ObjectStore(f"file://{tmp_path}/objects", pause=0.01)
-    monkeypatch.setattr(objects, "sync_directory", failing)
+    monkeypatch.setattr(files, "sync_directory", failing)
     assert store.create("orders/x", b"ours")
     assert next(syncs), "the first attempt failed when the object was there"
     assert not store.create("orders/x", b"ours"), "another call: it was there before"

@@ -69,7 +69,7 @@ def azure(url: str) -> Iterator[Queue]:
 def veil(url: str) -> Iterator[Queue]:
     place = urlsplit(url)
     with VeilAccount(str(place.hostname), place.port) as account:
-        yield VeilQueue(account, account._new_line("jobs"), "jobs", "jobs", SYSTEM)
+        yield VeilQueue(account, account._new_calls("jobs"), "jobs", "jobs", SYSTEM)
 
 
 @pytest.mark.parametrize("call", CALLS)
