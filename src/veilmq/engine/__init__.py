@@ -30,7 +30,7 @@ def open_directory(
 ) -> tuple[Engine, Store]:
     """Open an engine and its store on a data directory; `at_point` is called at each of the store's `CRASH_POINTS`.
 
-    Raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SchemaOlder (`Options.migrates`), NotOurs,
+    Raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaRefused (SchemaOlder: `Options.migrates`), NotOurs,
     SqliteTooOld, OSError, DatabaseError.
     """
     store = SqliteStore(directory, options, at_point)

@@ -133,7 +133,7 @@ def call(
 ) -> T:  # fmt: skip
     """The result of an SDK's method. `queue`, `names`, `size_bytes` and `creating` are for errors: see `Said`.
 
-    Raises QueueMissing, TransportError, ServiceError and what `azure.errors` has.
+    Raises QueueMissing, TransportError, ServiceError and what `error_of` makes of a code.
     """
     reached = False
 

@@ -212,7 +212,7 @@ class ThreadClients:
     ) -> Any:
         """`response`, filled by the SDK's client. `queue` and `size_bytes` are for errors.
 
-        Raises QueueMissing, TransportError, ServiceError, what `mns.errors` has, and BatchRefused.
+        Raises QueueMissing, TransportError, ServiceError, what `error_of` makes of a code, and BatchRefused.
         """
         mine = self._taken()
         whole = False
