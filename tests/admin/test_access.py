@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from admin_under_test import TOKEN, Keys
-from tests.each_case import each_case
 
 from veilmq.admin.access import Access
 from veilmq.model.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
 from veilmq.server.credentials import DevelopmentKeyring
 from veilmq.server.settings import Settings
+from veilmq.testing.for_each import for_each
 
 # One for all: to make a client takes longer than to ask.
 HTTP = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
@@ -73,7 +73,7 @@ def basic(key_id: str, secret: str | None = None) -> dict[str, str]:
     return {"Authorization": f"Basic {b64encode(text.encode()).decode()}"}
 
 
-@each_case(
+@for_each(
     "headers",
     [
         {},
@@ -91,7 +91,7 @@ def basic(key_id: str, secret: str | None = None) -> dict[str, str]:
     ],
     ids=str,
 )
-@each_case("path", [QUEUES, "/api/v1/settings", "/api/v1/events", "/nowhere", ORDERS])
+@for_each("path", [QUEUES, "/api/v1/settings", "/api/v1/events", "/nowhere", ORDERS])
 def test_without_credentials_nothing_is_told(checked: str, path: str, headers: dict[str, str]) -> None:
     answer = HTTP.get(checked + path, headers=headers)
     assert answer.status_code == 401
@@ -104,7 +104,7 @@ def test_health_needs_no_credentials(checked: str) -> None:
     assert HTTP.get(checked + "/health/ready").json() == {"ready": True, "reasons": {}, "warnings": {}}
 
 
-@each_case(("peer", "status"), [(("127.0.0.1", 9), 200), (("::1", 9), 200), (("192.0.2.1", 9), 401), (None, 401)])
+@for_each(("peer", "status"), [(("127.0.0.1", 9), 200), (("::1", 9), 200), (("192.0.2.1", 9), 401), (None, 401)])
 def test_metrics_need_a_token_from_any_other_peer_whatever_its_host(peer: tuple[str, int] | None, status: int) -> None:
     answers: list[int] = []
 
@@ -139,7 +139,7 @@ def test_a_key_does_what_it_was_granted(checked: str) -> None:
     assert HTTP.post(checked + elsewhere, json=message, headers=basic("sender")).status_code == 403
 
 
-@each_case(
+@for_each(
     ("method", "path"),
     [
         ("GET", OTHERS),
@@ -234,7 +234,7 @@ def test_what_is_of_no_queue_needs_its_own_grant(checked: str) -> None:
     assert HTTP.get(checked + "/api/v1/events", headers=basic("all")).status_code == 200
 
 
-@each_case(
+@for_each(
     ("method", "path"),
     [
         ("POST", "/api/v1/backup"),
@@ -252,7 +252,7 @@ def test_what_shows_every_account_needs_a_grant_that_names_it(checked: str, meth
     assert HTTP.request(method, checked + path, headers=basic("operator") | proxied).status_code == 200
 
 
-@each_case(
+@for_each(
     ("host", "status"),
     [
         ("127.0.0.1", 200),
@@ -281,7 +281,7 @@ def test_with_credentials_any_host_is_taken(checked: str) -> None:
     assert HTTP.get(checked + ORDERS, headers=BEARER | {"Host": "queues.example"}).status_code == 200
 
 
-@each_case(
+@for_each(
     ("origin", "status"),
     [
         ("https://evil.example", 403),

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 from admin_under_test import Keys
-from tests.each_case import each_case
 
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.messages import Template
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.reports import Failure
+from veilmq.testing.for_each import for_each
 
 ACCOUNT = "000000000000"
 EVENTS = Grant(frozenset({Action.EVENTS}))
@@ -54,8 +54,8 @@ def details(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(each) if isinstance(each, str) else each for each in found]
 
 
-@each_case(("key_id", "text"), [("reader", None), ("peeker", TEXT)])
-@each_case("way", ["lines", "arrow", "trace"])
+@for_each(("key_id", "text"), [("reader", None), ("peeker", TEXT)])
+@for_each("way", ["lines", "arrow", "trace"])
 def test_the_text_is_told_to_those_who_may_read_bodies(
     failed: tuple[str, str], way: str, key_id: str, text: str | None
 ) -> None:

@@ -8,12 +8,12 @@ from typing import get_args
 import httpx
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.admin import inputs
 from veilmq.admin.errors import STATUS, described
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
 from veilmq.model.instant import DAY_US
+from veilmq.testing.for_each import for_each
 
 LEAVES = [leaf for leaf in leaves() if leaf.__module__ == "veilmq.model.errors"]
 
@@ -22,7 +22,7 @@ def test_every_error_has_a_status() -> None:
     assert set(STATUS) == set(LEAVES)
 
 
-@each_case("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
+@for_each("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
 def test_every_error_can_be_described(leaf: type[VeilError]) -> None:
     error = leaf(**{name: 7 if leaf.__annotations__[name] is int else "x" for name in leaf.fields})
     shown = described(error)
@@ -36,7 +36,7 @@ def test_a_parameter_is_named() -> None:
     assert described(ParameterInvalid(parameter="delay_us", reason="too long"))["field"] == "delay_us"
 
 
-@each_case(
+@for_each(
     ("method", "path", "headers", "status", "error"),
     [
         ("GET", "/api/v1/nothing", {}, 404, "not_found"),
@@ -58,7 +58,7 @@ def test_every_refusal_has_the_members_of_the_page(
     assert set(answer.json()) == {"error", "field", "message", "data", "request_id"}
 
 
-@each_case(
+@for_each(
     ("method", "path", "allowed"),
     [
         ("PUT", "/health/live", "GET HEAD"),
@@ -74,7 +74,7 @@ def test_a_wrong_method_is_told_the_right_ones(shared: httpx.Client, method: str
     assert set(answer.headers["allow"].split(", ")) == set(allowed.split())
 
 
-@each_case(
+@for_each(
     ("shape", "members", "said"),
     [
         (inputs.KeyInput, {"account": "1", "region": "r", "name": "a"}, "account: Expected 12 digits"),
@@ -103,7 +103,7 @@ def test_a_pattern_is_told_in_words(shape: type[msgspec.Struct], members: dict[s
     assert str(refused.value).startswith(said)
 
 
-@each_case(
+@for_each(
     ("shape", "members", "said"),
     [
         (inputs.ChangeInput, {"visibility_timeout_us": 30 * DAY_US}, "Expected at most 7d (604800000000 microseconds)"),

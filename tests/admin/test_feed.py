@@ -15,7 +15,6 @@ import pytest
 from admin_under_test import OPTIONS, TOKEN
 from starlette.requests import Request
 from starlette.responses import Response
-from tests.each_case import each_case
 from tests.support.sqlite import read_events
 
 from veilmq.admin import columns, feed
@@ -23,6 +22,7 @@ from veilmq.admin.access import Caller
 from veilmq.admin.copies import Copies
 from veilmq.admin.reading import Scope
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.for_each import for_each
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
@@ -70,7 +70,7 @@ def test_json_lines_are_the_stored_events(lively: httpx.Client, server: Any) -> 
     assert headers["veilmq-epoch"] == lines(lively.get("/api/v1/snapshot"))[0]["snapshot"]["epoch"]
 
 
-@each_case(
+@for_each(
     ("accept", "wanted"),
     [
         ("", False),
@@ -427,7 +427,7 @@ def _client(server: Any) -> httpx.Client:
     return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
 
 
-@each_case(
+@for_each(
     ("asked", "wanted"),
     [
         ({"kind": "sent"}, lambda event: event["kind"] == "sent"),

@@ -4,7 +4,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.each_case import each_case
+
+from veilmq.testing.for_each import for_each
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
@@ -189,7 +190,7 @@ def test_a_client_that_hangs_up_while_it_waits_takes_no_message(orders: httpx.Cl
     assert [message["receive_count"] for message in receive(orders)] == [1]
 
 
-@each_case(
+@for_each(
     ("method", "path", "body", "field"),
     [
         ("PUT", ORDERS, '{"visibility_timeout_us": -1}', "visibility_timeout_us"),

@@ -9,7 +9,6 @@ from uuid import UUID
 import httpx
 import pytest
 from tests.admin.server import Keys
-from tests.each_case import each_case
 
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import (
@@ -25,6 +24,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import VeilError
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
+from veilmq.testing.for_each import for_each
 
 TESTER = Origin("mns", "tester")
 ACCOUNT, OTHER = "000000000000", "111111111111"
@@ -292,7 +292,7 @@ def test_a_key_reaches_the_topics_of_its_grants_alone(running: Any, tmp_path: An
         assert http.delete(f"{TOPICS}/{ACCOUNT}/us-east-1/news").status_code == 200
 
 
-@each_case("query", ["account=1", "limit=0", "limit=x", "odd=1"])
+@for_each("query", ["account=1", "limit=0", "limit=x", "odd=1"])
 def test_bad_members_are_named(http: httpx.Client, query: str) -> None:
     for path in (TOPICS, MOVES):
         answer = http.get(f"{path}?{query}")

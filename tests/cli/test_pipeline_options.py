@@ -4,16 +4,16 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.session import session
+from veilmq.testing.for_each import for_each
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 NOWHERE = ("--path", "nowhere")
 
 
-@each_case("arguments", [("attempts",), ("timeouts",), ("loop", "--out", "never-made")], ids=" ".join)
+@for_each("arguments", [("attempts",), ("timeouts",), ("loop", "--out", "never-made")], ids=" ".join)
 def test_a_format_that_is_none(veilmq: Command, arguments: tuple[str, ...]) -> None:
     """With or without --out, and before anything of a history is looked for."""
     done = veilmq("pipeline", *arguments, *NOWHERE, "--format", "csv")

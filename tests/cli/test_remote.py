@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.cli import main
 from veilmq.cli.remote_options import duration_us as read_duration
 from veilmq.cli.remote_tables import duration, instant, printable
 from veilmq.store.directory import DATABASE
+from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
 
 _spec = importlib.util.spec_from_file_location(
@@ -291,7 +291,7 @@ def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
     assert "oldest" in veilmq("queues", "list").out
 
 
-@each_case(
+@for_each(
     ("arguments", "code", "says"),
     [
         (("send", "none", "a"), 1, "queues create"),
@@ -341,7 +341,7 @@ def test_a_directory_that_is_none_is_told_and_not_made(run: Run, tmp_path: Path)
     assert not (tmp_path / "nowhere").exists()
 
 
-@each_case("admin_option", ["nonsense", "127.0.0.1", "ftp://127.0.0.1:1", "127.0.0.1:x"])
+@for_each("admin_option", ["nonsense", "127.0.0.1", "ftp://127.0.0.1:1", "127.0.0.1:x"])
 def test_an_address_that_is_none_is_told(run: Run, admin_option: str) -> None:
     assert run("queues", "list", "--admin", admin_option).code == 2
 
@@ -478,7 +478,7 @@ def test_no_command_takes_the_way_back_to_an_older_release_away(
     assert run(*command, "--data", str(data)).code == 0
 
 
-@each_case(
+@for_each(
     ("text", "duration_us"),
     [
         ("0", 0),

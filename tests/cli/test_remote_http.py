@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Serve
-from tests.each_case import each_case
 
 from veilmq.cli import remote_events, remote_http
 from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote_http import HttpAccess
 from veilmq.model.queue import QueueKey
 from veilmq.store.directory import read_holder
+from veilmq.testing.for_each import for_each
 
 QUEUE = QueueKey("000000000000", "us-east-1", "orders")
 
@@ -143,7 +143,7 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
     assert "took the connection" in str(_silent(lambda door: door.home(None), secure))
 
 
-@each_case(
+@for_each(
     ("ask", "answer_s"),
     [
         (lambda door: door.home(None), "0.1"),

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.cli.runs import runs
+from veilmq.testing.for_each import for_each
 
 
 def events(*kinds: str, **more: Any) -> list[dict[str, Any]]:
     return [{"kind": kind, "at": 1_000 * place, "attempt": 1, **more} for place, kind in enumerate(kinds)]
 
 
-@each_case(
+@for_each(
     ("kinds", "expected"),
     [
         (["sent", *["extended"] * 80, "deleted"], [(1, 1), (1, 80), (1, 1)]),

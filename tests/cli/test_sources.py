@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import typer
-from tests.each_case import each_case
 from typer.testing import CliRunner
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.sources import flag, resolve, takes_settings, variable
 from veilmq.server.settings import FIELDS, Address, Settings
+from veilmq.testing.for_each import for_each
 
 # For each setting three values that differ from each other and from the default: file, variable, flag.
 VALUES: dict[str, tuple[Any, str, str]] = {
@@ -60,7 +60,7 @@ def toml(name: str, value: Any) -> str:
     return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"
 
 
-@each_case("name", FIELDS)
+@for_each("name", FIELDS)
 def test_the_nearest_source_wins(tmp_path: Path, name: str) -> None:
     in_file, in_environment, in_flag = values(name)
     path = tmp_path / "veilmq.toml"
@@ -96,7 +96,7 @@ def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone()
     assert resolved.settings.idle_s == 8
 
 
-@each_case(
+@for_each(
     ("text", "told"),
     [
         ("sqs = 5", ["line 1: sqs", "HOST:PORT"]),
@@ -175,7 +175,7 @@ def test_names() -> None:
     assert variable("tls_cert") == "VEILMQ_TLS_CERT"
 
 
-@each_case("given", ["10.0.0.0/99", "127.0.0.1/8", "300.0.0.0/8", "10.0.0.0", "10.0.0.0/8,fd00::/129", "fd00::1/8"])
+@for_each("given", ["10.0.0.0/99", "127.0.0.1/8", "300.0.0.0/8", "10.0.0.0", "10.0.0.0/8,fd00::/129", "fd00::1/8"])
 def test_what_is_no_network_ends_the_start(given: str) -> None:
     """It would be met again when the first push is due, with nobody there to read of it."""
     with pytest.raises(Failure, match=r"^--push-allow: expected networks such as"):

@@ -13,7 +13,6 @@ from typing import Any
 import apsw
 import pytest
 from tests.cli.conftest import WAIT_S, Serve
-from tests.each_case import each_case
 from tests.users import other_user
 
 import veilmq
@@ -26,6 +25,7 @@ from veilmq.cli.remote_direct import open_direct
 from veilmq.cli.remote_http import HttpAccess, failure_of
 from veilmq.model.queue import QueueKey
 from veilmq.store.directory import DATABASE
+from veilmq.testing.for_each import for_each
 from veilmq.testing.server import VEILMQ
 
 PORTS = [f"--{each}=127.0.0.1:0" for each in ("sqs", "azure", "mns", "admin")]
@@ -78,8 +78,8 @@ def _refused(body: Callable[[HttpAccess], object], admin: str) -> None:
     assert "--data DIR" in refused.value.advice
 
 
-@each_case("body", [b"<html>", b"\xff", b"", b"[]", b"7", b"{}", b"[" * 100_000], ids=lambda each: each[:6])
-@each_case(
+@for_each("body", [b"<html>", b"\xff", b"", b"[]", b"7", b"{}", b"[" * 100_000], ids=lambda each: each[:6])
+@for_each(
     "ask",
     [
         lambda door: door.run("receive", QUEUE, {})["messages"],
@@ -139,7 +139,7 @@ def test_the_port_of_a_protocol_is_told_from_the_admin_port(serve: Serve, veilmq
     assert server.stop() == 0
 
 
-@each_case(
+@for_each(
     "admin",
     ["[::1:9325", "a b:9325", " 127.0.0.1:9325", "a..b:9325", "h:port", "ftp://h:1", "h\udcff:1", "http://h:1/below"],
 )
@@ -176,7 +176,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@each_case(
+@for_each(
     "arguments",
     [
         ["peek", b"\xff"],
@@ -196,8 +196,8 @@ def test_text_is_utf_8(data: Path, arguments: list[str | bytes]) -> None:
         assert b"expected UTF-8" in done.stderr or "--admin" in where
 
 
-@each_case("encoding", ["utf-8", "utf-8:surrogateescape"])
-@each_case("lines", [[], ["--lines"]], ids=["one", "lines"])
+@for_each("encoding", ["utf-8", "utf-8:surrogateescape"])
+@for_each("lines", [[], ["--lines"]], ids=["one", "lines"])
 def test_a_body_of_stdin_is_utf_8(data: Path, lines: list[str], encoding: str) -> None:
     done = _run(["send", "q", *lines, "--data", str(data)], stdin=b"a\n\xff\n", PYTHONIOENCODING=encoding)
     assert done.returncode == 2
@@ -306,7 +306,7 @@ def test_a_store_that_failed_is_the_same_through_a_server(error: str) -> None:
     assert failure_of(error, "the store failed", {}).code is Exit.STORE
 
 
-@each_case("command", ["queues", "topics", "moves"])
+@for_each("command", ["queues", "topics", "moves"])
 def test_an_account_that_cannot_be_is_told(data: Path, veilmq: Run, command: str) -> None:
     done = veilmq(command, "list", "--account", "12", "--data", str(data))
     assert (done.returncode, done.stdout) == (2, "")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.client.connect import connect_account
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.queue import Account, Queue
+from veilmq.testing.for_each import for_each
 from veilmq.testing.server import VEILMQ, ServerProcess
 
 WAIT_S = 60.0
@@ -177,7 +177,7 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
     assert "RuntimeError: always" in done.stderr
 
 
-@each_case(
+@for_each(
     ("arguments", "code", "said"),
     [
         (["nomodule:handle"], 2, "No module named 'nomodule'"),

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from tests.each_case import each_case
+
+from veilmq.testing.for_each import for_each
 
 
-@each_case("given, wanted", [(1, 2), pytest.param(2, 3)])
+@for_each("given, wanted", [(1, 2), pytest.param(2, 3)])
 def test_it_works_beside_fixtures(tmp_path: object, given: int, wanted: int) -> None:
     assert tmp_path
     assert given + 1 == wanted
@@ -15,7 +16,7 @@ def test_it_works_beside_fixtures(tmp_path: object, given: int, wanted: int) -> 
 def test_every_case_that_fails_is_named() -> None:
     seen = []
 
-    @each_case("number", range(5))
+    @for_each("number", range(5))
     def check(number: int) -> None:
         seen.append(number)
         assert number != 1, "one"
@@ -36,7 +37,7 @@ def test_every_case_that_fails_is_named() -> None:
 
 
 def test_a_coroutine_goes_through_its_cases() -> None:
-    @each_case("number", [1, 2, 3])
+    @for_each("number", [1, 2, 3])
     async def check(number: int) -> None:
         assert number == 2, "not two"
 
@@ -53,7 +54,7 @@ def test_the_fixture_is_renewed_between_cases() -> None:
 
     counted = Counted()
 
-    @each_case("number", range(3), fresh="place")
+    @for_each("number", range(3), fresh="place")
     def check(place: Counted, number: int) -> None:
         assert place.renewed == number
 
@@ -62,7 +63,7 @@ def test_the_fixture_is_renewed_between_cases() -> None:
 
 
 def test_an_interrupt_ends_it() -> None:
-    @each_case("number", [1, 2])
+    @for_each("number", [1, 2])
     def check(number: int) -> None:
         raise KeyboardInterrupt(number)
 
@@ -75,4 +76,4 @@ def test_a_case_must_fit() -> None:
 
     for names, cases in (("other", [1]), ("number", []), ("number, other", [(1,)])):
         with pytest.raises((AssertionError, ValueError)):
-            each_case(names, cases)(check)
+            for_each(names, cases)(check)

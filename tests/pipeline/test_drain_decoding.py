@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types
-from tests.each_case import each_case
 
 from veilmq.pipeline.drain.decoding import Decoding
+from veilmq.testing.for_each import for_each
 
 LARGEST = (2 - 2**-23) * 2.0**127
 
@@ -18,7 +18,7 @@ def decoded(kind: types.DataType, text: str) -> Any:
     return Decoding(schema, "_corrupt_record").row(f'{{"v": {text} }}', {})["v"]
 
 
-@each_case(
+@for_each(
     ("text", "value"),
     [("3.4028235e38", LARGEST), ("-3.4028235e38", -LARGEST), ("3.4028234e38", LARGEST), ("0.5", 0.5), ("1", 1.0)],
 )
@@ -32,7 +32,7 @@ def test_a_float_beyond_32_bits_is_none(text: str) -> None:
         decoded(types.FloatType(), text)
 
 
-@each_case(
+@for_each(
     ("text", "value"),
     [
         ("12.345", "12.34"), ('"12.345"', "12.34"), ("-1e2", "-100.00"), ('"-1E+2"', "-100.00"), ('"007"', "7.00"),
@@ -47,7 +47,7 @@ def test_a_decimal_may_be_a_number_or_its_text(text: str, value: str | None) -> 
     assert decoded(nested, f'{{"k": {{"w":{text}}}}}') == [("k", {"w": expected})]
 
 
-@each_case(
+@for_each(
     "text",
     [
         '"1_0"', '" 1 "', '"NaN"', '"Infinity"', '"1."', '".5"', '"+1"', '"\u0663"', '""', "true", "[1]", '{"a": 1}',

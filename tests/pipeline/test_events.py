@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.each_case import each_case
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.client.connect import connect
@@ -33,6 +32,7 @@ from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
 from veilmq.pipeline.events.source import EventsStreamReader, Wanted
 from veilmq.pipeline.jobs.loop import Loop
+from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
 
 
@@ -263,7 +263,7 @@ def test_a_key_is_shown_the_events_of_its_queues(spark: Any, tmp_path: Path) -> 
 
 
 class TestBadInput:
-    @each_case(
+    @for_each(
         ("options", "said"),
         [
             ({}, "one of the options server and path"),
@@ -378,7 +378,7 @@ class TestBadInput:
         with pytest.raises(SourceUnreachable, match=r"is no VeilMQ admin port: it answers 404. Is the URL right"):
             ServerHistory(server.sqs, "x").bounds()
 
-    @each_case(
+    @for_each(
         "url",
         ["http://[::1", "http://h:99999", "http://h:x", "http://h:0", "http://a b", "http://h/a b", "http://a..b"],
     )
@@ -392,13 +392,13 @@ class TestBadInput:
             with pytest.raises(OptionInvalid, match=f"{name}' cannot be read: {said}.*Name a PEM file"):
                 ServerHistory("https://127.0.0.1:1", certificate=str(tmp_path / name)).bounds()
 
-    @each_case("token", ["-----BEGIN\nhidden", "two hidden", "hidd\u00ebn", "a:hidden\n", "a b:hidden"])
+    @for_each("token", ["-----BEGIN\nhidden", "two hidden", "hidd\u00ebn", "a:hidden\n", "a b:hidden"])
     def test_a_token_that_is_none_is_not_shown(self, token: str) -> None:
         with pytest.raises(OptionInvalid, match="The token is none") as refused:
             ServerHistory("http://127.0.0.1:1", token)
         assert "hidd" not in str(refused.value)
 
-    @each_case(
+    @for_each(
         ("answer", "kind", "said"),
         [
             ("401 X\r\n\r\n", TokenRefused, "refuses: 401. Give its token"),

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.each_case import each_case
 from tests.pipeline.histories_stage import S, event, extended, frame, received, resumed, retried, sent, table_of
 from tests.support.histories import (
     Law,
@@ -25,6 +24,7 @@ from veilmq.pipeline.jobs.split import split
 from veilmq.pipeline.jobs.survival import curve, quantiles
 from veilmq.pipeline.jobs.survival_fit import Curve, Sample, at_bounds, lognormal_fit, sample_of
 from veilmq.pipeline.jobs.timeouts import best_timeout, plan, rated, recommended, redelivery_curve
+from veilmq.testing.for_each import for_each
 
 STORIES = {
     "deleted under its lease": ([received(100), event("deleted", 112)], ("deleted", True, 12.0)),
@@ -105,7 +105,7 @@ def stories(spark: Any) -> dict[int, Any]:
     return {row.sequence: row for row in attempts(frame(spark, table_of(events))).where("attempt = 1").collect()}
 
 
-@each_case("story", STORIES)
+@for_each("story", STORIES)
 def test_attempts_tells_how_a_lease_ended(stories: dict[int, Any], story: str) -> None:
     row = stories[list(STORIES).index(story)]
     assert (row.outcome, row.exact, row.held_us / 1e6) == STORIES[story][1]

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.each_case import each_case
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, resumed, retried, sent, table_of
 from tests.support.histories import Workload, history, lognormal
 
@@ -20,6 +19,7 @@ from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.audit import RULES, audit
 from veilmq.pipeline.jobs.snapshots import known
+from veilmq.testing.for_each import for_each
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import ServerProcess
 
@@ -183,7 +183,7 @@ def test_a_true_history_has_none_of_offsets_either(spark: Any) -> None:
     assert rules(spark, TRUE) == set()
 
 
-@each_case(("name", "rule"), [(name, rule) for name, (_, rule) in FALSE.items() if rule not in {"", "offsets"}])
+@for_each(("name", "rule"), [(name, rule) for name, (_, rule) in FALSE.items() if rule not in {"", "offsets"}])
 def test_a_false_history_is_found_out(broken: dict[str, list[Any]], name: str, rule: str) -> None:
     assert rule in {row.rule for row in broken[name]}
 
@@ -216,7 +216,7 @@ RETRIED_FALSE: dict[str, tuple[Callable[[list[Event]], None], set[str]]] = {
 }
 
 
-@each_case("name", RETRIED_FALSE)
+@for_each("name", RETRIED_FALSE)
 def test_retries_and_resumed_leases_are_judged(broken: dict[str, list[Any]], name: str) -> None:
     assert {row.rule for row in broken[f"retries: {name}"]} == RETRIED_FALSE[name][1]
 

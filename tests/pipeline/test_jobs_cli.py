@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.each_case import each_case
 from tests.pipeline import cluster_stage
 from tests.support.histories import Workload, history, lognormal, write
 
@@ -23,6 +22,7 @@ from veilmq.client.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.testing.for_each import for_each
 from veilmq.testing.server import VEILMQ, ServerProcess, port_kept
 
 
@@ -92,7 +92,7 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
     assert "Traceback" not in err
 
 
-@each_case(
+@for_each(
     ("arguments", "code", "said"),
     [
         (["pipeline", "timeouts", "--path", "nowhere"], 1, "holds no exported events"),
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str
     assert "Traceback" not in err
 
 
-@each_case("content", [b"-----BEGIN PRIVATE KEY-----\nhidden\n", b"a: b\nhidden", b"two hidden", b"hidden\xff", b"\n"])
+@for_each("content", [b"-----BEGIN PRIVATE KEY-----\nhidden\n", b"a: b\nhidden", b"two hidden", b"hidden\xff", b"\n"])
 def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "server.key").write_bytes(content)
     with pytest.raises(Failure, match=r"server\.key holds no token$") as refused:

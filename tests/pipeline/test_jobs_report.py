@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tests.each_case import each_case
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
@@ -17,6 +16,7 @@ from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import ROLES, say
 from veilmq.pipeline.report.page import page
+from veilmq.testing.for_each import for_each
 
 STRANGE = "<script>alert(1)</script>"
 
@@ -124,7 +124,7 @@ def test_a_history_that_says_nothing_says_so(found: Any) -> None:
     assert "Too few leases" in page(few, source="x", offsets=(0, 0), now=0.0)
 
 
-@each_case(
+@for_each(
     ("seconds", "said"),
     [
         (0.0123, "12.3 ms"),

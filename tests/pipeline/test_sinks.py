@@ -11,7 +11,6 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction, write_deltalake
 from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
-from tests.each_case import each_case
 from tests.pipeline.drain_stage import Stage, left
 
 import veilmq
@@ -22,6 +21,7 @@ from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import Written, add_files, check_place, is_committed
 from veilmq.pipeline.sinks.fitting import DeltaRefused, nulls_of
 from veilmq.pipeline.sinks.options import read_delta_options, read_send_options
+from veilmq.testing.for_each import for_each
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -314,7 +314,7 @@ def test_a_column_that_takes_no_null_gets_none(tmp_path: Path, nulls: str) -> No
     assert add_files(str(tmp_path), schema, [Written("a.parquet", 1, 1, "q", frozenset({"r", "l", "m"}))], "app", 0)
 
 
-@each_case(
+@for_each(
     ("kind", "values", "names"),
     [
         (pa.int64(), [1, None], {"c"}),

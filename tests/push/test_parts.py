@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from tests.each_case import each_case
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import RetryStrategy
@@ -21,6 +20,7 @@ from veilmq.push.local_exhaustion import LocalExhaustion
 from veilmq.push.lookups import LOOKUPS_MAX, Lookups
 from veilmq.push.schedules import delay_us
 from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
+from veilmq.testing.for_each import for_each
 
 
 class TestSchedules:
@@ -43,7 +43,7 @@ class TestSchedules:
 class TestAddresses:
     """Where a push may go."""
 
-    @each_case(
+    @for_each(
         "address",
         [
             "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "0.0.0.0",
@@ -75,7 +75,7 @@ class TestAddresses:
         found = choose(url, addresses, networks(["127.0.0.0/8", "::1/128"]))
         assert (found.port, found.target, found.authority) == (81, "/notifications", "localhost:81")
 
-    @each_case(
+    @for_each(
         "url",
         [
             "ftp://a/",

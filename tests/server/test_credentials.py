@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
 from veilmq.server.credentials import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
 from veilmq.server.toml_file import FileInvalid
+from veilmq.testing.for_each import for_each
 
 GOOD = """\
 [[account]]
@@ -128,7 +128,7 @@ def test_nothing_shows_a_secret(file: Path) -> None:
     assert "hush" not in repr(credentials.accounts) + repr(credentials.find("AK2")) + repr(credentials)
 
 
-@each_case(("old", "new", "told"), BAD)
+@for_each(("old", "new", "told"), BAD)
 def test_a_bad_file_is_refused_by_line_account_and_field(tmp_path: Path, old: str, new: str, told: list[str]) -> None:
     assert old in GOOD
     path = write(tmp_path / "keys.toml", GOOD.replace(old, new))

@@ -8,10 +8,10 @@ import ssl
 from email.utils import parsedate_to_datetime
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.protocols.http import Request, Response
 from veilmq.server.listener import Exchange, listen
+from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
 TEXT = b"text/plain"
@@ -108,7 +108,7 @@ async def test_repeated_headers_are_joined_and_named(serve):
     assert recorder.requests[1].duplicates == frozenset()
 
 
-@each_case(
+@for_each(
     ("line", "target", "authority"),
     [
         (b"GET http://h.example:80/p?q=1", b"/p?q=1", b"h.example:80"),
@@ -157,7 +157,7 @@ async def test_head_has_the_length_and_no_body(serve):
     assert (await client.ask(GET)).body == b"/q"
 
 
-@each_case("status", [204, 304])
+@for_each("status", [204, 304])
 async def test_statuses_without_body(serve, status):
     port = await serve(lambda request, exchange: exchange.respond(Response(status, None, b"x", ((b"X-A", b"b"),))))
     client = await port.client()
@@ -177,7 +177,7 @@ async def test_headers_of_an_answer(serve):
     assert (answer.status, answer.body, answer.headers["X-Two"]) == (418, b"tea", "2")
 
 
-@each_case(
+@for_each(
     "response",
     [
         Response(200, TEXT, b"", ((b"X-A", b"1\r\nSet-Cookie: evil"),)),
@@ -257,7 +257,7 @@ async def test_no_100_for_a_body_that_is_there_or_for_http_1_0(serve):
 UPGRADE = b"HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
 
 
-@each_case(
+@for_each(
     ("request_bytes", "body"),
     [
         (b"GET /g " + UPGRADE + b"\r\n", b"/g"),
@@ -266,7 +266,7 @@ UPGRADE = b"HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrad
         (b"POST / " + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"abc"),
     ],
 )
-@each_case("cut", [None, 60, 120])
+@for_each("cut", [None, 60, 120])
 async def test_an_upgrade_is_ignored_but_its_body_is_read(serve, request_bytes, body, cut):
     recorder = Recorder()
     client = await (await serve(recorder)).client()
@@ -335,7 +335,7 @@ REFUSED = {
 }
 
 
-@each_case("case", REFUSED)
+@for_each("case", REFUSED)
 async def test_what_http_forbids_is_refused_and_ends_the_connection(serve, case):
     request_bytes, status = REFUSED[case]
     recorder = Recorder()
@@ -381,7 +381,7 @@ async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, frami
     assert (request.body, request.request_id) == (b"", request_id)
 
 
-@each_case(
+@for_each(
     ("headers", "status"),
     [
         (b"Host: h\r\nHost: g\r\nX-Form: json\r\n", 400),

@@ -6,11 +6,11 @@ import re
 import time
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.protocols.http import Request, Response
 from veilmq.server.limits import Limits
 from veilmq.server.listener import Exchange
+from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: h\r\n"
@@ -321,7 +321,7 @@ async def test_the_date_of_answers_moves_on(serve, limits):
             pass
 
 
-@each_case("name", Limits.__struct_fields__)
+@for_each("name", Limits.__struct_fields__)
 def test_a_limit_of_nothing_is_refused(name):
     with pytest.raises(ValueError, match=name):
         Limits(**{name: 0})

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.each_case import each_case
 
 from veilmq.model.commands import SERVER
 from veilmq.model.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
@@ -13,6 +12,7 @@ from veilmq.server.credentials import Account
 from veilmq.server.elasticmq_file import read as read_elasticmq
 from veilmq.server.queues_file import Declared, duration_us, read
 from veilmq.server.toml_file import FileInvalid
+from veilmq.testing.for_each import for_each
 
 HOME = Account("111111111111", home_region="eu-west-1")
 
@@ -178,7 +178,7 @@ BAD = [
 ]
 
 
-@each_case(("text", "told"), BAD)
+@for_each(("text", "told"), BAD)
 def test_bad_toml_is_refused_by_line_and_queue(tmp_path: Path, text: str, told: list[str]) -> None:
     with pytest.raises(FileInvalid) as refused:
         declared(tmp_path, "[[queue]]\n" + text)
@@ -261,7 +261,7 @@ def test_an_account_id_that_is_not_12_digits_is_an_alias(tmp_path: Path, given: 
     assert declared(tmp_path, ELASTICMQ, "elasticmq.conf").account_alias is None
 
 
-@each_case(
+@for_each(
     "text",
     [
         "queues\n{\n orders\n # here\n {\n delay\n =\n 5 seconds\n }\n}",
@@ -292,7 +292,7 @@ def test_objects_of_one_name_are_joined_however_deep(tmp_path: Path) -> None:
     assert b.create.change == {}
 
 
-@each_case(
+@for_each(
     ("text", "told"),
     [
         ("queues {\n a {\n colour = red\n }\n}", ["line 3", "queue a: colour", "unknown key", "deadLettersQueue"]),

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.server.settings import FIELDS, Address, SettingInvalid, Settings, parse
+from veilmq.testing.for_each import for_each
 
 GOOD = [
     ("sqs", "127.0.0.1:0", Address("127.0.0.1", 0)),
@@ -51,12 +51,12 @@ BAD = [
 ]
 
 
-@each_case(("name", "text", "value"), GOOD)
+@for_each(("name", "text", "value"), GOOD)
 def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
     assert parse(name, text, from_text=True) == value
 
 
-@each_case(("name", "text", "allowed"), BAD)
+@for_each(("name", "text", "allowed"), BAD)
 def test_bad_text_is_refused_with_what_is_allowed(name: str, text: str, allowed: str) -> None:
     with pytest.raises(SettingInvalid) as refused:
         parse(name, text, from_text=True)
@@ -81,14 +81,14 @@ def test_every_field_has_help_and_a_default_that_parses() -> None:
             assert parse(field.name, str(field.default), from_text=True) == field.default
 
 
-@each_case("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+@for_each("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
 def test_loopback(host: str) -> None:
     assert Address(host, 1).loopback
     assert Settings(sqs=Address(host, 1)).sqs.host == host
 
 
-@each_case("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example"])
-@each_case("name", ["sqs", "azure", "mns", "admin"])
+@for_each("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example"])
+@for_each("name", ["sqs", "azure", "mns", "admin"])
 def test_beyond_loopback_needs_credentials_and_tls_or_insecure(name: str, host: str) -> None:
     where = {name: Address(host, 7000)}
     keys, tls = Path("keys.toml"), {"tls_cert": Path("c.pem"), "tls_key": Path("k.pem")}

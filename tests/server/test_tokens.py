@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
-from tests.each_case import each_case
 
 from veilmq.protocols.azure.bearer import TokenRefused
 from veilmq.server.settings import SettingInvalid, Settings
 from veilmq.server.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
 from veilmq.server.toml_file import FileInvalid
+from veilmq.testing.for_each import for_each
 
 ISSUER = "https://login.example"
 CLAIMS = {"iss": ISSUER, "aud": "https://storage.azure.com", "oid": "me"}
@@ -70,7 +70,7 @@ def test_tokens_that_are_not(keys: Path) -> None:
     assert tokens.claims(good)["oid"] == "me"
 
 
-@each_case(
+@for_each(
     "text",
     [
         "",

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.commands import Delete, Origin
 from veilmq.model.errors import VeilError, leaves
 from veilmq.model.instant import Instant
@@ -11,6 +9,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.protocols.azure import errors
 from veilmq.protocols.azure.errors import Fault, fault_of
 from veilmq.protocols.azure.operations.table import OPERATIONS, TABLE
+from veilmq.testing.for_each import for_each
 
 COMMAND = Delete(
     queue=QueueKey("1", "r", "q"), origin=Origin("azure", "p"), handle="00" * 33, arrived=Instant(0), message_id=b""
@@ -18,7 +17,7 @@ COMMAND = Delete(
 FAULTS = {name: value for name, value in vars(errors).items() if isinstance(value, Fault)}
 
 
-@each_case("leaf", list(leaves()), ids=lambda leaf: leaf.__name__)
+@for_each("leaf", list(leaves()), ids=lambda leaf: leaf.__name__)
 def test_the_table_is_total(leaf: type[VeilError]) -> None:
     refusal = fault_of(leaf(**dict.fromkeys(leaf.fields, 1)), COMMAND)
     assert refusal.fault in FAULTS.values()
@@ -76,14 +75,14 @@ def test_a_client_request_id_comes_back_if_it_is_short(wire: Any) -> None:
         assert ("x-ms-client-request-id" in answer.headers) is back
 
 
-@each_case("version", ["2009-09-19", "2026-10-06", "2031-12-31", "9999-01-01"])
+@for_each("version", ["2009-09-19", "2026-10-06", "2031-12-31", "9999-01-01"])
 def test_any_well_formed_version_is_taken(wire: Any, version: str) -> None:
     answer = wire.ask("GET", "/?comp=list", version=version)
     assert answer.status == 200
     assert answer.headers["x-ms-version"] == version
 
 
-@each_case("version", ["", "latest", "2026-13-01", "2026-1-1", "2026-10-06 ", "20261006", "2026-10-06-preview"])
+@for_each("version", ["", "latest", "2026-13-01", "2026-1-1", "2026-10-06 ", "20261006", "2026-10-06-preview"])
 def test_a_malformed_version_is_not(wire: Any, version: str) -> None:
     refused = wire.ask("GET", "/?comp=list", version=version)
     assert (refused.status, refused.code) == (400, "InvalidHeaderValue")
@@ -101,7 +100,7 @@ VERBS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH")
 PATHS = {1: "/", 2: "/orders", 3: "/orders/messages", 4: "/orders/messages/11111111-2222-3333-4444-555555555555"}
 
 
-@each_case("verb", VERBS)
+@for_each("verb", VERBS)
 def test_wrong_verbs(wire: Any, verb: str) -> None:
     for (kind, restype, comp), rows in TABLE.items():
         query = "&".join(f"{name}={value}" for name, value in (("restype", restype), ("comp", comp)) if value)
@@ -113,7 +112,7 @@ def test_wrong_verbs(wire: Any, verb: str) -> None:
             assert set(answer.headers["allow"].split(",")) == set(rows)
 
 
-@each_case(
+@for_each(
     ("target", "code", "name"),
     [
         ("/?comp=nothing", "InvalidQueryParameterValue", "comp"),
@@ -139,7 +138,7 @@ def test_names_of_parameters_have_no_case(wire: Any) -> None:
     assert len(wire.get(queue, "?NumOfMessages=3").texts("QueueMessage")) == 3
 
 
-@each_case("status", [400, 403, 405, 408, 413, 414, 417, 431, 500, 501, 503, 418, 599])
+@for_each("status", [400, 403, 405, 408, 413, 414, 417, 431, 500, 501, 503, 418, 599])
 def test_what_the_listener_refuses_has_a_code_too(wire: Any, status: int) -> None:
     answer = wire.read(wire.codec.refuse(status, "It is so.", None, "the-id"))
     assert answer.status == status

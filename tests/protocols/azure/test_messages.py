@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.queue import QueueKey, XmlBody
+from veilmq.testing.for_each import for_each
 
 NEVER = "Fri, 31 Dec 9999 23:59:59 GMT"
 ORDERS = QueueKey("000000000000", "us-east-1", "orders")
@@ -53,8 +52,8 @@ def test_each_message_of_one_get_has_its_own_receipt(wire: Any) -> None:
     assert len(wire.get(queue).texts("QueueMessage")) == 1
 
 
-@each_case("later_s", [0, 29, 31, 3600], fresh="wire")
-@each_case("updated", [False, True], fresh="wire")
+@for_each("later_s", [0, 29, 31, 3600], fresh="wire")
+@for_each("updated", [False, True], fresh="wire")
 def test_an_old_receipt_counts_until_somebody_else_has_the_message(wire: Any, later_s: int, updated: bool) -> None:
     queue = wire.queue()
     wire.put(queue)
@@ -81,7 +80,7 @@ def test_a_stale_receipt_changes_nothing(wire: Any) -> None:
     assert wire.ask("DELETE", f"{queue}/messages/{message}?popreceipt={receipt}").status == 204
 
 
-@each_case("receipt", ["x", "0" * 65, "G" * 66, "AgAAAAMAAAAAAAAA4sB2l%2FTe2QE%3D"], fresh="wire")
+@for_each("receipt", ["x", "0" * 65, "G" * 66, "AgAAAAMAAAAAAAAA4sB2l%2FTe2QE%3D"], fresh="wire")
 def test_a_receipt_that_is_none_has_the_wrong_form(wire: Any, receipt: str) -> None:
     queue = wire.queue()
     wire.put(queue)
@@ -190,7 +189,7 @@ RANGES = [
 ]
 
 
-@each_case(("method", "name", "bad", "good"), RANGES, fresh="wire")
+@for_each(("method", "name", "bad", "good"), RANGES, fresh="wire")
 def test_ranges(wire: Any, method: str, name: str, bad: tuple[int, ...], good: tuple[int, ...]) -> None:
     queue = wire.queue()
     body = "<QueueMessage><MessageText/></QueueMessage>" if method == "POST" else ""
@@ -222,7 +221,7 @@ def test_a_message_is_not_put_to_be_dead_before_it_is_visible(wire: Any) -> None
     assert wire.put(queue, query="?visibilitytimeout=9&messagettl=10").status == 201
 
 
-@each_case(
+@for_each(
     ("settings", "query", "status"),
     [
         ({"retention_us": 60 * SECOND_US}, "?visibilitytimeout=62", 400),
@@ -259,7 +258,7 @@ def test_update_needs_both_its_parameters(wire: Any) -> None:
     assert refused.code == "OutOfRangeQueryParameterValue"
 
 
-@each_case(("version", "limit"), [("2026-10-06", 65_536), ("2011-08-18", 65_536), ("2009-09-19", 8_192)], fresh="wire")
+@for_each(("version", "limit"), [("2026-10-06", 65_536), ("2011-08-18", 65_536), ("2009-09-19", 8_192)], fresh="wire")
 def test_how_long_a_message_may_be(wire: Any, version: str, limit: int) -> None:
     queue = wire.queue()
     assert wire.put(queue, "\u00e9" * (limit // 2), version=version).status == 201
@@ -269,7 +268,7 @@ def test_how_long_a_message_may_be(wire: Any, version: str, limit: int) -> None:
     assert wire.put(queue, "&lt;" * limit, version=version).status == 201, "what is counted is the text, not its XML"
 
 
-@each_case("character", ["&#1;", "&#xFFFE;", "\x01", "&#xD800;", "&#0;", "\ufffe"], fresh="wire")
+@for_each("character", ["&#1;", "&#xFFFE;", "\x01", "&#xD800;", "&#0;", "\ufffe"], fresh="wire")
 def test_what_xml_cannot_carry_is_refused_at_the_door(wire: Any, character: str) -> None:
     queue = wire.queue()
     refused = wire.put(queue, f"a{character}b")

@@ -2,20 +2,19 @@
 
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 ACL = "<?xml version='1.0'?><SignedIdentifiers>{}</SignedIdentifiers>"
 POLICY = "<SignedIdentifier><Id>{}</Id><AccessPolicy>{}</AccessPolicy></SignedIdentifier>"
 
 
-@each_case("name", ["abc", "a-b", "1-2-3", "a" * 63, "000"])
+@for_each("name", ["abc", "a-b", "1-2-3", "a" * 63, "000"])
 def test_names_that_are_allowed(wire: Any, name: str) -> None:
     assert wire.ask("PUT", f"/{name}").status == 201
 
 
-@each_case(
+@for_each(
     ("name", "code"),
     [
         ("ab", "OutOfRangeInput"),
@@ -73,7 +72,7 @@ def test_metadata(wire: Any) -> None:
     assert [name for name in wire.ask("GET", f"{queue}?comp=metadata").headers if "-meta-" in name] == []
 
 
-@each_case(
+@for_each(
     ("headers", "code"),
     [
         ({"x-ms-meta-": "x"}, "EmptyMetadataKey"),
@@ -137,7 +136,7 @@ def test_policies_are_kept_as_they_were_written(wire: Any) -> None:
         assert wire.ask(method, f"{queue}?comp=acl", version="2011-08-18").code == "FeatureVersionMismatch"
 
 
-@each_case(
+@for_each(
     ("inside", "code"),
     [
         ("".join(POLICY.format(number, "") for number in range(6)), "InvalidXmlDocument"),
@@ -235,7 +234,7 @@ def test_lists_of_old_versions_have_urls(wire: Any) -> None:
     assert shown.text("Queues/Queue/Url") == "http://127.0.0.1:10001/examplename/orders"
 
 
-@each_case(
+@for_each(
     ("query", "code"),
     [
         ("maxresults=0", "OutOfRangeQueryParameterValue"),
@@ -257,7 +256,7 @@ def test_bad_lists(wire: Any, query: str, code: str) -> None:
     assert (refused.status, refused.code) == (400, code)
 
 
-@each_case(
+@for_each(
     "host",
     [
         "examplename.queue.core.windows.net",
@@ -280,19 +279,19 @@ def test_host_style(wire: Any, host: str) -> None:
     assert secondary.status == 200
 
 
-@each_case("host", ["veilmq.queue:10001", "veilmq.queue.svc", "VEILMQ.queue.svc.cluster.local:10001"], fresh="wire")
+@for_each("host", ["veilmq.queue:10001", "veilmq.queue.svc", "VEILMQ.queue.svc.cluster.local:10001"], fresh="wire")
 def test_a_kubernetes_service_in_a_namespace_of_that_name_names_no_account(wire: Any, host: str) -> None:
     assert wire.ask("PUT", "/examplename/orders", host=host).status == 201
     assert wire.ask("GET", "/examplename?comp=list", host=host).texts("Queues/Queue/Name") == ["orders"]
 
 
-@each_case("path", ["", "/", "/examplename"])
+@for_each("path", ["", "/", "/examplename"])
 def test_the_service_itself(wire: Any, path: str) -> None:
     answer = wire.ask("GET", f"{path}?comp=list", path_style=False, host="127.0.0.1")
     assert answer.status == (200 if path == "/examplename" else 400)
 
 
-@each_case("path", ["/orders/other", "/orders/messages/x/y", "/orders//messages", "//orders", "/a/b/c/d/e"])
+@for_each("path", ["/orders/other", "/orders/messages/x/y", "/orders//messages", "//orders", "/a/b/c/d/e"])
 def test_paths_that_name_nothing(wire: Any, path: str) -> None:
     refused = wire.ask("GET", f"/examplename{path}")
     assert refused.status == 400

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from tests.each_case import each_case
 
 from veilmq.model.access import AccessKey, NamedAccount
 from veilmq.model.instant import SECOND_US
+from veilmq.testing.for_each import for_each
 
 MESSAGE = "<QueueMessage><MessageText>x</MessageText></QueueMessage>"
 ACL = "<SignedIdentifiers>{}</SignedIdentifiers>"
@@ -67,7 +67,7 @@ def _with(wire: Any, ask: Ask, sas: str, **how: Any) -> Any:
     return wire.ask(method, f"{target}{'&' if '?' in target else '?'}{sas}", body, auth=None, **how)
 
 
-@each_case("name", OPERATIONS, fresh="wire")
+@for_each("name", OPERATIONS, fresh="wire")
 def test_an_account_sas_reaches_exactly_what_is_documented(wire: Any, name: str) -> None:
     _prepare(wire)
     ask = OPERATIONS[name](wire)
@@ -86,7 +86,7 @@ def test_an_account_sas_reaches_exactly_what_is_documented(wire: Any, name: str)
             assert answer.code in {None, "QueueNotFound"}, answer.response.body
 
 
-@each_case("name", OPERATIONS, fresh="wire")
+@for_each("name", OPERATIONS, fresh="wire")
 def test_a_queue_sas_reaches_exactly_what_is_documented(wire: Any, name: str) -> None:
     _prepare(wire)
     ask = OPERATIONS[name](wire)
@@ -103,7 +103,7 @@ def test_a_queue_sas_reaches_exactly_what_is_documented(wire: Any, name: str) ->
     assert answer.code is None, answer.response.body
 
 
-@each_case("sp", ["pu", "ar", "rr", "raupp", "rd", "R"], fresh="wire")
+@for_each("sp", ["pu", "ar", "rr", "raupp", "rd", "R"], fresh="wire")
 def test_the_letters_of_a_queue_sas_have_an_order(wire: Any, sp: str) -> None:
     _prepare(wire)
     refused = _with(wire, PEEK, wire.queue_sas("/orders", sp=sp))
@@ -114,8 +114,8 @@ def test_the_letters_of_a_queue_sas_have_an_order(wire: Any, sp: str) -> None:
 PEEK: Ask = ("GET", "/orders/messages?peekonly=true", "")
 
 
-@each_case("kind", ["account", "queue"], fresh="wire")
-@each_case(
+@for_each("kind", ["account", "queue"], fresh="wire")
+@for_each(
     ("fields", "how", "code"),
     [
         ({"se": -1}, {}, "AuthenticationFailed"),
@@ -156,7 +156,7 @@ def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict
     assert answer.status == (200 if code is None else 403)
 
 
-@each_case(
+@for_each(
     ("fields", "code"),
     [
         ({"ss": "b"}, "AuthorizationServiceMismatch"),
@@ -188,7 +188,7 @@ def _old_account_sas(wire: Any) -> str:
     return "&".join(f"{name}={quote(value, safe='')}" for name, value in given.items())
 
 
-@each_case(
+@for_each(
     ("version", "resource", "lines"),
     [("2012-02-12", "/examplename/orders", 5), ("2014-02-14", "/examplename/orders", 5),
      ("2015-02-21", "/queue/examplename/orders", 5), ("2015-04-05", "/queue/examplename/orders", 7)],
@@ -203,7 +203,7 @@ def test_queue_sas_of_old_versions(wire: Any, version: str, resource: str, lines
     assert _with(wire, PEEK, sas, version="2026-10-06").code is None
 
 
-@each_case("name", ["sp", "se", "sv", "srt", "ss", "sig"], fresh="wire")
+@for_each("name", ["sp", "se", "sv", "srt", "ss", "sig"], fresh="wire")
 def test_a_sas_cannot_be_changed(wire: Any, name: str) -> None:
     _prepare(wire)
     sas = wire.account_sas(sp="r")
@@ -325,7 +325,7 @@ class TestUserDelegation:
         wire.stage.later(61 * SECOND_US)
         assert _with(wire, PEEK, sas).code == "AuthenticationFailed"
 
-    @each_case(
+    @for_each(
         ("fields", "code"),
         [
             ({"sp": ""}, "AuthenticationFailed"),
@@ -383,7 +383,7 @@ class TestUserDelegation:
             answer = _with(wire, PEEK, sas, headers=wire.token(**claims), secure=True)
             assert answer.code == code, claims
 
-    @each_case(
+    @for_each(
         ("body", "code"),
         [
             ("", "InvalidXmlDocument"),
@@ -436,7 +436,7 @@ class TestBearer:
         assert self.ask(wire, "PUT", "/orders").status == 201
         assert wire.calls[-1].commands[0].origin.principal == "examplename/person"
 
-    @each_case(
+    @for_each(
         "claims",
         [
             {"aud": "https://management.azure.com"},

@@ -3,10 +3,10 @@
 from typing import Any
 
 import msgspec
-from tests.each_case import each_case
 
 from veilmq.model.topic import SETTINGS_QUEUES
 from veilmq.protocols.azure.call import SERVICE_QUEUE
+from veilmq.testing.for_each import for_each
 
 TARGET = "/?restype=service&comp=properties"
 DOCUMENT = "<StorageServiceProperties>{}</StorageServiceProperties>"
@@ -102,7 +102,7 @@ def test_they_are_nobodys_queue(wire: Any) -> None:
     assert wire.ask("GET", "/azure/service?comp=metadata").status == 400
 
 
-@each_case(
+@for_each(
     ("inside", "code"),
     [
         (LOGGING.format(0), "InvalidXmlNodeValue"),
@@ -169,7 +169,7 @@ class TestCors:
         assert answer.headers["access-control-allow-credentials"] == "true"
         assert "vary" not in answer.headers, "no cache keeps it"
 
-    @each_case(
+    @for_each(
         ("method", "asked", "status"),
         [("PUT", "x-ms-one", 200), ("GET", "x-ms-one", 200), ("GET", "x-ms-three", 403)],
     )
@@ -179,7 +179,7 @@ class TestCors:
         wire.ask("PUT", TARGET, rules(first, second, {"methods": "GET", "allowed": "x-ms-three"}))
         assert self.preflight(wire, method=method, asked=asked).status == status
 
-    @each_case(
+    @for_each(
         ("origins", "origin", "allowed", "varies"),
         [
             (None, None, None, False),
@@ -211,7 +211,7 @@ class TestCors:
         wire.ask("PUT", TARGET, DOCUMENT.format("<Cors/>"))
         assert "vary" not in wire.ask("GET", "/?comp=list", headers=headers).headers
 
-    @each_case(
+    @for_each(
         ("origin", "method", "asked"),
         [
             ("https://app.example.evil", "GET", ""),
@@ -271,7 +271,7 @@ class TestCors:
         assert answer.headers["access-control-expose-headers"] == "x-ms-error-code,x-ms-request-id,x-ms-version"
         assert "access-control-allow-origin" not in wire.ask("GET", "/?comp=list").headers
 
-    @each_case(
+    @for_each(
         ("exposed", "names"),
         [
             ("x-ms-meta-*", "x-ms-meta-colour"),
@@ -313,7 +313,7 @@ class TestCors:
         wire.ask("GET", "/?comp=list")
         assert questions() == 3
 
-    @each_case(
+    @for_each(
         ("how", "code"),
         [
             ({"auth": None}, "NoAuthenticationInformation"),
@@ -349,7 +349,7 @@ class TestCors:
         assert wire.get(queue, headers={"origin": "http://127.0.0.1:10001"}).status == 200, "its own origin"
 
 
-@each_case(
+@for_each(
     ("body", "code"),
     [
         ("", "InvalidXmlDocument"),
@@ -386,7 +386,7 @@ def test_xml_that_is_none(wire: Any, body: str | bytes, code: str) -> None:
     assert wire.get(queue).texts("QueueMessage") == []
 
 
-@each_case(
+@for_each(
     ("body", "text"),
     [
         ("<QueueMessage><MessageText></MessageText></QueueMessage>", ""),

@@ -5,17 +5,17 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import NamedAccount
 from veilmq.protocols.azure import addresses, caller, instants
+from veilmq.testing.for_each import for_each
 
 SECOND_SECRET = b"the second key of the account"
 LIST = "/?comp=list&prefix=a%20b%2Bc&include=metadata&timeout=30"
 
 
-@each_case("auth", ["SharedKey", "SharedKeyLite"])
-@each_case("path_style", [True, False])
+@for_each("auth", ["SharedKey", "SharedKeyLite"])
+@for_each("path_style", [True, False])
 def test_a_right_signature(wire: Any, auth: str, path_style: bool) -> None:
     for secret in (b"the first key of the account", SECOND_SECRET):
         assert wire.ask("GET", LIST, auth=auth, path_style=path_style, secret=secret).status == 200
@@ -31,7 +31,7 @@ def test_a_wrong_key(wire: Any, auth: str) -> None:
     assert "string to sign" in refused.text("AuthenticationErrorDetail")
 
 
-@each_case(
+@for_each(
     "change",
     [
         lambda request: setattr(request, "method", "PUT"),
@@ -73,8 +73,8 @@ def test_headers_may_be_signed_in_the_services_own_order(wire: Any) -> None:
     assert wire.send(request).code == "AuthenticationFailed"
 
 
-@each_case("auth", ["SharedKey", "SharedKeyLite"], fresh="wire")
-@each_case(
+@for_each("auth", ["SharedKey", "SharedKeyLite"], fresh="wire")
+@for_each(
     ("value", "signed"),
     [("a   b\t c", "a b c"), ("a\tb", "a b"), ('say  "a   b"  twice', 'say "a   b" twice'), ('"  ', '" ')],
     fresh="wire",
@@ -93,7 +93,7 @@ def test_blanks_in_a_header_are_signed_as_they_are_or_as_one_space(
     assert wire.send(request).code == "AuthenticationFailed"
 
 
-@each_case(
+@for_each(
     ("name", "code"),
     [
         ("content-type", "InvalidHeaderValue"),
@@ -166,7 +166,7 @@ def test_the_date_header_serves_too(wire: Any) -> None:
     assert wire.send(request).status == 200
 
 
-@each_case(("shift_s", "status"), [(-900, 200), (-901, 403), (900, 200), (901, 403), (-3_600, 403)])
+@for_each(("shift_s", "status"), [(-900, 200), (-901, 403), (900, 200), (901, 403), (-3_600, 403)])
 def test_a_request_is_fresh_for_fifteen_minutes(wire: Any, shift_s: int, status: int) -> None:
     wire.stage.clock.now -= wire.stage.now % 1_000_000
     answer = wire.ask("GET", LIST, headers={"x-ms-date": wire.date(shift_s)})
@@ -176,12 +176,12 @@ def test_a_request_is_fresh_for_fifteen_minutes(wire: Any, shift_s: int, status:
         assert "date header too" in answer.text("AuthenticationErrorDetail")
 
 
-@each_case("date", ["", "yesterday", "2026-11-21T00:00:00Z", "Thu, 99 Nov 2026 03:37:00 GMT", "\u00e9"])
+@for_each("date", ["", "yesterday", "2026-11-21T00:00:00Z", "Thu, 99 Nov 2026 03:37:00 GMT", "\u00e9"])
 def test_a_date_that_is_none(wire: Any, date: str) -> None:
     assert wire.ask("GET", LIST, headers={"x-ms-date": date}).code == "AuthenticationFailed"
 
 
-@each_case(
+@for_each(
     ("authorization", "status", "code"),
     [
         (None, 401, "NoAuthenticationInformation"),
@@ -218,7 +218,7 @@ def test_an_unknown_account_is_a_wrong_key(wire: Any) -> None:
     assert wire.send(request).code == "AuthenticationFailed"
 
 
-@each_case(
+@for_each(
     "sas",
     [
         "/orders?comp=metadata&sp=r&se=2030-01-01&sv=2020-12-06",

@@ -3,11 +3,10 @@
 import time
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.instant import SECOND_US
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.azure.policies import Policy, label_of
+from veilmq.testing.for_each import for_each
 
 ORDERS = QueueKey("000000000000", "us-east-1", "orders")
 ACL = "<SignedIdentifiers>{}</SignedIdentifiers>"
@@ -18,7 +17,7 @@ def _peek(wire: Any, sas: str) -> Any:
     return wire.ask("GET", f"/orders/messages?peekonly=true&{sas}", "", auth=None)
 
 
-@each_case(
+@for_each(
     ("ending", "ahead_s"),
     [("Z", 0), ("", 0), (".0000000Z", 0), (".5Z", 0), ("-05:00", -18_000), (".5+05:30", 19_800), ("+23:59", 86_340),
      ("-23:59", -86_340)],
@@ -33,7 +32,7 @@ def test_a_sas_takes_every_form(wire: Any, ending: str, ahead_s: int) -> None:
         assert _peek(wire, wire.queue_sas("/orders", se=text)).code == code
 
 
-@each_case("text", ["+24:00", "-05:60", "+5:00", "+0500", "Z+00:00", " -05:00"], fresh="wire")
+@for_each("text", ["+24:00", "-05:60", "+5:00", "+0500", "Z+00:00", " -05:00"], fresh="wire")
 def test_offsets_that_are_none(wire: Any, text: str) -> None:
     wire.queue("orders")
     refused = _peek(wire, wire.account_sas(se=f"2999-01-01T00:00:00{text}"))
@@ -43,7 +42,7 @@ def test_offsets_that_are_none(wire: Any, text: str) -> None:
     assert early.code == "AuthenticationFailed", "there is no year 0"
 
 
-@each_case("ending", ["Z", "", ".0000000Z", ".1234567Z"], fresh="wire")
+@for_each("ending", ["Z", "", ".0000000Z", ".1234567Z"], fresh="wire")
 def test_a_policy_takes_utc(wire: Any, ending: str) -> None:
     """What is refused is in test_queues, as users saw it: azure-sdk-for-net 23976, azure-rest-api-specs 41338."""
     wire.queue("orders")
@@ -56,7 +55,7 @@ def test_a_policy_takes_utc(wire: Any, ending: str) -> None:
         assert _peek(wire, wire.queue_sas("/orders", se="", si="p")).code == code
 
 
-@each_case("ending", ["-05:00", ".5Z", "+00:00"], fresh="wire")
+@for_each("ending", ["-05:00", ".5Z", "+00:00"], fresh="wire")
 def test_a_policy_kept_from_before_still_ends(wire: Any, ending: str) -> None:
     """Set Queue ACL once took these forms of a time: what it stored goes on to count."""
     wire.queue("orders")

@@ -4,9 +4,8 @@ import base64
 from hashlib import md5
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.protocols.mns.codec import Call
+from veilmq.testing.for_each import for_each
 
 JOBS, MESSAGES, NEWS = "/queues/jobs", "/queues/jobs/messages", "/topics/news"
 SUB = "<Subscription><Endpoint>http://host.example/</Endpoint></Subscription>"
@@ -33,7 +32,7 @@ def test_1_lists_have_no_empty_elements_and_no_marker_at_the_end(wire: Any) -> N
     assert list(nothing.xml) == []
 
 
-@each_case(("path", "document"), [("/queues/new", "<Queue/>"), (NEWS, "<Topic/>"), (f"{NEWS}/subscriptions/s", SUB)])
+@for_each(("path", "document"), [("/queues/new", "<Queue/>"), (NEWS, "<Topic/>"), (f"{NEWS}/subscriptions/s", SUB)])
 def test_2_creating_says_where_also_the_second_time(wire: Any, path: str, document: str) -> None:
     if "subscriptions" in path:
         wire.ask("PUT", NEWS, "<Topic/>")
@@ -129,7 +128,7 @@ def test_9_a_checksum_of_the_digits_or_of_the_bytes(wire: Any) -> None:
     assert wire.ask("PUT", JOBS, body, {"Content-MD5": base64.b64encode(b"x" * 16).decode()}).code == "InvalidDegist"
 
 
-@each_case(
+@for_each(
     "document",
     [
         "",
@@ -158,7 +157,7 @@ def test_12_a_delayed_send_has_a_handle_that_is_good_while_it_is_delayed(wire: A
     assert wire.ask("PUT", f"{MESSAGES}?ReceiptHandle={second}&VisibilityTimeout=1").status == 200
 
 
-@each_case(
+@for_each(
     "document",
     [
         '<!DOCTYPE Queue [<!ENTITY a "b">]><Queue><VisibilityTimeout>&a;</VisibilityTimeout></Queue>',

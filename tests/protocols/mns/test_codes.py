@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.errors import DiskLow, Overloaded, QueueDeletedRecently, StoreFailed, StoreUnknown, VeilError
 from veilmq.protocols.mns import errors
+from veilmq.testing.for_each import for_each
 
 PAGE = (Path(__file__).parents[3] / "docs" / "mns.md").read_text()
 NO_OCCASION = {
@@ -105,7 +104,7 @@ ROWS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
-@each_case("code", ROWS, fresh="wire")
+@for_each("code", ROWS, fresh="wire")
 def test_the_code_is_reached(wire: Any, code: str) -> None:
     status, ask = ROWS[code]
     answer = ask(wire)
@@ -118,7 +117,7 @@ def test_no_code_is_without_a_row() -> None:
     assert not NO_OCCASION & errors.FAULTS.keys()
 
 
-@each_case("code", sorted(NO_OCCASION))
+@for_each("code", sorted(NO_OCCASION))
 def test_a_code_without_occasion_is_explained(code: str) -> None:
     assert code in PAGE
 

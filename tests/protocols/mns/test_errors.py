@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
 from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive
@@ -23,6 +22,7 @@ from veilmq.model.errors import (
 )
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.mns import errors
+from veilmq.testing.for_each import for_each
 
 QUEUE = "/queues/jobs"
 RECEIVE = f"{QUEUE}/messages"
@@ -37,7 +37,7 @@ def sample(kind: type[VeilError]) -> VeilError:
     return kind(**{name: 1 if name.endswith(("_us", "_bytes")) or name == "limit" else "x" for name in kind.fields})
 
 
-@each_case("kind", list(leaves()), ids=lambda kind: kind.__name__)
+@for_each("kind", list(leaves()), ids=lambda kind: kind.__name__)
 def test_every_error_becomes_a_fault_of_the_table(wire: Any, kind: type[VeilError]) -> None:
     queue = wire.codec.decode(wire.request("GET", QUEUE), wire.wall, wire.wall).commands[0].queue
     refusal = errors.fault_of(sample(kind), Receive(queue=queue, origin=TESTER))
@@ -52,7 +52,7 @@ def test_what_is_wrong_has_the_name_of_the_wire(parameter: str, shown: str) -> N
     assert refusal.message == f"{shown}: a FIFO queue has rules."
 
 
-@each_case(
+@for_each(
     ("error", "code", "status"),
     [
         (QueueDeletedRecently(queue="q", wait_us=1), "QueueDeletedRecently", 400),
@@ -77,7 +77,7 @@ def test_every_code_is_met_by_a_test() -> None:
     assert set(errors.FAULTS) <= met
 
 
-@each_case(
+@for_each(
     ("status", "code"),
     [(400, "InvalidRequestURL"), (403, "AccessDenied"), (408, "TimeExpired"), (413, "InvalidArgument"),
      (414, "InvalidRequestURL"), (429, "TooManyRequests"), (431, "InvalidArgument"), (500, "InternalServerError"),

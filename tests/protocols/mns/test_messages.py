@@ -3,7 +3,6 @@
 from hashlib import md5
 from typing import Any
 
-from tests.each_case import each_case
 from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive, Send
@@ -11,6 +10,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Attribute, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, XmlBody
+from veilmq.testing.for_each import for_each
 
 QUEUE = "/queues/jobs"
 MESSAGES = f"{QUEUE}/messages"
@@ -121,7 +121,7 @@ def test_retention_may_be_shorter_than_the_delay(wire: Any) -> None:
     assert wire.get(queue=queue).code == "MessageNotExist"
 
 
-@each_case(("query", "wait_us"), [("", None), ("?waitseconds=0", 0), ("?WaitSeconds=30", 30 * SECOND_US)])
+@for_each(("query", "wait_us"), [("", None), ("?waitseconds=0", 0), ("?WaitSeconds=30", 30 * SECOND_US)])
 def test_no_wait_is_not_a_wait_of_zero(wire: Any, query: str, wait_us: int | None) -> None:
     (receive,) = commands(wire, "GET", MESSAGES + query)
     assert isinstance(receive, Receive)
@@ -183,7 +183,7 @@ def test_a_batch_deletes_what_it_can(wire: Any) -> None:
     assert wire.ask("GET", QUEUE).text("InactiveMessages") == "0"
 
 
-@each_case(
+@for_each(
     ("body", "code"),
     [
         ("<ReceiptHandles/>", "InvalidArgument"),
@@ -210,7 +210,7 @@ def test_handles_pasted_as_they_are(wire: Any) -> None:
     assert wire.ask("DELETE", f"{MESSAGES}?RECEIPTHANDLE={handle}").status == 204
 
 
-@each_case(
+@for_each(
     ("method", "query", "code"),
     [
         ("DELETE", "?ReceiptHandle=", "MissingReceiptHandle"),
@@ -241,7 +241,7 @@ def test_queries_that_are_refused(wire: Any, method: str, query: str, code: str)
     assert wire.ask(method, MESSAGES + query).code == code
 
 
-@each_case(
+@for_each(
     ("body", "code"),
     [
         ("", "MalformedXML"),
@@ -274,7 +274,7 @@ def test_documents_that_are_refused(wire: Any, body: str | bytes, code: str) -> 
     assert wire.ask("GET", QUEUE).text("ActiveMessages") == "0"
 
 
-@each_case(
+@for_each(
     "body",
     [
         "<Message><MessageBody>x</MessageBody></Message>",
@@ -369,7 +369,7 @@ def prop(name: str, value: str, kind: str, element: str = "PropertyValue") -> st
     return f"<{element}><Name>{name}</Name><Value>{value}</Value><Type>{kind}</Type></{element}>"
 
 
-@each_case(
+@for_each(
     ("properties", "code"),
     [
         (prop("", "x", "STRING"), "InvalidArgument"),
@@ -409,7 +409,7 @@ def test_properties_at_their_limits(wire: Any) -> None:
         assert wire.ask("DELETE", f"{MESSAGES}?ReceiptHandle={got.text('ReceiptHandle')}").status == 204
 
 
-@each_case("value", ["inf", "-Infinity", "nan", "1" * 40, "1_000", " 7 ", "1e9999"], fresh="wire")
+@for_each("value", ["inf", "-Infinity", "nan", "1" * 40, "1_000", " 7 ", "1e9999"], fresh="wire")
 def test_numbers_that_only_python_reads_come_back(wire: Any, value: str) -> None:
     """The service checks no NUMBER; what the official SDK sends as one, it must read as one."""
     properties = f"<UserProperties>{prop('a', value, 'NUMBER')}</UserProperties>"

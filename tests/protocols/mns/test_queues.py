@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 QUEUE = "/queues/jobs"
 ATTRIBUTES = ["QueueName", "CreateTime", "LastModifyTime", "DelaySeconds", "MaximumMessageSize",
@@ -18,7 +18,7 @@ def queue(**fields: object) -> str:
     return f"<Queue>{''.join(f'<{name}>{value}</{name}>' for name, value in fields.items())}</Queue>"
 
 
-@each_case("body", ["", "<Queue/>", "<Queue></Queue>", '<Queue xmlns="x"><Other/></Queue>'], fresh="wire")
+@for_each("body", ["", "<Queue/>", "<Queue></Queue>", '<Queue xmlns="x"><Other/></Queue>'], fresh="wire")
 def test_a_new_queue_has_the_defaults(wire: Any, body: str) -> None:
     made = wire.ask("PUT", "/queues/new", body)
     assert (made.status, made.headers["Location"]) == (201, "http://127.0.0.1:9326/queues/new")
@@ -80,7 +80,7 @@ def test_counts(wire: Any) -> None:
     assert [fields[f"{state}Messages"] for state in ("Active", "Inactive", "Delay")] == ["1", "1", "1"]
 
 
-@each_case(
+@for_each(
     ("name", "value"),
     [
         ("DelaySeconds", -1), ("DelaySeconds", 604_801), ("MaximumMessageSize", 1023), ("MaximumMessageSize", 65_537),
@@ -97,7 +97,7 @@ def test_values_out_of_their_limits(wire: Any, name: str, value: object) -> None
     assert wire.ask("GET", "/queues/new").code == "QueueNotExist"
 
 
-@each_case(
+@for_each(
     ("name", "value"),
     [
         ("DelaySeconds", 604_800), ("MaximumMessageSize", 1024), ("MessageRetentionPeriod", 60),
@@ -110,18 +110,18 @@ def test_values_at_their_limits(wire: Any, name: str, value: int) -> None:
     assert wire.ask("GET", "/queues/new").text(name) == str(value)
 
 
-@each_case("body", ["<Topic/>", "<Queue>", "<Queue><DelaySeconds>1</DelaySeconds>" * 2])
+@for_each("body", ["<Topic/>", "<Queue>", "<Queue><DelaySeconds>1</DelaySeconds>" * 2])
 def test_documents_of_another_kind(wire: Any, body: str) -> None:
     assert wire.ask("PUT", "/queues/new", body).code == "MalformedXML"
 
 
-@each_case("name", ["a", "0", "A-b", "a--", "a" * 120])
+@for_each("name", ["a", "0", "A-b", "a--", "a" * 120])
 def test_names_that_are_allowed(wire: Any, name: str) -> None:
     assert wire.ask("PUT", f"/queues/{name}").status == 201
     assert wire.ask("GET", f"/queues/{name}/").text("QueueName") == name
 
 
-@each_case(
+@for_each(
     ("path", "code"),
     [
         ("/queues/-a", "InvalidQueueName"),
@@ -192,12 +192,12 @@ def test_lists_of_queues(wire: Any) -> None:
     assert (none.status, len(none.xml)) == (200, 0)
 
 
-@each_case(
+@for_each(
     "headers",
     [{"x-mns-ret-number": "0"}, {"x-mns-ret-number": "1001"}, {"x-mns-ret-number": "x"}, {"x-mns-marker": "\u00e9!"},
      {"x-mns-marker": "gggg"}, {"x-mns-marker": "!!"}, {"x-mns-marker": "YQ==!"}, {"x-mns-with-meta": "perhaps"}],
 )  # fmt: skip
-@each_case("path", ["/queues", "/topics", "/topics/t/subscriptions"])
+@for_each("path", ["/queues", "/topics", "/topics/t/subscriptions"])
 def test_pages_that_cannot_be(wire: Any, path: str, headers: dict[str, str]) -> None:
     assert wire.ask("GET", path, headers=headers).code == "InvalidArgument"
 
@@ -235,9 +235,7 @@ def test_rates_up_to_the_limit(wire: Any, count: int) -> None:
     assert wire.ask("PUT", "/queues/new", f"<Queue>{rate(count)}</Queue>").status == 201
 
 
-@each_case(
-    "target", ["dead", "acs:mns:cn-hangzhou:127:queues/dead", "acs:mns:cn-hangzhou:1:/queues/dead"], fresh="wire"
-)
+@for_each("target", ["dead", "acs:mns:cn-hangzhou:127:queues/dead", "acs:mns:cn-hangzhou:1:/queues/dead"], fresh="wire")
 def test_dead_letter_policies(wire: Any, target: str) -> None:
     wire.queue("dead")
     assert wire.ask("PUT", "/queues/new", f"<Queue>{policy(target)}</Queue>").status == 201
@@ -256,7 +254,7 @@ def test_dead_letter_policies(wire: Any, target: str) -> None:
     assert wire.ask("GET", "/queues/new").text("DlqPolicy") is None
 
 
-@each_case(
+@for_each(
     "inside",
     [
         policy("nowhere"),
@@ -302,7 +300,7 @@ def test_the_account_and_the_service(wire: Any) -> None:
     assert wire.ask("POST", "/commonbuy/openservice").fields() == {"OrderId": "0"}
 
 
-@each_case(
+@for_each(
     ("how", "start"),
     [
         ({}, "http://127.0.0.1:9326"),

@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.protocols.keyed import Keyed
 from veilmq.protocols.mns import addresses, canonical
 from veilmq.protocols.mns.signature import compact, read_date, signature_v4, signing_key_v4
+from veilmq.testing.for_each import for_each
 
 KEY_ID, SECRET = "AKIDTESTS", "a secret of the tests"
 QUEUE = "/queues/jobs"
@@ -81,7 +81,7 @@ def octets(headers: dict[str, str]) -> dict[bytes, bytes]:
     return {name.encode(): value.encode() for name, value in headers.items()}
 
 
-@each_case(("method", "headers", "date", "target", "secret", "expected"), V2)
+@for_each(("method", "headers", "date", "target", "secret", "expected"), V2)
 def test_v2_vectors(method: str, headers: dict[str, str], date: str, target: str, secret: str, expected: str) -> None:
     # Other headers are not signed, whatever they are.
     given = octets(headers | {"host": "h", "user-agent": "u", "security-token": "t"})
@@ -126,7 +126,7 @@ V4_PRIVATE = [
 ]  # fmt: skip
 
 
-@each_case(
+@for_each(
     ("form", "vector"),
     [*((canonical.PUBLIC, each) for each in V4), *((canonical.PRIVATE, each) for each in V4_PRIVATE)],
 )
@@ -194,14 +194,14 @@ def test_v4_takes_what_the_client_signed_before_it_encoded(wire: Any) -> None:
     assert v4(wire, "PUT", sent, signed=signed).code == "SignatureDoesNotMatch"
 
 
-@each_case("second", ["receipthandle%20=good", "%20ReceiptHandle=good", "receipthandle+=good"])
+@for_each("second", ["receipthandle%20=good", "%20ReceiptHandle=good", "receipthandle+=good"])
 def test_v4_signs_every_parameter(wire: Any, second: str) -> None:
     signed = f"{MESSAGES}?ReceiptHandle=good"
     assert v4(wire, "DELETE", signed).code == "ReceiptHandleError"
     assert v4(wire, "DELETE", f"{MESSAGES}?ReceiptHandle=evil&{second}", signed=signed).code == "SignatureDoesNotMatch"
 
 
-@each_case(
+@for_each(
     ("change", "code"),
     [
         ({"secret": "another"}, "SignatureDoesNotMatch"),
@@ -213,7 +213,7 @@ def test_v4_refusals(wire: Any, change: dict[str, str], code: str) -> None:
     assert v4(wire, "GET", QUEUE, **change).code == code
 
 
-@each_case(
+@for_each(
     ("how", "code", "status"),
     [
         ({"without": ("authorization",)}, "MissingAuthorizationHeader", 400),
@@ -244,8 +244,8 @@ def test_texts_of_the_service(wire: Any) -> None:
     assert wire.ask("GET", QUEUE, secret="x").text("Message").startswith("The request signature we calculated does not")
 
 
-@each_case(("shift_s", "code"), [(-899, None), (899, None), (-902, "TimeExpired"), (902, "TimeExpired")])
-@each_case("header", ["date", "x-mns-date"])
+@for_each(("shift_s", "code"), [(-899, None), (899, None), (-902, "TimeExpired"), (902, "TimeExpired")])
+@for_each("header", ["date", "x-mns-date"])
 def test_a_date_may_be_15_minutes_off(wire: Any, header: str, shift_s: int, code: str | None) -> None:
     answer = wire.ask("GET", QUEUE, headers={header: wire.date(shift_s)})
     assert answer.code == code
@@ -301,7 +301,7 @@ def test_accounts_see_their_own_queues(wire: Any) -> None:
     assert wire.ask("GET", QUEUE, key="AKIDOTHER").code == "QueueNotExist"
 
 
-@each_case(
+@for_each(
     "authorization", [None, "MNS anybody:whatever", "MNS 123456789012:x", "MNS4-HMAC-SHA256 Credential=k/1", "nonsense"]
 )
 def test_development_mode_takes_anybody_as_one_account(wire: Any, authorization: str | None) -> None:
@@ -330,7 +330,7 @@ def test_what_is_sent_at_length_is_not_remembered(wire: Any) -> None:
     assert (known.__wrapped__.cache_info().currsize, len(addresses._places)) == before
 
 
-@each_case("form", ["hex", "raw", "bare", "bad", "badraw"])
+@for_each("form", ["hex", "raw", "bare", "bad", "badraw"])
 def test_content_md5_in_every_encoding(wire: Any, form: str) -> None:
     digest = md5(BODY, usedforsecurity=False)
     value = {

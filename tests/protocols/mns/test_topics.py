@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import Action, Grant
 from veilmq.model.instant import SECOND_US
@@ -14,6 +13,7 @@ from veilmq.model.message import Attribute
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SETTINGS_QUEUES, TopicKey, hidden_queue
 from veilmq.protocols.mns.operations.account import ACCOUNT_QUEUE
+from veilmq.testing.for_each import for_each
 
 TOPIC = "/topics/news"
 KEY = TopicKey("000000000000", "us-east-1", "news")
@@ -72,7 +72,7 @@ def test_the_life_of_a_topic(wire: Any) -> None:
         assert (missing.code, missing.status) == ("TopicNotExist", 404)
 
 
-@each_case(("size", "status"), [(1023, 400), (1024, 201), (65_536, 201), (65_537, 400)], fresh="wire")
+@for_each(("size", "status"), [(1023, 400), (1024, 201), (65_536, 201), (65_537, 400)], fresh="wire")
 def test_sizes_of_topics(wire: Any, size: int, status: int) -> None:
     body = f"<Topic><MaximumMessageSize>{size}</MaximumMessageSize></Topic>"
     assert wire.ask("PUT", TOPIC, body).status == status
@@ -141,7 +141,7 @@ def test_no_more_than_100_subscriptions(topic: Any) -> None:
     assert subscribe(topic, "more", "http://h/").code == "InvalidArgument"
 
 
-@each_case(
+@for_each(
     "endpoint",
     ["http://127.0.0.1:8080/notifications", "https://example.com", "http://[::1]:80/a?b=c", "HTTP://h",
      "http://h.example./", "http://a_b.example/", f"http://{'a' * 63}.example/", "http://[::ffff:203.0.113.7]/",
@@ -153,7 +153,7 @@ def test_endpoints_that_are_taken(topic: Any, endpoint: str) -> None:
     assert topic.ask("DELETE", f"{TOPIC}/subscriptions/s").status == 204
 
 
-@each_case(
+@for_each(
     "endpoint",
     ["", "nothing", "ftp://h/", "http://", "http://user@h/", "http://h:99999/", "http://h:0/", "http://h/#a",
      "http://h/ a", "http://a..b/", "http://.a/", "http://./", f"http://{'a' * 64}/", f"http://{'a.' * 127}b/",
@@ -166,7 +166,7 @@ def test_endpoints_that_are_refused(topic: Any, endpoint: str) -> None:
     assert (answer.code, answer.status) == ("EndpointInvalid", 400)
 
 
-@each_case(
+@for_each(
     ("fields", "code"),
     [
         ({"NotifyStrategy": "NEVER"}, "InvalidArgument"),
@@ -365,7 +365,7 @@ def test_a_push_does_not_wait_where_the_account_keeps_its_settings(wire: Any, fi
     assert wire.ask("GET", "/?accountmeta=true").text("LoggingBucket") == "mine"
 
 
-@each_case(
+@for_each(
     ("body", "code"),
     [
         ("", "MalformedXML"),
@@ -405,7 +405,7 @@ def test_a_key_lets_a_topic_lead_only_where_it_may_send_or_to_its_own(topic: Any
     assert topic.ask("PUT", f"{TOPIC}/subscriptions/t", subscription(), key="SENDER").status == 201
 
 
-@each_case("tag", ["a\nb", "a\tb", "a&#13;b", "a&#127;b"])
+@for_each("tag", ["a\nb", "a\tb", "a&#13;b", "a&#127;b"])
 def test_a_tag_has_nothing_that_no_header_can_bear(topic: Any, tag: str) -> None:
     for refused in (
         subscribe(topic, endpoint="http://203.0.113.7/", FilterTag=tag),

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import Action, Grant
+from veilmq.testing.for_each import for_each
 
 ARN = "arn:aws:sqs:us-east-1:111122223333:"
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
@@ -114,7 +114,7 @@ class TestCreateQueueThatMeetsAQueue:
         client.set_queue_attributes(QueueUrl=url, Attributes={"SqsManagedSseEnabled": "true"})
         assert client.create_queue(QueueName="jobs", Attributes=attributes)["QueueUrl"] == url
 
-    @each_case(
+    @for_each(
         ("name", "text"),
         [
             ("SqsManagedSseEnabled", "false"),
@@ -159,7 +159,7 @@ class TestCreateQueueThatMeetsAQueue:
         assert found[1].endswith("attribute SqsManagedSseEnabled")
 
 
-@each_case(
+@for_each(
     ("name", "text"),
     [
         ("FifoQueue", "false"),
@@ -194,7 +194,7 @@ def test_a_redrive_policy_needs_its_count(served: Any, client: Any, url: str) ->
     assert found == ("InvalidParameterValue", f"Value {policy} for parameter RedrivePolicy is invalid. {words}")
 
 
-@each_case(
+@for_each(
     ("name", "value", "words"),
     [
         # softwaremill/elasticmq #373
@@ -233,7 +233,7 @@ def test_what_is_wrong_with_a_message_attribute(
     assert counts(client, url) == (0, 0, 0)
 
 
-@each_case(
+@for_each(
     ("value", "shown"),
     [
         ({"DataType": "String", "StringValue": "v", "BinaryValue": b""}, {"DataType": "String", "StringValue": "v"}),
@@ -259,7 +259,7 @@ def test_an_empty_value_of_the_other_kind_is_none_in_a_system_attribute_too(serv
         assert served.refused(client.send_message, **given, MessageSystemAttributes=wrong)[0] == "InvalidParameterValue"
 
 
-@each_case("text", ["null", "NULL", "nuLl"])
+@for_each("text", ["null", "NULL", "nuLl"])
 def test_bytes_whose_base64_is_a_word_stay_bytes(client: Any, url: str, text: str) -> None:
     value = {"DataType": "Binary", "BinaryValue": base64.b64decode(text)}
     entry = {"MessageBody": text, "MessageAttributes": {text: value}}

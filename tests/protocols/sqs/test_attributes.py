@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.each_case import each_case
 
 from veilmq.model.instant import Instant
 from veilmq.model.queue import (
@@ -23,6 +22,7 @@ from veilmq.protocols.sqs.addresses import queue_of_arn
 from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.attributes import NAMES, attributes_of, settings_change
 from veilmq.protocols.sqs.errors import Refusal
+from veilmq.testing.for_each import for_each
 
 QUEUE = QueueKey("111122223333", "eu-west-1", "jobs")
 FIFO = QueueKey("111122223333", "eu-west-1", "jobs.fifo")
@@ -98,7 +98,7 @@ def test_the_receive_count_may_be_a_number_or_a_text(count: int | str) -> None:
     assert change == {"redrive": RedrivePolicy(DEAD, 3)}
 
 
-@each_case(("count", "right"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])
+@for_each(("count", "right"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])
 def test_receive_counts_have_a_range(count: int, right: bool) -> None:
     text = json.dumps({"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count})
     if right:
@@ -109,7 +109,7 @@ def test_receive_counts_have_a_range(count: int, right: bool) -> None:
         assert f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to 1000 both inclusive." in message
 
 
-@each_case(
+@for_each(
     ("policy", "reason"),
     [
         ("{", "not a valid JSON map"),
@@ -153,7 +153,7 @@ def test_policies_end_with_an_empty_text() -> None:
     assert "Policy" not in attributes_of(info(settings), ["All"])
 
 
-@each_case(
+@for_each(
     ("policy", "permission", "sources"),
     [
         ({"redrivePermission": "allowAll"}, RedrivePermission.ALLOW_ALL, ()),
@@ -179,7 +179,7 @@ ONE_TO_TEN = ". When you specify the byQueue permission type, you must also spec
 BY_QUEUE_ALONE = ". You can specify source queue ARNs only when the permission type is byQueue."
 
 
-@each_case(
+@for_each(
     ("policy", "reason"),
     [
         ("{", UNSUPPORTED),
@@ -205,7 +205,7 @@ def test_wrong_redrive_allow_policies(policy: object, reason: str) -> None:
     assert refused({"RedriveAllowPolicy": text}) == ("InvalidAttributeValue", words + reason)
 
 
-@each_case(
+@for_each(
     ("attributes", "code"),
     [
         ({"QueueArn": "x"}, "InvalidAttributeName"),
@@ -255,7 +255,7 @@ def test_one_kind_of_encryption_ends_the_other() -> None:
     assert attributes_of(info(QueueSettings()), ["SqsManagedSseEnabled"]) == {"SqsManagedSseEnabled": "true"}
 
 
-@each_case(("text", "label"), [("300", ""), ("0300", ""), ("0600", "600")])
+@for_each(("text", "label"), [("300", ""), ("0300", ""), ("0600", "600")])
 def test_the_default_reuse_period_is_no_label(text: str, label: str) -> None:
     change = settings_change(QUEUE, {"KmsDataKeyReusePeriodSeconds": text}, creating=False)
     assert change["labels"] == {"sqs.KmsDataKeyReusePeriodSeconds": label}

@@ -8,7 +8,6 @@ import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from tests.each_case import each_case
 
 from veilmq.model.commands import AnyCommand, ChangeQueue, DescribeQueue, Origin
 from veilmq.model.errors import Overloaded
@@ -17,6 +16,7 @@ from veilmq.model.outcomes import Applied
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
+from veilmq.testing.for_each import for_each
 
 OWNER, FRIEND = "111122223333", "444455556666"
 QUEUE = QueueKey(OWNER, "us-east-1", "jobs")
@@ -55,7 +55,7 @@ VEIL = {
 }
 
 
-@each_case("operation", VEIL)
+@for_each("operation", VEIL)
 def test_a_deny_binds_the_veilmq_operations_too(served: Any, owner: Any, url: str, operation: str) -> None:
     assert VEIL.keys() == VEIL_OPERATIONS.keys() - {"CreateQueue"}
     action, given = VEIL[operation]

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.instant import Instant
@@ -12,6 +11,7 @@ from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.testing.for_each import for_each
 
 
 class Ring:
@@ -50,7 +50,7 @@ def code_of(answer: Call | Response) -> tuple[int, str]:
 INFO = QueueInfo(QueueKey("000000000000", "us-east-1", "q"), 1, Instant(0), Instant(0), QueueSettings(), QueueCounts())
 
 
-@each_case(
+@for_each(
     ("asked", "endpoint", "url"),
     [
         (request(host="localhost:9324"), Endpoint(), "http://localhost:9324"),
@@ -77,7 +77,7 @@ def test_queue_urls_are_as_the_client_reaches_us(asked: Request, endpoint: Endpo
     assert json.loads(codec.encode(call, [QueueCreated(INFO, True)]).body) == {"QueueUrl": f"{url}/000000000000/q"}
 
 
-@each_case(
+@for_each(
     "url",
     [
         "http://localhost:9324/000000000000/q",
@@ -95,7 +95,7 @@ def test_any_url_that_ends_in_account_and_name_is_understood(url: str) -> None:
         assert call.commands[0].queue == QueueKey("000000000000", "us-east-1", "q")  # type: ignore[union-attr]
 
 
-@each_case(
+@for_each(
     "url",
     ["q q", "q/", "http://localhost", "http://localhost/q", "http://h/queues/q", "http://h/1234/q", "//queue/", "//"],
 )
@@ -152,7 +152,7 @@ def test_answers_to_pages_name_the_origin() -> None:
     assert b"access-control-allow-origin" not in dict(codec.encode(call, [QueueDescribed(INFO)]).headers)
 
 
-@each_case(
+@for_each(
     ("asked", "expected"),
     [
         (request("PUT"), (405, "UnsupportedHttpVerb")),
@@ -198,7 +198,7 @@ class Checking(Ring):
     checks = True
 
 
-@each_case(
+@for_each(
     ("asked", "ring"),
     [
         (request("GET"), Ring()),
@@ -234,7 +234,7 @@ def test_the_member_that_does_not_fit_is_named() -> None:
     assert b"Value 1.5 for parameter WaitTimeSeconds is invalid. Reason: Must be an integer." in answer.body
 
 
-@each_case("count", [limits.FORM_PAIRS_MAX + step for step in (-1, 0, 1)])
+@for_each("count", [limits.FORM_PAIRS_MAX + step for step in (-1, 0, 1)])
 def test_a_form_has_so_many_parameters(count: int) -> None:
     form = b"Action=ListQueues" + b"".join(b"&x%d=y" % number for number in range(count - 1))
     for asked in (

@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.commands import (
     AfterExpiry,
@@ -38,6 +37,7 @@ from veilmq.model.outcomes import (
     Sent,
 )
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
 FIFO_URL = URL + ".fifo"
@@ -206,7 +206,7 @@ SYSTEM = {
 }
 
 
-@each_case(
+@for_each(
     ("asked", "shown"),
     [
         ({"AttributeNames": ["All"]}, SYSTEM),
@@ -234,7 +234,7 @@ def test_a_fifo_message_has_a_sequence_number(wire: Any, deliver: Callable[..., 
     assert wire.commands[0].attempt_id == "try-1"
 
 
-@each_case(
+@for_each(
     ("names", "shown"),
     [
         (["All"], ["bar.one", "bar.two", "raw"]),

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import Action, Grant
 from veilmq.protocols.sqs import limits
+from veilmq.testing.for_each import for_each
 
 ACCOUNT = "111122223333"
 MISSING = "ResourceNotFoundException"
@@ -74,7 +74,7 @@ class TestSources:
         ]
         assert found == urls
 
-    @each_case(
+    @for_each(
         ("given", "code"),
         [
             ({"MaxResults": 0}, "InvalidParameterValue"),
@@ -87,7 +87,7 @@ class TestSources:
         url = create(client, "dead")
         assert served.refused(client.list_dead_letter_source_queues, **{"QueueUrl": url} | given)[0] == code
 
-    @each_case("count", [1, limits.LIST_QUEUES_MAX])
+    @for_each("count", [1, limits.LIST_QUEUES_MAX])
     def test_the_limits_of_a_page_are_taken(self, client: Any, count: int) -> None:
         url = create(client, "dead")
         assert client.list_dead_letter_source_queues(QueueUrl=url, MaxResults=count).get("queueUrls", []) == []
@@ -117,7 +117,7 @@ class TestRedriveAllowPolicy:
             code, text = served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=redrive)
             assert (code, "does not allow" in text) == ("InvalidParameterValue", True)
 
-    @each_case(("count", "taken"), [(9, True), (10, True), (11, False)])
+    @for_each(("count", "taken"), [(9, True), (10, True), (11, False)])
     def test_it_names_at_most_ten_queues(self, served: Any, client: Any, count: int, taken: bool) -> None:
         url = create(client, "dead")
         policy = {"redrivePermission": "byQueue", "sourceQueueArns": [arn(f"s{number}") for number in range(count)]}
@@ -130,7 +130,7 @@ class TestRedriveAllowPolicy:
             code, text = served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=given)
             assert (code, "between 1 and 10 source queue ARNs" in text) == ("InvalidAttributeValue", True)
 
-    @each_case(("count", "taken"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])
+    @for_each(("count", "taken"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])
     def test_the_limits_of_the_receive_count(self, served: Any, client: Any, count: int, taken: bool) -> None:
         create(client, "dead")
         url = create(client, "jobs")
@@ -142,7 +142,7 @@ class TestRedriveAllowPolicy:
             assert (code, "maxReceiveCount" in text) == ("InvalidParameterValue", True)
 
 
-@each_case("suffix", ["", ".fifo"])
+@for_each("suffix", ["", ".fifo"])
 def test_the_receive_count_goes_on_in_the_next_queue_until_the_message_is_moved_back(
     served: Any, client: Any, suffix: str
 ) -> None:
@@ -255,7 +255,7 @@ class TestMoveTasks:
         assert started == sorted(started, reverse=True)
         assert len(client.list_message_move_tasks(SourceArn=arn("dead"), MaxResults=9)["Results"]) == 9
 
-    @each_case(
+    @for_each(
         ("given", "code", "text"),
         [
             ({"SourceArn": ""}, "MissingParameter", "SourceArn"),

@@ -1,12 +1,11 @@
 """Development mode: any credentials, or none; what can be read of them names the key and the region."""
 
-from tests.each_case import each_case
-
 from veilmq.model.access import AccessKey
 from veilmq.model.commands import DescribeQueue
 from veilmq.model.instant import Instant
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.testing.for_each import for_each
 
 HOST = "127.0.0.1:9324"
 
@@ -44,7 +43,7 @@ CLAIM = (
 )
 
 
-@each_case(
+@for_each(
     ("headers", "principal", "account", "region"),
     [
         ({}, "anonymous", "000000000000", "us-east-1"),

@@ -5,7 +5,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import Action
 from veilmq.model.commands import SERVER, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue, Receive, Send
@@ -37,6 +36,7 @@ from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Codec
 from veilmq.protocols.sqs.errors import QUERY_WORDS, fault_of
 from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
 FIFO_URL = URL + ".fifo"
@@ -56,7 +56,7 @@ def sample(leaf: type[VeilError]) -> VeilError:
     return leaf(**{name: 7 if leaf.__annotations__[name] is int else "some text" for name in leaf.fields})
 
 
-@each_case("leaf", list(leaves()), ids=lambda leaf: leaf.__name__)
+@for_each("leaf", list(leaves()), ids=lambda leaf: leaf.__name__)
 def test_the_table_is_total(leaf: type[VeilError]) -> None:
     for command in COMMANDS:
         refusal = fault_of(sample(leaf), command)
@@ -215,7 +215,7 @@ SAID = [
 ]
 
 
-@each_case(
+@for_each(
     ("method", "arguments", "error", "code", "status", "message"),
     SAID,
     ids=[f"{case[0]}-{type(case[2]).__name__}" for case in SAID],
@@ -252,7 +252,7 @@ CLASSES = {
 """The class that a client catches; the other codes are no shapes of the model."""
 
 
-@each_case("error", [LeaseExpired(**LEASE), LeaseTaken(**LEASE), MessageGone(**LEASE)])
+@for_each("error", [LeaseExpired(**LEASE), LeaseTaken(**LEASE), MessageGone(**LEASE)])
 def test_a_stale_handle_deletes_nothing_and_succeeds(wire: Any, error: VeilError) -> None:
     wire.answers(error)
     wire.client.delete_message(**HANDLE)
@@ -323,7 +323,7 @@ def test_refusals_of_the_server_speak_the_requests_form(wire: Any) -> None:
     assert tree.find(".//{*}Type").text == "Receiver"  # type: ignore[union-attr]
 
 
-@each_case("status", [400, 403, 404, 405, 408, 413, 414, 417, 418, 429, 431, 500, 501, 503, 507])
+@for_each("status", [400, 403, 404, 405, 408, 413, 414, 417, 418, 429, 431, 500, 501, 503, 507])
 def test_the_listeners_refusals_keep_their_status(wire: Any, status: int) -> None:
     codec: Codec = wire.codec
     for request in (None, _request({}), _request(JSON)):

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.protocols.sqs import half_pairs, json_form
 from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, MALFORMED_INPUT, Refusal
+from veilmq.testing.for_each import for_each
 
 HALF = "\ud800"
 FORBIDDEN = "was found in the message body, the set of allowed characters is"
@@ -41,7 +41,7 @@ def client(served: Any) -> Any:
     return served.connect()
 
 
-@each_case(("entry", "words"), ENTRIES)
+@for_each(("entry", "words"), ENTRIES)
 def test_an_entry_fails_alone_and_is_told_why(client: Any, url: str, entry: dict[str, Any], words: str) -> None:
     entries = [{"Id": "1", "MessageBody": "good"}, {"Id": "2", "MessageBody": "x", **entry}]
     answer = client.send_message_batch(QueueUrl=url, Entries=entries)
@@ -54,7 +54,7 @@ def test_an_entry_fails_alone_and_is_told_why(client: Any, url: str, entry: dict
     assert words in one["Message"]
 
 
-@each_case(("given", "words"), ENTRIES)
+@for_each(("given", "words"), ENTRIES)
 def test_a_single_message_is_told_the_same(
     served: Any, client: Any, url: str, given: dict[str, Any], words: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_tag_is_told_as_a_tag(served: Any, client: Any, url: str, tags: dict[s
     assert "Tags" not in client.list_queue_tags(QueueUrl=url)
 
 
-@each_case(
+@for_each(
     ("operation", "given", "place"),
     [
         ("UntagQueue", {"QueueUrl": URL, "TagKeys": ["a", HALF]}, "$.TagKeys[1]"),
@@ -111,7 +111,7 @@ def test_a_whole_pair_is_a_character() -> None:
     assert half_pairs.read("SendMessage", rb'{"MessageBody":"\ud83d\ude00"}') == {"MessageBody": "\U0001f600"}
 
 
-@each_case(
+@for_each(
     "body",
     [
         rb'{"MessageBody":"\ud800',

@@ -8,11 +8,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, QueueChanged, QueueCreated, QueuesListed, Received, Sent
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
 ARN = "arn:aws:sqs:us-east-1:111122223333:jobs"
@@ -242,8 +241,8 @@ def outcome(wire: Any, method: str, arguments: dict[str, Any]) -> str:
     return str(answer["Error"]["Code"])
 
 
-@each_case("form", ["json", "query"])
-@each_case("method", sorted({case[0] for case in CASES}))
+@for_each("form", ["json", "query"])
+@for_each("method", sorted({case[0] for case in CASES}))
 def test_limits_are_kept_to_the_byte(make_wire: Any, form: str, method: str) -> None:
     wire = make_wire(form)
     wrong = []
@@ -266,7 +265,7 @@ NUMBERS = {
 }
 
 
-@each_case("name", NUMBERS)
+@for_each("name", NUMBERS)
 def test_queue_attributes_have_ranges(wire: Any, name: str) -> None:
     lowest, highest = NUMBERS[name]
     for text, code in [

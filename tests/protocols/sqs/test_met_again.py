@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import Action, Grant
 from veilmq.model.commands import ChangeQueue, DeleteQueue, DescribeQueue, Origin
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs.attributes import spelled_as
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
+from veilmq.testing.for_each import for_each
 
 QUEUE = QueueKey("111122223333", "us-east-1", "jobs")
 STATEMENT = {"Effect": "Allow", "Principal": "*", "Action": "sqs:SendMessage", "Resource": "*"}
@@ -55,7 +55,7 @@ def test_all_that_get_queue_attributes_shows_is_the_same_queue(client: Any) -> N
     assert met(client, **settable) == url
 
 
-@each_case("policy", SAME)
+@for_each("policy", SAME)
 def test_a_policy_in_other_words_is_the_same(served: Any, client: Any, policy: str) -> None:
     url = met(client, Policy=POLICY)
     assert met(client, Policy=policy) == url
@@ -71,7 +71,7 @@ def test_a_key_that_may_create_and_nothing_else(served: Any, client: Any) -> Non
     assert refused(served, client, Policy=OTHER) == "Policy"
 
 
-@each_case("policy", DIFFERENT)
+@for_each("policy", DIFFERENT)
 def test_another_policy_is_refused(served: Any, client: Any, policy: str) -> None:
     met(client, Policy=POLICY)
     assert refused(served, client, Policy=policy) == "Policy"

@@ -6,13 +6,13 @@ import json
 from urllib.parse import quote
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import CreateQueue, ListQueues
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.testing.for_each import for_each
 
 KEY = AccessKey("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "111122223333", grants=EVERYTHING)
 SIGNED_AT_S = 1_792_065_600  # 2026-10-15T12:00:00Z
@@ -75,7 +75,7 @@ def test_perls_target_beside_a_query_body_is_not_the_json_form() -> None:
     assert (code_of(refused), refused.content_type) == ("InvalidAction", b"text/xml")
 
 
-@each_case("kind", ["application/x-amz-json-1.0", "application/json", FORM])
+@for_each("kind", ["application/x-amz-json-1.0", "application/json", FORM])
 def test_a_target_of_sqs_is_the_json_form_whatever_the_content_type(kind: str) -> None:
     """curl adds that of a form by itself."""
     answer = decode(posted("{}", content_type=kind, x_amz_target="AmazonSQS.ListQueues"))
@@ -121,7 +121,7 @@ def test_boto3s_ordinary_retries_know_who_is_throttled() -> None:
     assert all(b"RequestThrottled" in each.body for each in refused if isinstance(each, Response))
 
 
-@each_case(
+@for_each(
     ("later_s", "code"),
     [
         (-901, "SignatureDoesNotMatch"),

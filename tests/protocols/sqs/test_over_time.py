@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
+
+from veilmq.testing.for_each import for_each
 
 BASE = "http://127.0.0.1:9324/111122223333/"
 
@@ -85,7 +86,7 @@ def test_a_retention_that_is_changed_counts_for_what_is_there(served: Any, clien
     assert shown == {"ApproximateNumberOfMessages": "0"}
 
 
-@each_case(("size", "taken"), [(1_023, True), (1_024, True), (1_025, False)])
+@for_each(("size", "taken"), [(1_023, True), (1_024, True), (1_025, False)])
 def test_the_queues_own_limit_counts_attributes_too(served: Any, client: Any, url: str, size: int, taken: bool) -> None:
     client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1024"})
     attribute = {"name": {"DataType": "String", "StringValue": "value"}}
@@ -97,7 +98,7 @@ def test_the_queues_own_limit_counts_attributes_too(served: Any, client: Any, ur
         assert (code, "1024 bytes" in text) == ("InvalidParameterValue", True)
 
 
-@each_case(
+@for_each(
     ("asked", "shown"),
     [
         (None, None),

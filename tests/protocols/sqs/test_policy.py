@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.commands import ChangeQueue, DescribeQueue, Origin
 from veilmq.model.queue import QueueKey, SettingsChange
@@ -16,6 +15,7 @@ from veilmq.protocols.sqs.operations.authorize import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
 from veilmq.protocols.sqs.policy import AccessRequest, Decision, PolicyInvalid, evaluate, read_policy
+from veilmq.testing.for_each import for_each
 
 OWNER, FRIEND = "111122223333", "444455556666"
 ARN = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"
@@ -123,8 +123,8 @@ class TestPermissions:
         code, _ = served.refused(friend.get_queue_url, QueueName="jobs", QueueOwnerAWSAccountId="12")
         assert code == "InvalidParameterValue"
 
-    @each_case("form", ["json", "query"])
-    @each_case("name", ["jobs", "nowhere", "no name!"])
+    @for_each("form", ["json", "query"])
+    @for_each("name", ["jobs", "nowhere", "no name!"])
     def test_whether_there_is_another_accounts_queue_is_not_told(
         self, served: Any, url: str, form: str, name: str
     ) -> None:
@@ -152,7 +152,7 @@ class TestPermissions:
         assert deleted["Successful"]
         assert owner.receive_message(QueueUrl=url)["Messages"][0]["Body"] == "0"
 
-    @each_case(
+    @for_each(
         ("given", "code"),
         [
             ({"Label": "there"}, "InvalidParameterValue"),
@@ -175,8 +175,8 @@ class TestPermissions:
         assert policy_of(owner, url) == before
         owner.remove_permission(QueueUrl=url, Label="there")
 
-    @each_case("step", [-1, 0, 1])
-    @each_case(
+    @for_each("step", [-1, 0, 1])
+    @for_each(
         ("most", "make", "code"),
         [
             (80, lambda count: {"Label": "l" * count}, "InvalidParameterValue"),
@@ -202,7 +202,7 @@ class TestPermissions:
         if step <= 0:
             owner.remove_permission(QueueUrl=url, Label=given["Label"])
 
-    @each_case(("digits", "code"), [(11, "InvalidParameterValue"), (12, MISSING), (13, "InvalidParameterValue")])
+    @for_each(("digits", "code"), [(11, "InvalidParameterValue"), (12, MISSING), (13, "InvalidParameterValue")])
     def test_an_account_has_twelve_digits(self, served: Any, owner: Any, digits: int, code: str) -> None:
         asked = {"QueueName": "nowhere", "QueueOwnerAWSAccountId": "4" * digits}
         assert served.refused(owner.get_queue_url, **asked)[0] == code
@@ -230,8 +230,8 @@ class TestPermissions:
         assert found == ("OverLimit", "Submitted policy is over max allowed size.")
         assert len(policy_of(owner, url)["Statement"]) == 4
 
-    @each_case("form", ["json", "query"])
-    @each_case("size", [8_191, 8_192, 8_193, 70_000])
+    @for_each("form", ["json", "query"])
+    @for_each("size", [8_191, 8_192, 8_193, 70_000])
     def test_the_bytes_of_a_policy(self, served: Any, url: str, form: str, size: int) -> None:
         """Developer Guide, "Amazon SQS policy quotas"; the words are AWS's (aws/aws-sdk-net #378)."""
         client = served.connect(form)
@@ -248,7 +248,7 @@ class TestPermissions:
             found = served.refused(call, Attributes={"Policy": text}, **given)
             assert found == ("OverLimit", "Submitted policy is over max allowed size.")
 
-    @each_case(
+    @for_each(
         ("statements", "words"),
         [
             ([{}] * 21, "21 statements were found in the submitted policy, max allowed is 20"),
@@ -330,7 +330,7 @@ def _decision(*statements: dict[str, Any], **asking: Any) -> bool:
 class TestLanguage:
     """What a policy says."""
 
-    @each_case(
+    @for_each(
         ("changes", "allowed"),
         [
             ({}, True),
@@ -364,7 +364,7 @@ class TestLanguage:
     def test_caller_action_and_queue(self, changes: dict[str, Any], allowed: bool) -> None:
         assert _decision(_statement(**changes)) is allowed
 
-    @each_case(
+    @for_each(
         ("condition", "allows_with", "denies_with"),
         [
             ({"Bool": {"aws:SecureTransport": "false"}}, True, True),
@@ -457,7 +457,7 @@ class TestLanguage:
         assert _decision(deny, _statement(), account=OWNER)
         assert not _decision()
 
-    @each_case(
+    @for_each(
         "text",
         [
             "",
@@ -607,7 +607,7 @@ class TestOwnAccount:
         text = json.dumps({"Version": "2012-10-17", "Statement": list(statements)}) if statements else ""
         client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
 
-    @each_case("operation", OWN)
+    @for_each("operation", OWN)
     def test_what_is_denied(self, served: Any, owner: Any, url: str, operation: str) -> None:
         name, given = OWN[operation]
         call = getattr(owner, name)

@@ -5,12 +5,12 @@ from typing import Any
 
 import botocore.session
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.commands import ChangeQueue, Origin
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
 from veilmq.protocols.sqs.policy_rules import ACTIONS, ActionUnknown, check_rules
+from veilmq.testing.for_each import for_each
 
 OWNER, FRIEND = "111122223333", "444455556666"
 ARN = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"
@@ -34,7 +34,7 @@ def test_the_actions_are_those_of_the_model_but_for_batches() -> None:
     assert {name for name in operations if not name.endswith("Batch")} == ACTIONS
 
 
-@each_case(
+@for_each(
     ("action", "told"),
     [
         ("sqs:SendMessageBatch", "SQS:SendMessageBatch"),
@@ -46,7 +46,7 @@ def test_the_actions_are_those_of_the_model_but_for_batches() -> None:
         ("", ""),
     ],
 )
-@each_case("member", ["Action", "NotAction"])
+@for_each("member", ["Action", "NotAction"])
 def test_an_unknown_action_is_refused_and_changes_nothing(
     served: Any, client: Any, url: str, member: str, action: Any, told: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_an_unknown_action_is_refused_and_changes_nothing(
     assert shown(client, url) == {}
 
 
-@each_case(
+@for_each(
     "changes",
     [
         {"Action": ["sqs:SendMessage", "SQS:receivemessage", "sqs:Get*", "sqs:?agQueue", "*"]},
@@ -81,7 +81,7 @@ def test_what_policies_say_is_taken(client: Any, url: str, changes: dict[str, An
     assert json.loads(shown(client, url)["Policy"]) == json.loads(text_of(**changes))
 
 
-@each_case(
+@for_each(
     ("text", "why"),
     [
         ("{}", "it has no Statement"),
@@ -116,7 +116,7 @@ def test_one_that_is_in_force_is_not_asked_again(served: Any, client: Any, url: 
     assert json.loads(shown(client, url)["Policy"])["Statement"] == statements
 
 
-@each_case(
+@for_each(
     ("given", "kept"),
     [
         ('{\n "Statement": [ ],\t"Id": "x y" }', '{"Version":"2008-10-17","Statement":[],"Id":"x y"}'),
@@ -129,7 +129,7 @@ def test_it_is_shown_without_blanks_and_with_its_version(client: Any, url: str, 
     client.create_queue(QueueName="jobs", Attributes={"Policy": given})
 
 
-@each_case("name", ["All", "Policy"])
+@for_each("name", ["All", "Policy"])
 def test_the_owner_alone_is_shown_it(served: Any, client: Any, url: str, name: str) -> None:
     client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text_of()})
     friend = served.connect("json", served.other)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 from msgspec import inspect
-from tests.each_case import each_case
 
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import query_form
 from veilmq.protocols.sqs.codec import Endpoint
 from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal
 from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.testing.for_each import for_each
 
 URL = "QueueUrl=http%3A%2F%2Flocalhost%3A9324%2F000000000000%2Fjobs"
 
@@ -19,8 +19,8 @@ def read(form: str) -> Any:
     return query_form.read(Request("POST", b"/", {}, form.encode(), "::1", False, "the-id"), Endpoint())[1]
 
 
-@each_case("text", ["1e1", "1.0", "null", "NULL", "true", "", "%2B5", "+5", "5+", "0x5", "1_0", "٣", "nan"])
-@each_case(
+@for_each("text", ["1e1", "1.0", "null", "NULL", "true", "", "%2B5", "+5", "5+", "0x5", "1_0", "٣", "nan"])
+@for_each(
     "form",
     [
         f"Action=SendMessage&{URL}&MessageBody=x&DelaySeconds=",
@@ -39,7 +39,7 @@ def test_what_is_no_integer_is_refused(form: str, text: str) -> None:
     assert refused.value.message == words
 
 
-@each_case("more", ["&DelaySeconds=x", "&Entries=x", "&VisibilityTimeout="])
+@for_each("more", ["&DelaySeconds=x", "&Entries=x", "&VisibilityTimeout="])
 def test_what_the_operation_does_not_know_may_be_anything(more: str) -> None:
     assert read(f"Action=DeleteMessage&{URL}&ReceiptHandle=h{more}").receipt_handle == "h"
 
@@ -49,7 +49,7 @@ def test_entries_that_are_none_are_refused() -> None:
         read(f"Action=DeleteMessageBatch&{URL}&Entries=x&DelaySeconds=x")
 
 
-@each_case(
+@for_each(
     ("text", "value"), [("0", 0), ("10", 10), ("-1", -1), ("05", 5), ("-007", -7), ("00", 0), ("9" * 30, 10**30 - 1)]
 )
 def test_an_integer_is_read(text: str, value: int) -> None:

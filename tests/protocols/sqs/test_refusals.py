@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.each_case import each_case
 
 from veilmq.protocols.sqs import json_form
 from veilmq.protocols.sqs.errors import MALFORMED_INPUT, QUERY_WORDS, Refusal
+from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
 FIFO_URL = URL + ".fifo"
@@ -222,9 +222,7 @@ REFUSED = [
 ]
 
 
-@each_case(
-    ("method", "arguments", "code", "message"), REFUSED, ids=[f"{case[0]}-{n}" for n, case in enumerate(REFUSED)]
-)
+@for_each(("method", "arguments", "code", "message"), REFUSED, ids=[f"{case[0]}-{n}" for n, case in enumerate(REFUSED)])
 def test_what_is_wrong_is_named(
     make_wire: Any, form: str, method: str, arguments: dict[str, Any], code: str, message: str
 ) -> None:
@@ -248,7 +246,7 @@ NO_STRING = "NUMBER_VALUE can not be converted to a String"
 NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
 
 
-@each_case(
+@for_each(
     ("target", "body", "words"),
     [
         (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":"30"}', NO_INTEGER + " - at `$.VisibilityTimeout`"),

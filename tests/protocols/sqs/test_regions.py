@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-from tests.each_case import each_case
-
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueuesListed
@@ -12,6 +10,7 @@ from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.addresses import PATH, STANDARD
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.testing.for_each import for_each
 
 ACCOUNT = "000000000000"
 DYNAMIC = Endpoint(base_domain="queues.test")
@@ -48,7 +47,7 @@ def info(queue: QueueKey) -> QueueInfo:
     return QueueInfo(queue, 1, NOW, NOW, QueueSettings(), QueueCounts())
 
 
-@each_case(
+@for_each(
     ("endpoint", "host", "url"),
     [
         (DYNAMIC, "queues.test:9324", "http://sqs.eu-west-1.queues.test:9324/000000000000/q"),
@@ -117,7 +116,7 @@ def test_the_region_of_the_host_that_the_query_form_is_sent_to_decides() -> None
     assert call.commands[0].queue == QueueKey(ACCOUNT, "ap-south-1", "q")  # type: ignore[union-attr]
 
 
-@each_case(
+@for_each(
     "url",
     [
         "http://sqs.eu-west-1.other.test/000000000000/q",

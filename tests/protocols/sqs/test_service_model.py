@@ -14,13 +14,13 @@ from typing import Any
 
 import botocore.session
 import pytest
-from tests.each_case import each_case
 from tests.support.contract.stage import sending
 
 from veilmq.model.commands import Origin, Receive
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.errors import KMS_FAULTS
+from veilmq.testing.for_each import for_each
 
 ACCOUNT = "111122223333"
 BASE = f"http://127.0.0.1:9324/{ACCOUNT}/"
@@ -194,7 +194,7 @@ def named(shape: Any, value: Any, seen: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from named(shape.value, inside, seen)
 
 
-@each_case("operation", sorted(GIVEN), fresh="world")
+@for_each("operation", sorted(GIVEN), fresh="world")
 def test_every_operation_is_answered_and_takes_every_member(world: World, operation: str) -> None:
     shape = world.client.meta.service_model.operation_model(operation)
     calls = GIVEN[operation](world)
@@ -207,7 +207,7 @@ def test_every_operation_is_answered_and_takes_every_member(world: World, operat
         assert not answer.get("Failed"), answer
 
 
-@each_case("operation", sorted(GIVEN))
+@for_each("operation", sorted(GIVEN))
 def test_what_the_model_requires_is_asked_for(world: World, operation: str) -> None:
     """botocore checks that too; here its checks are off."""
     shape = world.client.meta.service_model.operation_model(operation).input_shape
@@ -384,7 +384,7 @@ def documented() -> list[tuple[str, str]]:
 DOCUMENTED = documented()
 
 
-@each_case(("operation", "error"), [pair for pair in DOCUMENTED if pair not in NEVER], fresh="world")
+@for_each(("operation", "error"), [pair for pair in DOCUMENTED if pair not in NEVER], fresh="world")
 def test_every_documented_error_is_reached(world: World, operation: str, error: str) -> None:
     reach = REACHED_BY.get((operation, error)) or REACHED[error]
     (given, *_) = GIVEN[operation](world)

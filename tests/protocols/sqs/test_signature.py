@@ -19,7 +19,6 @@ from botocore.auth import SigV4Auth, SigV4QueryAuth
 from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.each_case import each_case
 
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import DescribeQueue, Send
@@ -29,6 +28,7 @@ from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.canonical import canonical_path
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.testing.for_each import for_each
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 KEY = AccessKey("AKIDEXAMPLE", SECRET, "111122223333", grants=EVERYTHING)
@@ -138,7 +138,7 @@ SIGNED = {
 }
 
 
-@each_case("kind", SIGNED)
+@for_each("kind", SIGNED)
 def test_a_right_signature_passes_twice(codec: Codec, kind: str) -> None:
     request = SIGNED[kind]()
     for _ in range(2):
@@ -192,8 +192,8 @@ def _authorization(request: Request, change: Callable[[bytes], bytes]) -> Reques
     return with_header(request, b"authorization", change(request.headers[b"authorization"]))
 
 
-@each_case("warm", [False, True], ids=["first", "after a right one"])
-@each_case("mutation", MUTATIONS)
+@for_each("warm", [False, True], ids=["first", "after a right one"])
+@for_each("mutation", MUTATIONS)
 def test_every_change_is_seen(codec: Codec, mutation: str, warm: bool) -> None:
     request = sign()
     if warm:
@@ -224,7 +224,7 @@ def test_no_bit_of_a_signed_request_may_flip(data: st.DataObject) -> None:
     assert isinstance(codec.decode(request, wall, Instant(0)), Call)
 
 
-@each_case(
+@for_each(
     "change",
     [
         lambda query: query.replace(b"MessageBody=a", b"MessageBody=b"),
@@ -246,7 +246,7 @@ def test_a_presigned_url_with_a_body_is_not_the_one_that_was_signed(codec: Codec
     assert code_of(decode(codec, changed(request, body=b"DelaySeconds=9"))) == "SignatureDoesNotMatch"
 
 
-@each_case(
+@for_each(
     ("later_s", "code"),
     [
         (-900.5, "SignatureDoesNotMatch"),
@@ -259,7 +259,7 @@ def test_a_presigned_url_with_a_body_is_not_the_one_that_was_signed(codec: Codec
         (1e6, "SignatureDoesNotMatch"),
     ],
 )
-@each_case("warm", [False, True], ids=["first", "after a right one"])
+@for_each("warm", [False, True], ids=["first", "after a right one"])
 def test_a_signature_is_good_for_15_minutes_either_way(codec: Codec, later_s: float, code: str, warm: bool) -> None:
     request = sign()
     if warm:
@@ -267,7 +267,7 @@ def test_a_signature_is_good_for_15_minutes_either_way(codec: Codec, later_s: fl
     assert code_of(decode(codec, request, later_s)) == code
 
 
-@each_case(
+@for_each(
     ("later_s", "code"),
     [
         (-901, "SignatureDoesNotMatch"),
@@ -282,7 +282,7 @@ def test_a_presigned_url_is_good_as_long_as_it_says(codec: Codec, later_s: float
     assert code_of(decode(codec, presigned(expires=300), later_s)) == code
 
 
-@each_case(
+@for_each(
     ("expires", "code"),
     [
         (-1, "IncompleteSignature"),
@@ -298,7 +298,7 @@ def test_a_presigned_url_cannot_be_good_for_ever(codec: Codec, expires: int, cod
     assert code_of(decode(codec, presigned(expires=expires))) == code
 
 
-@each_case("step", [-1, 0, 1])
+@for_each("step", [-1, 0, 1])
 def test_a_presigned_url_has_so_many_parameters(codec: Codec, step: int) -> None:
     lacking = limits.FORM_PAIRS_MAX + step - (presigned().query.count(b"&") + 1)
     more = "".join(f"&x{number}=y" for number in range(lacking))
@@ -307,11 +307,11 @@ def test_a_presigned_url_has_so_many_parameters(codec: Codec, step: int) -> None
     assert code_of(decode(codec, request)) == ("ok" if step <= 0 else "MalformedQueryString")
 
 
-@each_case(
+@for_each(
     ("characters", "code"),
     [(0, "SignatureDoesNotMatch"), (1, "ok"), (2, "ok"), (63, "ok"), (64, "ok"), (65, "SignatureDoesNotMatch")],
 )
-@each_case("make", [sign, presigned])
+@for_each("make", [sign, presigned])
 def test_a_regions_name_has_so_many_characters(
     codec: Codec, make: Callable[..., Request], characters: int, code: str
 ) -> None:
@@ -349,7 +349,7 @@ def test_the_region_of_the_scope_is_the_queues(codec: Codec) -> None:
         assert call.commands[0].queue.region == region
 
 
-@each_case("service", ["sns", "SQS", "s3"])
+@for_each("service", ["sns", "SQS", "s3"])
 def test_a_signature_for_another_service_is_refused(codec: Codec, service: str) -> None:
     assert code_of(decode(codec, sign(service=service))) == "SignatureDoesNotMatch"
 
@@ -387,7 +387,7 @@ def test_the_hand_signer_signs_right(codec: Codec) -> None:
     assert code_of(decode(codec, raw_sign(NAMES, PLAIN))) == "ok"
 
 
-@each_case(
+@for_each(
     ("names", "more"),
     [
         (["x-amz-date", "x-amz-target"], {}),
@@ -444,7 +444,7 @@ def test_yesterdays_scope_is_refused_with_a_right_signature_before_it(codec: Cod
     assert code_of(decode(codec, late)) == "SignatureDoesNotMatch"
 
 
-@each_case(
+@for_each(
     ("authorization", "code"),
     [
         (None, "MissingAuthenticationToken"),
@@ -471,7 +471,7 @@ def test_what_is_no_signature_is_told_apart(codec: Codec, authorization: bytes |
     assert code_of(decode(codec, request)) == code
 
 
-@each_case("stamp", [b"", b"2026", b"20260131120000", b"20261331T000000Z", b"20260131T250000Z", b"\xff" * 16])
+@for_each("stamp", [b"", b"2026", b"20260131120000", b"20261331T000000Z", b"20260131T250000Z", b"\xff" * 16])
 def test_a_date_must_be_one(codec: Codec, stamp: bytes) -> None:
     request = with_header(raw_sign(NAMES, PLAIN), b"x-amz-date", stamp)
     assert code_of(codec.decode(request, Instant(1_769_860_800 * SECOND_US), Instant(0))) == "IncompleteSignature"
@@ -525,8 +525,8 @@ def test_the_host_may_name_the_region(ring: Ring) -> None:
         assert code_of(decode(codec, raw_sign(NAMES, {**PLAIN, "host": host}))) == "ok", host
 
 
-@each_case("path", ["/sqs", "/sqs/", "/sqs/111122223333/jobs"])
-@each_case("auth", [SigV4Auth, SigV4QueryAuth])
+@for_each("path", ["/sqs", "/sqs/", "/sqs/111122223333/jobs"])
+@for_each("auth", [SigV4Auth, SigV4QueryAuth])
 def test_a_proxy_may_strip_the_path_of_the_external_url(ring: Ring, path: str, auth: Any) -> None:
     behind, plain = Codec(ring, Endpoint(external_url="https://queues.test/sqs/")), Codec(ring, Endpoint())
     if auth is SigV4Auth:

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.model.access import Action, Grant
 from veilmq.protocols.sqs import limits
+from veilmq.testing.for_each import for_each
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_tags_are_added_replaced_removed_and_listed(client: Any, url: str) -> No
     assert "Tags" not in client.list_queue_tags(QueueUrl=url)
 
 
-@each_case("given", [{"team": "mail"}, {"team": "shop", "more": "x"}, {"Team": "shop"}])
+@for_each("given", [{"team": "mail"}, {"team": "shop", "more": "x"}, {"Team": "shop"}])
 def test_a_queue_of_other_tags_is_another(served: Any, client: Any, url: str, given: dict[str, str]) -> None:
     """Also one that has none (Bogdanp/dramatiq_sqs #13, awslabs/amazon-sqs-java-temporary-queues-client #70)."""
     client.create_queue(QueueName="bare")
@@ -42,13 +42,13 @@ def test_a_queue_of_other_tags_is_another(served: Any, client: Any, url: str, gi
     assert tags(client, url) == {"team": "shop"}
 
 
-@each_case("given", [{}, {"tags": {}}, {"tags": {"team": "shop"}}])
+@for_each("given", [{}, {"tags": {}}, {"tags": {"team": "shop"}}])
 def test_a_queue_is_met_again_by_its_tags_or_none(client: Any, url: str, given: dict[str, Any]) -> None:
     assert client.create_queue(QueueName="jobs", **given)["QueueUrl"] == url
     assert tags(client, url) == {"team": "shop"}
 
 
-@each_case("count", [limits.TAGS_MAX - 1, limits.TAGS_MAX])
+@for_each("count", [limits.TAGS_MAX - 1, limits.TAGS_MAX])
 def test_as_many_tags_as_allowed(client: Any, url: str, count: int) -> None:
     client.tag_queue(QueueUrl=url, Tags={str(number): "x" for number in range(count - 1)})
     assert len(tags(client, url)) == count
@@ -66,7 +66,7 @@ def test_one_tag_too_many_changes_nothing(served: Any, client: Any, url: str) ->
     assert len(tags(client, url)) == limits.TAGS_MAX
 
 
-@each_case(
+@for_each(
     ("key", "value", "taken"),
     [
         ("", "v", False),

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.each_case import each_case
 
 from veilmq.client.service_errors import Said, error_of
 from veilmq.client.veil.calls import Signer
@@ -46,6 +45,7 @@ from veilmq.protocols.sqs.checksums import body_md5
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
+from veilmq.testing.for_each import for_each
 
 KEY = AccessKey("AKIDEXAMPLE", "a secret", "111122223333", grants=EVERYTHING)
 QUEUE = QueueKey(KEY.account, "us-east-1", "jobs")
@@ -236,7 +236,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@each_case(("name", "given", "commands"), COMMANDS, ids=lambda value: value if type(value) is str else "")
+@for_each(("name", "given", "commands"), COMMANDS, ids=lambda value: value if type(value) is str else "")
 def test_a_request_becomes_commands(door: Door, name: str, given: Any, commands: list[Any]) -> None:
     assert [without_client(each) for each in door.call(name, given).commands] == commands
 
@@ -293,7 +293,7 @@ WRONG_FIFO_MESSAGES = [
 ]
 
 
-@each_case(
+@for_each(
     ("queue", "message", "parameter"),
     [("jobs", *each) for each in WRONG_MESSAGES] + [("jobs.fifo", *each) for each in WRONG_FIFO_MESSAGES],
 )
@@ -346,7 +346,7 @@ WRONG_EXTENSIONS = [
 ]
 
 
-@each_case(("entry", "parameter"), WRONG_EXTENSIONS)
+@for_each(("entry", "parameter"), WRONG_EXTENSIONS)
 def test_what_is_wrong_with_an_extension_is_its_own_matter(door: Door, entry: dict[str, Any], parameter: str) -> None:
     given = {"Queue": "jobs", "Entries": [{"Handle": "h", "Lease": 1}, entry]}
     (failure,) = door.answer("Extend", given, Extended("h", Instant(0)))["Failures"]
@@ -393,7 +393,7 @@ REFUSED = [
 ]
 
 
-@each_case(("name", "given", "shape", "text"), REFUSED)
+@for_each(("name", "given", "shape", "text"), REFUSED)
 def test_what_is_wrong_with_a_request_refuses_it(door: Door, name: str, given: Any, shape: str, text: str) -> None:
     status, found, message = door.refusal(name, given)
     assert found == shape
@@ -405,7 +405,7 @@ def test_what_a_later_client_says_is_ignored(door: Door) -> None:
     assert door.call("Receive", {"Queue": "jobs", "Plan": {"of": "tomorrow"}}).commands
 
 
-@each_case("name", sorted(set(VEIL_OPERATIONS) - {"CreateQueue", "DeleteQueue", "PurgeQueue"}))
+@for_each("name", sorted(set(VEIL_OPERATIONS) - {"CreateQueue", "DeleteQueue", "PurgeQueue"}))
 def test_they_are_no_operations_of_sqs(door: Door, name: str) -> None:
     asked = door.ask(f"AmazonSQS.{name}", {"Queue": "jobs"})
     assert isinstance(asked, Response)
@@ -443,7 +443,7 @@ def sample(leaf: type[VeilError]) -> VeilError:
     return leaf(**{name: 7 if leaf.__annotations__[name] is int else "some text" for name in leaf.fields})
 
 
-@each_case("leaf", [leaf for leaf in leaves() if leaf is not QueueMissing], ids=lambda leaf: leaf.__name__)
+@for_each("leaf", [leaf for leaf in leaves() if leaf is not QueueMissing], ids=lambda leaf: leaf.__name__)
 def test_an_entrys_error_reaches_the_client_whole(door: Door, leaf: type[VeilError]) -> None:
     error = sample(leaf)
     given = {"Queue": "jobs", "Messages": [{"Body": "x"}, {"Body": "y"}]}
@@ -454,7 +454,7 @@ def test_an_entrys_error_reaches_the_client_whole(door: Door, leaf: type[VeilErr
     assert failure_of(msgspec.convert(failed["Error"], shapes.Failure)) == error
 
 
-@each_case(
+@for_each(
     ("name", "given"),
     [
         ("Send", {"Queue": "jobs", "Messages": [{"Body": "x"}]}),
@@ -590,7 +590,7 @@ def test_a_queue_is_described(door: Door) -> None:
     assert door.answer("DeleteQueue", {"Queue": "jobs"}, QueueDeleted(4)) == {"Count": 4}
 
 
-@each_case(
+@for_each(
     ("field", "member"),
     [("deduplication_id", "DeduplicationId"), ("group", "Group"), ("delay_us", "Delay"), ("ttl_us", "TimeToLive")],
 )

@@ -33,7 +33,6 @@ from veilmq.testing.client_contract.bodies import TestBodies
 from veilmq.testing.client_contract.capabilities import TestCapabilities
 from veilmq.testing.client_contract.closing import TestClosing
 from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
-from veilmq.testing.client_contract.for_each import for_each
 from veilmq.testing.client_contract.forms import in_forms
 from veilmq.testing.client_contract.leases import TestLeases
 from veilmq.testing.client_contract.options import TestOptions
@@ -44,6 +43,7 @@ from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage, un
 from veilmq.testing.client_contract.threads import TestThreads
 from veilmq.testing.client_contract.values import TestValues
 from veilmq.testing.client_contract.waiting import TestWaiting
+from veilmq.testing.for_each import for_each
 
 SUITE = (
     TestAccounts,

@@ -8,8 +8,8 @@ import pytest
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
-from veilmq.testing.client_contract.for_each import for_each
 from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
+from veilmq.testing.for_each import for_each
 
 
 def fifo(stage: Stage, **settings: Any) -> Queue:
