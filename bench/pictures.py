@@ -269,7 +269,7 @@ def recovery() -> str:
 
 def keeper_flow() -> str:
     """One decision of the lease keeper about one message, from its table of decisions."""
-    from veilmq.client.keeper.states import LOOKS, Look
+    from veilmq.client.keeper.lease import LOOKS, Look
 
     colours = {Look.LEAVE: PALE, Look.LET_GO: LOST, Look.OVER: LOST, Look.EXTEND: NEXT, Look.WAIT: LEASE}
     step, top = 66, 78

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.client.keeper.states import STEPS, Reason
+from veilmq.client.keeper.lease import STEPS, Reason
 
 PAGES = Path(__file__).parents[2] / "docs" / "patterns"
 
@@ -21,7 +21,7 @@ def test_the_code_runs(page: str, tmp_path: Path) -> None:
 
 def test_the_page_prints_the_table_of_states() -> None:
     text = (PAGES / "lease-keeper.md").read_text()
-    printed = text.partition("states.STEPS -->\n")[2].partition("<!-- end of states -->")[0]
+    printed = text.partition("lease.STEPS -->\n")[2].partition("<!-- end of states -->")[0]
     assert printed.splitlines()[2:] == [
         f"| {source} | {event} | {target} |" for (source, event), target in STEPS.items()
     ]

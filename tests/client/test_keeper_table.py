@@ -14,9 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from veilmq.client.embedded import limits
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.keeper.decisions import LeaseDecisions, Schedule
-from veilmq.client.keeper.parameters import Parameters
-from veilmq.client.keeper.states import LOOKS, STEPS, Hold, Look, Reason, State
+from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, Schedule
+from veilmq.client.keeper.lease import LOOKS, STEPS, Hold, Look, Reason, State
 from veilmq.client.messages import Received
 from veilmq.model.errors import (
     LeaseExpired,

@@ -27,7 +27,8 @@ from veilmq.client.identity import identity_of
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.client.receiver import AsyncReceiver, Receiver, polling
+from veilmq.client.receiver import AsyncReceiver, Receiver
+from veilmq.client.receiver import receiver as module
 from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
@@ -172,7 +173,7 @@ def test_threads_on_a_directory_share_a_poll(tmp_path: Path) -> None:
     with veilmq.connect(url) as sender:
         crowd = Crowd(lambda: veilmq.connect(url), 100)
         eventually(lambda: crowd.waiting == 100)
-        (shared,) = polling._shared.pollings.values()
+        (shared,) = module._shared.pollings.values()
         assert len(shared._exchange.calls) == 1
         sender.send_batch([str(number) for number in range(1_000, 1_200)])
         eventually(lambda: len(crowd.got) >= 200)
@@ -345,23 +346,23 @@ class TestForgetting:
     def test_the_last_one_leaves_nothing(
         self, account: EmbeddedAccount, monkeypatch: pytest.MonkeyPatch, closed: bool
     ) -> None:
-        monkeypatch.setattr(polling, "IDLE_SECONDS", 0.05)
+        monkeypatch.setattr(module, "IDLE_SECONDS", 0.05)
         account.queue("jobs").send_batch([str(number) for number in range(20)])
         queues = [Watched(account.queue("jobs")) for _ in range(20)]
         receivers = [Receiver(queue) for queue in queues]
-        assert len(polling._shared.pollings) == 1
+        assert len(module._shared.pollings) == 1
         for receiver in receivers:
             assert receiver.receive(5) is not None
         gone = [weakref.ref(queue) for queue in queues]
         if closed:
             for receiver in receivers:
                 receiver.close(deadline=SOON_SECONDS)
-            assert len(polling._shared.pollings) == 0
+            assert len(module._shared.pollings) == 0
         del queues, receivers, receiver
 
         def all_gone() -> bool:
             gc.collect()
-            return not len(polling._shared.pollings) and not any(each() for each in gone)
+            return not len(module._shared.pollings) and not any(each() for each in gone)
 
         eventually(all_gone)
 
@@ -397,7 +398,7 @@ def test_a_child_shares_nothing_with_its_parent(veilmq_server: LocalServer) -> N
         held, may = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with polling._shared.lock:
+            with module._shared.lock:
                 held.set()
                 may.wait(SOON_SECONDS)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.keeper.parameters import MINIMAL_LIFE
+from veilmq.client.keeper.decisions import MINIMAL_LIFE
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.sqs import SqsAccount, SqsQueue
 from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE

@@ -1,4 +1,4 @@
-"""Identities: which objects stand for the same queue, so that receivers can share one long poll (receiver/polling.py).
+"""Identities: which objects stand for the same queue, so that receivers can share one long poll (receiver/receiver.py).
 
 Strategy: a queue object may have an `identity`, a hashable value. Two objects have equal identities exactly if a
 receive from either returns the same messages in the same form, and a handle from one works with the other. So it

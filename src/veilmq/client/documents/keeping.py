@@ -14,8 +14,7 @@ from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, received_of
 from veilmq.client.documents.queues import AnyQueue, queue_of
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.keeper.lease import Lease
-from veilmq.client.keeper.states import State
+from veilmq.client.keeper.lease import Lease, State
 from veilmq.client.messages import Received
 from veilmq.client.receiver import Receiver
 

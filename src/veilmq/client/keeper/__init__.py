@@ -1,11 +1,10 @@
 """The lease keeper (the documents' "Manager"): extends the leases of messages while their handlers work.
 
-Strategy: pure code decides (decisions.py, states.py), a thin shell of threads carries the decisions out (keeper.py,
-sending.py). docs/patterns/lease-keeper.md shows a lease's life.
+Strategy: pure code decides (decisions.py, over the states in lease.py), a thin shell of threads carries the decisions
+out (keeper.py, sending.py). docs/patterns/lease-keeper.md shows a lease's life.
 """
 
 from veilmq.client.keeper.keeper import LeaseKeeper
-from veilmq.client.keeper.lease import Lease, Loss
-from veilmq.client.keeper.states import KeeperStats, Plan, Reason, State
+from veilmq.client.keeper.lease import KeeperStats, Lease, Loss, Plan, Reason, State
 
 __all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "State"]

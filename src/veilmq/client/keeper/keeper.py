@@ -20,19 +20,18 @@ from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.closing import Closing
 from veilmq.client.forked import OfProcess
-from veilmq.client.keeper.decisions import LeaseDecisions
-from veilmq.client.keeper.lease import Lease
-from veilmq.client.keeper.parameters import (
+from veilmq.client.keeper.decisions import (
     INTERVAL,
     MAX_HOLD,
     MINIMAL_LIFE,
     VISIBILITY_TIMEOUT,
+    LeaseDecisions,
     Parameters,
     batch_size,
     check_lease,
 )
+from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State, may_have_happened
 from veilmq.client.keeper.sending import SenderPool, Teller
-from veilmq.client.keeper.states import CrashLearner, KeeperStats, Learner, Plan, Reason, State, may_have_happened
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError

@@ -5,9 +5,8 @@ it. `AdaptiveTimeout` combines the two for each message type, as a plan for a Le
 document 003's own rule of counting failed deletes. Source: documents 003 and 004; docs/patterns/adaptive-timeout.md.
 """
 
-from veilmq.client.timeouts.adaptive import AdaptiveTimeout, PublishedPlan
+from veilmq.client.timeouts.adaptive import AdaptiveTimeout, PublishedPlan, ThresholdTimeout
 from veilmq.client.timeouts.schedule import Costs, Schedule, Survival, plan_of
-from veilmq.client.timeouts.threshold import ThresholdTimeout
 
 __all__ = [
     "AdaptiveTimeout",

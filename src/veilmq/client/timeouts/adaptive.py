@@ -1,16 +1,24 @@
-"""Leases that fit the work: learnt for each message type, and planned again as more is learnt.
+"""The plans that a keeper or a worker can use: three ways to choose the length of each lease.
 
-Strategy: the outcome of each attempt goes into its type's survival curve. From time to time the cheapest schedule for
-the curve is computed and replaced as a whole, so readers need no lock. If there are too many duplicates, margins grow
-until they stop. A type about which little is known uses the schedule of all types together. See
-docs/patterns/adaptive-timeout.md.
+Learnt (`AdaptiveTimeout`): the outcome of each attempt goes into its type's survival curve. From time to time the
+cheapest schedule for the curve is computed and replaced as a whole, so readers need no lock. If there are too many
+duplicates, margins grow until they stop. A type about which little is known uses the schedule of all types together.
+See docs/patterns/adaptive-timeout.md.
 
-Published plans: read at intervals through `Queue.recommended`, which both our adapters implement. Between two reads the
-last answer is used; where nothing was published, a steady heartbeat. A type's first lease is also the length of each
-extension: the pipeline chose it with renewals in mind.
+Published (`PublishedPlan`): read at intervals through `Queue.recommended`, which both our adapters implement. Between
+two reads the last answer is used; where nothing was published, a steady heartbeat. A type's first lease is also the
+length of each extension: the pipeline chose it with renewals in mind.
+
+By a threshold (`ThresholdTimeout`): document 003's rule, unchanged. It counts the deletes that fail because the message
+was redelivered. When enough of them failed within a window, it raises the timeout and reports it to the senders. The
+timeout is never lowered. Source: document 003, "counting at the worker roles how many times message deletes are failing
+... communicate that back to the front-end web roles".
 """
 
+import math
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -50,7 +58,7 @@ class _Kind:
 
 
 class AdaptiveTimeout:
-    """A plan (`veilmq.client.keeper.states.Plan`) that learns. Thread-safe.
+    """A plan (`veilmq.client.keeper.Plan`) that learns. Thread-safe.
 
     It names a lease for every message, so a queue's own timeout is never used. LeaseKeeper feeds it. Crashes are learnt
     from redeliveries: in a fleet of similar workers, each worker on average receives as many redeliveries as it causes.
@@ -199,7 +207,7 @@ class AdaptiveTimeout:
 
 
 class PublishedPlan:
-    """A plan (`veilmq.client.keeper.states.Plan`) from the server. Any thread."""
+    """A plan (`veilmq.client.keeper.Plan`) from the server. Any thread."""
 
     def __init__(
         self, queue: Queue, *, default: float = 30.0, margin: float = 15.0, every: float = 300.0, clock: Clock = SYSTEM
@@ -247,3 +255,82 @@ class PublishedPlan:
         except VeilError:
             return self._found  # an old plan is better than none
         return self._found
+
+
+class ThresholdTimeout:
+    """A plan (`veilmq.client.keeper.Plan`) with one growing timeout. Thread-safe."""
+
+    def __init__(
+        self,
+        timeout: float = 30,
+        *,
+        failures: int = 5,
+        window: float = 3_600,
+        factor: float = 2.0,
+        longest: float = 43_200,
+        margin: float = 0,
+        tell: Callable[[float], object] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """After `failures` failed deletes within `window` seconds, the timeout is multiplied by `factor`.
+
+        timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. tell: called
+        with each new timeout, in the thread whose delete failed; it passes the timeout to the senders, which set it as
+        their messages' `lease_hint`. Raises ParameterInvalid for invalid values.
+        """
+        if checked.positive(timeout, "timeout") > checked.positive(longest, "longest", may_be_endless=True):
+            raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is above longest, {longest!r}")
+        checked.at_least(failures, "failures", 1)
+        checked.positive(window, "window", may_be_endless=True)
+        if checked.number(factor, "factor", 1, math.inf) == 1:
+            raise ParameterInvalid(parameter="factor", reason=f"{factor!r} is not above 1")
+        checked.not_negative(margin, "margin")
+        if tell is not None:
+            checked.function(tell, "tell")
+        self.timeout = timeout
+        self._failures_max = failures
+        self._window = window
+        self._factor = factor
+        self._longest = longest
+        self._margin = margin
+        self._tell = tell
+        self._clock = clock
+        self._failed: deque[float] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def margin(self) -> float:
+        """Seconds before a lease's end at which it is extended."""
+        return self._margin
+
+    def first_lease(self, message: Received) -> float:
+        """Seconds; the same for every message."""
+        return self.timeout
+
+    def next_lease(self, message: Received, held: float) -> float:
+        """Seconds; the same for every extension."""
+        return self.timeout
+
+    def finished(self, message: Received, held: float) -> None:
+        """Ignored: the delete succeeded."""
+
+    def lost(self, message: Received, held: float) -> None:
+        """A delete failed because the message was redelivered."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._failed.append(now)
+            while self._failed[0] < now - self._window:
+                self._failed.popleft()
+            before = self.timeout
+            if len(self._failed) >= self._failures_max:
+                self._failed.clear()
+                self.timeout = min(self.timeout * self._factor, self._longest)
+            raised = self.timeout
+        if raised != before and self._tell is not None:
+            self._tell(raised)
+
+    def vanished(self, message: Received, held: float) -> None:
+        """Ignored: a crash does not count."""
+
+    def late(self, seconds: float) -> None:
+        """Ignored: a late extension does not count."""

@@ -16,7 +16,7 @@ import msgspec
 
 from veilmq.client import checked
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.keeper.parameters import check_lease
+from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker.checkpoints import Checkpoints
