@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from veilmq.client.dbapi import EXACT, TEXT
 from veilmq.client.ordered import TableStorage
 from veilmq.client.outbox import Failure, Outbox, Relay
 from veilmq.client.queue import Queue
+from veilmq.client.records.tables import EXACT, TEXT
 from veilmq.client.worker import TableGuard
 from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Superseded
 from veilmq.model.errors import ParameterInvalid

@@ -16,8 +16,9 @@ import pytest
 from tests.client.clocks_apart import HOUR, Apart, by
 from tests.client.test_forked import code_of, in_child
 
+from veilmq.client.records.tables import TableRecords
 from veilmq.client.worker import TableGuard
-from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Record
+from veilmq.client.worker.guard import Begun, Busy, Claim, Done, RecordGuard
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract.clock import MovableClock
 
@@ -114,19 +115,19 @@ def test_a_forked_child_has_connections_of_its_own(tmp_path: Path) -> None:
     """Over the parent's, a database server would mix up the answers of both."""
     guard = TableGuard(counted(tmp_path / "guard.db"), paramstyle="qmark")
     guard.begin("parent", CLAIM)
-    parents = guard._held().connection
+    parents = guard._table._connections.mine().connection
 
     def work() -> bool:
         fence = guard.begin("child", CLAIM)
         assert isinstance(fence, Begun)
         guard.finish("child", fence.fence, "done")
-        own = guard._held().connection is not parents
+        own = guard._table._connections.mine().connection is not parents
         gc.collect()
         guard.close()
         return own and id(parents) not in {which for which, _ in Counted.closed}
 
     assert code_of(in_child(work)) == 0
-    assert guard._held().connection is parents
+    assert guard._table._connections.mine().connection is parents
     assert guard.begin("child", CLAIM) == Done("done")
     guard.close()
 
@@ -169,18 +170,19 @@ def test_a_record_of_an_older_version_ends_when_its_writer_said(tmp_path: Path) 
 
 
 def test_work_that_is_finished_while_it_is_taken_over_is_done(tmp_path: Path) -> None:
-    class Meanwhile(TableGuard):
-        def _write(self, key: str, before: Record | None, after: Record) -> bool:
+    class Meanwhile(TableRecords):
+        def replace(self, key: str, before: bytes | None, after: bytes, fence: int) -> bool:
             if not self._finished:
                 self._finished = True
                 first.finish("k", 1, "theirs")
-            return super()._write(key, before, after)
+            return super().replace(key, before, after, fence)
 
         _finished = False
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "guard.db")
 
-    with TableGuard(connect) as first, Meanwhile(connect) as second:
+    with TableGuard(connect) as first, Meanwhile(connect, "veilmq_guard", None, owner="guard") as records:
+        second = RecordGuard(records)
         assert first.begin("k", Claim("a", 1, now=1_000.0, until=1_000.0)) == Begun(1)
         assert second.begin("k", Claim("b", 1, now=1_001.0, until=1_030.0)) == Done("theirs")

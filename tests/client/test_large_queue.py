@@ -26,8 +26,8 @@ from veilmq.client.errors import (
 from veilmq.client.large import LargeMessageQueue, ObjectStore, fetching
 from veilmq.client.large.pointer import BEGINNING
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
-from veilmq.client.objects import is_key
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import is_key
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (

@@ -9,8 +9,8 @@ import pytest
 from veilmq.client.large import LargeMessageQueue, ObjectStore, SharedBodies
 from veilmq.client.large.sweeping import MARGIN
 from veilmq.client.messages import Message, Template
-from veilmq.client.objects import Found
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import Found
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each

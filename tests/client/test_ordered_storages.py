@@ -18,10 +18,10 @@ from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import rewritten
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
 from veilmq.client.ordered import LocalFile, ObjectStorage, OrderedReceiver, OrderedSender, StateLock, TableStorage
 from veilmq.client.ordered.storage import LockedStorage
+from veilmq.client.records.tables import rewritten
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
@@ -543,7 +543,7 @@ def test_a_store_that_tells_no_time_is_judged_by_our_own(
 ) -> None:
     first, second = objects(tmp_path, clock), objects(tmp_path, clock)
     made += [first, second]
-    monkeypatch.setattr("veilmq.client.objects._MODIFIED", ())
+    monkeypatch.setattr("veilmq.client.records.objects._MODIFIED", ())
     first.acquire()
     with pytest.raises(StorageHeld):
         second.acquire()

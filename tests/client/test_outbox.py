@@ -541,7 +541,7 @@ def test_a_dead_relay_s_rows_wait_no_hour_more_for_one_whose_clock_is_off(place:
 def test_a_database_whose_clock_nobody_knows_is_judged_by_our_own(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("veilmq.client.dbapi._CLOCKS", ("no_clock_of_this_name()",))
+    monkeypatch.setattr("veilmq.client.records.tables._CLOCKS", ("no_clock_of_this_name()",))
     place.add("1")
     assert len(place.relay()._take()) == 1
     assert place.relay().run_once() == 0

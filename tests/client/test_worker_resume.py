@@ -17,7 +17,7 @@ from tests.client.worker_stage import Stage
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
-from veilmq.client.objects import ObjectStore
+from veilmq.client.records.objects import ObjectStore
 from veilmq.client.worker import (
     Begun,
     Busy,

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
-from veilmq.client.dbapi import Connect, clock_of, end, paramstyle_of, run, table_name, transactional
 from veilmq.client.forked import KEPT, Anew
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
+from veilmq.client.records.tables import Connect, clock_of, end, paramstyle_of, run, table_name, transactional
 from veilmq.client.sendable import as_message, text_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 

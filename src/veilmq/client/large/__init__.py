@@ -9,6 +9,6 @@ from veilmq.client.large.pointer import PointerFormat
 from veilmq.client.large.queue import LargeMessageQueue
 from veilmq.client.large.shared import SharedBodies
 from veilmq.client.large.sweeping import Swept
-from veilmq.client.objects import ObjectStore
+from veilmq.client.records.objects import ObjectStore
 
 __all__ = ["LargeMessageQueue", "ObjectStore", "PointerFormat", "SharedBodies", "Swept"]

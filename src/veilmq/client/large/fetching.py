@@ -16,8 +16,8 @@ from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed
 from veilmq.client.large import pointer
 from veilmq.client.large.pointer import Pointer, PointerFormat
 from veilmq.client.messages import Extension, Peeked, Received
-from veilmq.client.objects import ObjectStore
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import ObjectStore
 from veilmq.client.unreadable import Policy, give_back, log, set_aside
 from veilmq.model.errors import LeaseError, VeilError
 

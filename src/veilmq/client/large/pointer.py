@@ -28,7 +28,7 @@ import msgspec
 
 from veilmq.client.errors import PointerRefused
 from veilmq.client.messages import AttributeValue, Message, Peeked
-from veilmq.client.objects import ObjectStore, is_key
+from veilmq.client.records.objects import ObjectStore, is_key
 from veilmq.model.errors import ParameterInvalid, ReceiptInvalid
 
 BEGINNING: Final = '{"veilmq.pointer":'

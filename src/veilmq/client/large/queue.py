@@ -23,8 +23,8 @@ from veilmq.client.large.pointer import Held, Pointer, PointerFormat
 from veilmq.client.large.shared import drop
 from veilmq.client.large.sweeping import Swept, new_stamp
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
-from veilmq.client.objects import ObjectStore
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import ObjectStore
 from veilmq.client.sendable import as_message, attempt, send_prepared, text_bytes, through
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping

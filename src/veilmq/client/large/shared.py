@@ -19,8 +19,8 @@ from veilmq.client.large import pointer, sweeping
 from veilmq.client.large.pointer import SHARED_BODY, Pointer, PointerFormat
 from veilmq.client.large.sweeping import Swept, new_stamp
 from veilmq.client.messages import Message
-from veilmq.client.objects import ObjectStore, is_key
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import ObjectStore, is_key
 from veilmq.client.sendable import as_message, text_bytes
 from veilmq.model.errors import ParameterInvalid
 

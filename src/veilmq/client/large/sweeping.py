@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.clock import Clock
-from veilmq.client.objects import Found, ObjectStore
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import Found, ObjectStore
 from veilmq.model.errors import ParameterInvalid
 
 _CHANCE_BYTES: Final = 16

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StorageHeld, StorageLost
-from veilmq.client.objects import modified_of
 from veilmq.client.ordered.locks import HOLD_SECONDS, Envelope, Watch, closed, opened
+from veilmq.client.records.objects import modified_of
 
 _GENERATION: Final = re.compile(r"\.(\d{12})\Z")
 

@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import (
+from veilmq.client.errors import StateInvalid, StorageLost
+from veilmq.client.ordered.locks import HOLD_SECONDS, Owner, Watch
+from veilmq.client.records.tables import (
     EXACT,
     TEXT,
     Connect,
@@ -27,8 +29,6 @@ from veilmq.client.dbapi import (
     table_name,
     transactional,
 )
-from veilmq.client.errors import StateInvalid, StorageLost
-from veilmq.client.ordered.locks import HOLD_SECONDS, Owner, Watch
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 NAME_CHARACTERS_MAX: Final = 120

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from veilmq.client.errors import EncodingMismatch, TopicExists, TopicMissing
 from veilmq.client.messages import Peeked
-from veilmq.client.objects import ObjectStore, is_key
+from veilmq.client.records.objects import ObjectStore, is_key
 from veilmq.client.sendable import text_bytes
 from veilmq.model.errors import ParameterInvalid
 

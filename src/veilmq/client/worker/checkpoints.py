@@ -12,18 +12,15 @@ and then chooses where its own message starts.
 Source: document 003, 3b ("resumed from where it is left off") and "Update Message".
 """
 
-import hashlib
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from veilmq.client.records import Contents
+from veilmq.client.records.files import Directory, hashed
+from veilmq.client.records.objects import ObjectStore
 from veilmq.model.errors import LeaseTaken, ParameterInvalid
-from veilmq.store.files import durable_write, make_directory
-
-if TYPE_CHECKING:
-    from veilmq.client.objects import ObjectStore
 
 KIND: Final = "checkpoint/1"
 _START: Final = '{"veilmq":"checkpoint/1",'
@@ -92,104 +89,62 @@ def unwrap(body: str) -> tuple[str, Any]:
     return envelope.body, envelope.state
 
 
-class FileCheckpoints:
-    """Side records in a directory: a folder for each key, a file for each fence, written by atomic rename with
-    fsync."""
+class NumberedCheckpoints:
+    """Side records in a directory or an object store: one content for each fence, below the hash of the key. So no
+    conditional write is needed. All calls raise the storage's errors."""
 
-    def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
-        make_directory(self.directory, 0o700)
-
-    def load(self, key: str) -> Saved | None:
-        """See `Checkpoints.load`. Raises OSError."""
-        folder = self._folder(key)
-        for name in sorted(_names(folder), reverse=True):
-            try:
-                return msgspec.json.decode((folder / name).read_bytes(), type=Saved)
-            except FileNotFoundError:
-                continue  # the message was finished in the meantime
-        return None
-
-    def save(self, key: str, saved: Saved) -> None:
-        """See `Checkpoints.save`. Raises OSError."""
-        folder = self._folder(key)
-        make_directory(folder, 0o700)
-        names = _names(folder)
-        mine = f"{saved.fence:0{_DIGITS}}"
-        if names and max(names) > mine:
-            raise LeaseTaken(sequence=0, attempt=int(max(names)))
-        durable_write(folder / mine, msgspec.json.encode(saved))
-        for older in names:
-            if older < mine:
-                (folder / older).unlink(missing_ok=True)
-
-    def drop(self, key: str) -> None:
-        """See `Checkpoints.drop`. Raises OSError."""
-        folder = self._folder(key)
-        try:
-            for each in os.listdir(folder):
-                (folder / each).unlink(missing_ok=True)
-            folder.rmdir()
-        except FileNotFoundError:
-            pass
-
-    def _folder(self, key: str) -> Path:
-        return self.directory / _hashed(key)
-
-
-class ObjectCheckpoints:
-    """Side records as objects below a URL that fsspec knows (s3://bucket/prefix, abfs://, file:///directory ...).
-
-    One object for each fence, so no conditional write is needed. All calls raise ObjectStoreFailed. Needs the extra
-    `large`.
-    """
-
-    def __init__(self, store: "ObjectStore | str") -> None:
-        """store: its URL, or an `ObjectStore` with its own options. Raises ParameterInvalid, ModuleNotFoundError."""
-        from veilmq.client.objects import ObjectStore
-
-        self._store = ObjectStore(store) if isinstance(store, str) else store
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
 
     def load(self, key: str) -> Saved | None:
         """See `Checkpoints.load`."""
-        for name in sorted(self._keys(key), reverse=True):
-            content = self._store.get(name)
-            if content is not None:
+        for path in sorted(self._fences(key), reverse=True):
+            content = self._contents.get(path)
+            if content is not None:  # else the message was finished in the meantime
                 return msgspec.json.decode(content, type=Saved)
         return None
 
     def save(self, key: str, saved: Saved) -> None:
         """See `Checkpoints.save`."""
-        mine = f"{_hashed(key)}/{saved.fence:0{_DIGITS}}"
-        keys = self._keys(key)
-        newest = max(keys, default="")
+        mine = f"{hashed(key)}/{saved.fence:0{_DIGITS}}"
+        paths = self._fences(key)
+        newest = max(paths, default="")
         if newest > mine:
             raise LeaseTaken(sequence=0, attempt=int(newest.rpartition("/")[2]))
-        self._store.put(mine, msgspec.json.encode(saved))
-        for older in keys:
+        self._contents.put(mine, msgspec.json.encode(saved))
+        for older in paths:
             if older < mine:
-                self._store.remove(older)
+                self._contents.remove(older)
 
     def drop(self, key: str) -> None:
         """See `Checkpoints.drop`."""
-        for name in self._keys(key):
-            self._store.remove(name)
-        self._store.remove_directory(_hashed(key))
+        for path in self._contents.keys(hashed(key)):
+            self._contents.remove(path)
+        self._contents.remove_directory(hashed(key))
 
-    def _keys(self, key: str) -> list[str]:
-        return [found.key for found in self._store.list(_hashed(key)) if _is_fence(found.key)]
-
-
-def _hashed(key: str) -> str:
-    """The key as a name that every storage accepts."""
-    return hashlib.sha256(key.encode()).hexdigest()
+    def _fences(self, key: str) -> list[str]:
+        return [path for path in self._contents.keys(hashed(key)) if _is_fence(path)]
 
 
-def _names(folder: Path) -> list[str]:
-    try:
-        return [name for name in os.listdir(folder) if _is_fence(name)]
-    except FileNotFoundError:
-        return []
+class FileCheckpoints(NumberedCheckpoints):
+    """Side records in a directory: a folder for each key, a file for each fence, written by atomic rename with fsync.
+    All calls raise OSError."""
+
+    def __init__(self, directory: Path | str) -> None:
+        files = Directory(directory)
+        self.directory = files.directory
+        super().__init__(files)
+
+
+class ObjectCheckpoints(NumberedCheckpoints):
+    """Side records as objects below a URL that fsspec knows (s3://bucket/prefix, abfs://, file:///directory ...).
+
+    All calls raise ObjectStoreFailed. Needs the extra `large`.
+    """
+
+    def __init__(self, store: ObjectStore | str) -> None:
+        """store: its URL, or an `ObjectStore` with its own options. Raises ParameterInvalid, ModuleNotFoundError."""
+        super().__init__(ObjectStore(store) if isinstance(store, str) else store)
 
 
 def _is_fence(path: str) -> bool:

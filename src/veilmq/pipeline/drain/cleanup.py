@@ -14,8 +14,8 @@ from veilmq.client.large import PointerFormat
 from veilmq.client.large.pointer import read as read_pointer
 from veilmq.client.large.shared import drop
 from veilmq.client.messages import Message, Peeked
-from veilmq.client.objects import ObjectStore
 from veilmq.client.queue import Queue
+from veilmq.client.records.objects import ObjectStore
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.drain.ledger import Batch
 from veilmq.pipeline.drain.manifests import open_manifest

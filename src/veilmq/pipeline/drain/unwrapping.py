@@ -15,7 +15,7 @@ from veilmq.client.large import PointerFormat
 from veilmq.client.large.fetching import Fetcher
 from veilmq.client.large.queue import BODY_BYTES_MAX
 from veilmq.client.messages import Peeked
-from veilmq.client.objects import ObjectStore
+from veilmq.client.records.objects import ObjectStore
 from veilmq.client.unreadable import keep
 from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.drain.options import DrainOptions, store_options_of

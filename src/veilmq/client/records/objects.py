@@ -1,4 +1,4 @@
-"""Objects below one URL: the store for large messages and for topic definitions.
+"""Objects below one URL: the store for large messages, topic definitions, and records.
 
 Strategy: fsspec speaks to each store; this module adds the form of keys, retries, and typed errors. A key is relative
 to the URL and uses a safe alphabet, so no key can leave it. A local file is written under another name, synced and
@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -186,6 +186,10 @@ class ObjectStore:
             return
         for name, entry in found.items():
             yield Found(name[len(self._root) + 1 :], int(entry.get("size") or 0), modified_of(entry))
+
+    def keys(self, below: str) -> Sequence[str]:
+        """The keys that `list` finds."""
+        return [found.key for found in self.list(below)]
 
     def key_of(self, url: str) -> str | None:
         """The key of the object with this URL; None if it is not below ours."""

@@ -1,0 +1,111 @@
+"""Records in a directory: each a file, replaced whole, by rename with fsync.
+
+Strategy: a change compares and writes under an flock, which the kernel releases when its holder dies. Readers take no
+lock: they see the old content or the new. Meant for the processes of one machine: on network file systems flock may not
+be reliable.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from veilmq.client.records import Seen
+from veilmq.store.files import durable_write, make_directory
+
+_LOCK = ".lock"
+
+
+def hashed(key: str) -> str:
+    """The key as a name that every storage accepts."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Directory:
+    """Files by relative path. All calls raise OSError."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        make_directory(self.directory, 0o700)
+
+    def get(self, path: str) -> bytes | None:
+        """The file's content; None if it does not exist."""
+        try:
+            return (self.directory / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write the whole file, durably."""
+        place = self.directory / path
+        make_directory(place.parent, 0o700)
+        durable_write(place, content)
+
+    def remove(self, path: str) -> None:
+        """Remove the file, if it exists."""
+        (self.directory / path).unlink(missing_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory, if it exists."""
+        try:
+            (self.directory / path).rmdir()
+        except FileNotFoundError:
+            pass
+
+    def keys(self, below: str) -> Sequence[str]:
+        """The paths of the files in that directory; none if it does not exist."""
+        try:
+            return [f"{below}/{name}" for name in os.listdir(self.directory / below)]
+        except FileNotFoundError:
+            return []
+
+
+class FileRecords(Directory):
+    """Records in 256 directories, each with a lock file; a record's file has the hash of its key as name."""
+
+    def look(self, key: str) -> Seen:
+        """See `Records.look`."""
+        return Seen(self.get(_path(key)))
+
+    def replace(self, key: str, before: bytes | None, after: bytes, fence: int) -> bool:
+        """See `Records.replace`."""
+        path = _path(key)
+        folder = (self.directory / path).parent
+        make_directory(folder, 0o700)
+        with locked(folder / _LOCK):
+            if self.get(path) != before:
+                return False
+            self.put(path, after)
+            return True
+
+    def prune(self, is_over: Callable[[bytes], bool], before: float) -> int:
+        """Delete the records that are over and were last written before `before` (Unix seconds); returns how many."""
+        pruned = 0
+        for folder in self.directory.iterdir():
+            for path in folder.glob("[0-9a-f]*"):
+                with locked(folder / _LOCK):
+                    content = self.get(f"{folder.name}/{path.name}")
+                    if content is not None and path.stat().st_mtime < before and is_over(content):
+                        path.unlink()
+                        pruned += 1
+        return pruned
+
+
+def _path(key: str) -> str:
+    name = hashed(key)
+    return f"{name[:2]}/{name}"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on this file, among all threads and processes of the machine."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Closing it does not unlock it: a child forked in the meantime has it open too.
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
