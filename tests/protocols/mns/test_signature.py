@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from veilmq.protocols.keyed import Keyed
-from veilmq.protocols.mns import addresses, canonical
+from veilmq.protocols.mns import addresses, signature
 from veilmq.protocols.mns.signature import compact, read_date, signature_v4, signing_key_v4
 from veilmq.testing.for_each import for_each
 
@@ -85,7 +85,7 @@ def octets(headers: dict[str, str]) -> dict[bytes, bytes]:
 def test_v2_vectors(method: str, headers: dict[str, str], date: str, target: str, secret: str, expected: str) -> None:
     # Other headers are not signed, whatever they are.
     given = octets(headers | {"host": "h", "user-agent": "u", "security-token": "t"})
-    text = canonical.string_v2(method.encode(), given, date.encode(), target.encode())
+    text = signature.string_v2(method.encode(), given, date.encode(), target.encode())
     assert b64encode(hmac.digest(secret.encode(), text, "sha1")).decode() == expected
 
 
@@ -128,17 +128,17 @@ V4_PRIVATE = [
 
 @for_each(
     ("form", "vector"),
-    [*((canonical.PUBLIC, each) for each in V4), *((canonical.PRIVATE, each) for each in V4_PRIVATE)],
+    [*((signature.PUBLIC, each) for each in V4), *((signature.PRIVATE, each) for each in V4_PRIVATE)],
 )
-def test_v4_vectors(form: canonical.Form, vector: Any) -> None:
+def test_v4_vectors(form: signature.Form, vector: Any) -> None:
     method, path, pairs, headers, stamp, region, secret, expected = vector
     encoded = "&".join(f"{quote(name)}={quote(value)}" for name, value in pairs)
     raw = "&".join(f"{name}={value}" for name, value in pairs).replace("#", "%23")
     key = signing_key_v4(form, secret.encode(), stamp[:8].encode(), region.encode())
     found = []
-    for query in {each for sent in (encoded, raw) for each in canonical.queries(sent.encode())}:
-        text = canonical.request_v4(
-            method.encode(), canonical.path_v4(path.encode()), query, octets(headers | {"host": "h"})
+    for query in {each for sent in (encoded, raw) for each in signature.queries(sent.encode())}:
+        text = signature.request_v4(
+            method.encode(), signature.path_v4(path.encode()), query, octets(headers | {"host": "h"})
         )
         found.append(signature_v4(form, key, stamp.encode(), region.encode(), text).decode())
     assert expected in found
@@ -147,31 +147,31 @@ def test_v4_vectors(form: canonical.Form, vector: Any) -> None:
 def test_a_published_string_of_v4() -> None:
     key = Keyed(b64decode("2HhAzNXcwZJs3dhqkYg7yqkUjS3so+UdhbUR+eKEgtQ="))
     headers = {b"content-type": b"text/xml;charset=UTF-8", b"x-mns-version": b"2015-06-06"}
-    text = canonical.request_v4(b"PUT", b"/queues/queue-auto-25112417-l0PHHVTHYv", b"", headers)
+    text = signature.request_v4(b"PUT", b"/queues/queue-auto-25112417-l0PHHVTHYv", b"", headers)
     assert (
-        signature_v4(canonical.PUBLIC, key, b"20251124T091359Z", b"eu-west-1", text)
+        signature_v4(signature.PUBLIC, key, b"20251124T091359Z", b"eu-west-1", text)
         == b"63ebcf43397e672c47d48ca5d9ef7245e59626da7a3d58d37c75cde993429e98"
     )
 
 
 def v4(wire: Any, method: str, target: str, body: str = "", signed: str | None = None, **change: str) -> Any:
     """An answer to a request that is signed with V4, over another target if `signed` names one."""
-    form = canonical.PRIVATE if change.get("algorithm", "").startswith("APSARA") else canonical.PUBLIC
+    form = signature.PRIVATE if change.get("algorithm", "").startswith("APSARA") else signature.PUBLIC
     headers = {"content-type": "text/xml"} if body else {}
     plain = wire.request(method, target, body, headers, without=("authorization",))
     stamp = compact(wire.date().encode())
     path, _, query = (signed or target).partition("?")
-    canonical_query = canonical.query_v4(
+    canonical_query = signature.query_v4(
         [
             (name.encode(), value.encode())
             for name, _, value in (part.partition("=") for part in query.split("&") if part)
         ]
     )
-    text = canonical.request_v4(method.encode(), canonical.path_v4(path.encode()), canonical_query, plain.headers)
+    text = signature.request_v4(method.encode(), signature.path_v4(path.encode()), canonical_query, plain.headers)
     key = signing_key_v4(form, change.get("secret", SECRET).encode(), stamp[:8], b"cn-hangzhou")
-    signature = signature_v4(form, key, stamp, b"cn-hangzhou", text).decode()
-    scope = canonical.scope_v4(form, change.get("day", stamp[:8].decode()).encode(), b"cn-hangzhou").decode()
-    value = f"{form.algorithm.decode()} Credential={change.get('key', KEY_ID)}/{scope},Signature={signature}"
+    signed_text = signature_v4(form, key, stamp, b"cn-hangzhou", text).decode()
+    scope = signature.scope_v4(form, change.get("day", stamp[:8].decode()).encode(), b"cn-hangzhou").decode()
+    value = f"{form.algorithm.decode()} Credential={change.get('key', KEY_ID)}/{scope},Signature={signed_text}"
     plain.headers[b"authorization"] = value.encode()
     return wire.send(plain)
 

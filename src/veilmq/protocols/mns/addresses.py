@@ -18,20 +18,8 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SubscriptionSettings, TopicKey, is_hidden
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, address_used
-from veilmq.protocols.mns import limits
-from veilmq.protocols.mns.errors import (
-    ENDPOINT_INVALID,
-    INVALID_QUEUE_NAME,
-    INVALID_REQUEST_URL,
-    QUEUE_NAME_LENGTH_ERROR,
-    SUBSCRIPTION_NAME_INVALID,
-    SUBSCRIPTION_NAME_LENGTH_ERROR,
-    TOPIC_NAME_INVALID,
-    TOPIC_NAME_LENGTH_ERROR,
-    Fault,
-    Refusal,
-    show,
-)
+from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns.errors import Fault, Refusal, show
 
 _PLACES_MAX: Final = 4_096
 _PATH_BYTES_CACHED_MAX: Final = 512
@@ -43,6 +31,10 @@ _URL: Final = re.compile(
 _HOST_CHARACTERS_MAX: Final = 253
 _LABEL_CHARACTERS_MAX: Final = 63
 _UNSERVED: Final = ("mail:", "sms:")
+_QUEUE_FAULTS: Final = (errors.QUEUE_NAME_LENGTH_ERROR, errors.INVALID_QUEUE_NAME)
+"""For a name that is too long, and one that is not allowed."""
+_TOPIC_FAULTS: Final = (errors.TOPIC_NAME_LENGTH_ERROR, errors.TOPIC_NAME_INVALID)
+_SUBSCRIPTION_FAULTS: Final = (errors.SUBSCRIPTION_NAME_LENGTH_ERROR, errors.SUBSCRIPTION_NAME_INVALID)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -95,7 +87,7 @@ def _read_place(path: bytes) -> Place:
     try:
         text = unquote_to_bytes(path).decode()
     except UnicodeDecodeError:
-        raise Refusal(INVALID_REQUEST_URL) from None
+        raise Refusal(errors.INVALID_REQUEST_URL) from None
     parts = text.rstrip("/").split("/")[1:]
     if not parts:
         return Place(Kind.ROOT)
@@ -105,7 +97,7 @@ def _read_place(path: bytes) -> Place:
         ):
             names = [part for each, part in zip(pattern, parts, strict=True) if each.startswith("{")]
             return Place(kind, *names)
-    raise Refusal(INVALID_REQUEST_URL)
+    raise Refusal(errors.INVALID_REQUEST_URL)
 
 
 def is_name(name: str) -> bool:
@@ -113,30 +105,29 @@ def is_name(name: str) -> bool:
     return len(name) <= limits.NAME_CHARACTERS_MAX and limits.NAME.match(name) is not None
 
 
-def _checked(name: str, characters_max: int, too_long: Fault, invalid: Fault) -> str:
+def _checked(name: str, characters_max: int, faults: tuple[Fault, Fault]) -> str:
     if len(name) > characters_max:
-        raise Refusal(too_long)
+        raise Refusal(faults[0])
     if not limits.NAME.match(name):
-        raise Refusal(invalid)
+        raise Refusal(faults[1])
     return name
 
 
 def queue_of(key: AccessKey, name: str) -> QueueKey:
     """The queue of that name. Raises Refusal: InvalidQueueName, QueueNameLengthError."""
-    _checked(name, limits.NAME_CHARACTERS_MAX, QUEUE_NAME_LENGTH_ERROR, INVALID_QUEUE_NAME)
+    _checked(name, limits.NAME_CHARACTERS_MAX, _QUEUE_FAULTS)
     return QueueKey(key.account, key.home_region, name)
 
 
 def topic_of(key: AccessKey, name: str) -> TopicKey:
     """The topic of that name. Raises Refusal: TopicNameInvalid, TopicNameLengthError."""
-    _checked(name, limits.NAME_CHARACTERS_MAX, TOPIC_NAME_LENGTH_ERROR, TOPIC_NAME_INVALID)
+    _checked(name, limits.NAME_CHARACTERS_MAX, _TOPIC_FAULTS)
     return TopicKey(key.account, key.home_region, name)
 
 
 def subscription_name(name: str) -> str:
     """Check the name. Raises Refusal: SubscriptionNameInvalid, SubscriptionNameLengthError."""
-    characters_max = limits.SUBSCRIPTION_NAME_CHARACTERS_MAX
-    return _checked(name, characters_max, SUBSCRIPTION_NAME_LENGTH_ERROR, SUBSCRIPTION_NAME_INVALID)
+    return _checked(name, limits.SUBSCRIPTION_NAME_CHARACTERS_MAX, _SUBSCRIPTION_FAULTS)
 
 
 def queue_of_text(key: AccessKey, text: str) -> QueueKey | None:
@@ -157,9 +148,10 @@ def read_endpoint(key: AccessKey, text: str) -> SubscriptionSettings:
         if found is not None and "#" not in text and _is_host(found[1]) and 0 < int(found[2] or 80) <= 65_535:
             return SubscriptionSettings(endpoint=text, url=text)
     if text.startswith(_UNSERVED):
-        raise Refusal(ENDPOINT_INVALID, "This server sends neither mail nor short messages.")
+        raise Refusal(errors.ENDPOINT_INVALID, "This server sends neither mail nor short messages.")
     raise Refusal(
-        ENDPOINT_INVALID, f"{show(text)} is neither acs:mns:<region>:<account>:queues/<name> nor an http or https URL."
+        errors.ENDPOINT_INVALID,
+        f"{show(text)} is neither acs:mns:<region>:<account>:queues/<name> nor an http or https URL.",
     )
 
 

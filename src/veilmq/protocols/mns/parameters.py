@@ -1,15 +1,19 @@
-"""Parses the query string, whole numbers and booleans.
+"""Parses the query string, whole numbers, booleans, and the headers that ask for a page of a list.
 
 Strategy: names are case-insensitive (SDKs write ReceiptHandle and receiptHandle). Values are percent-decoded and `+`
-stays `+`, because three SDKs paste a handle unescaped.
+stays `+`, because three SDKs paste a handle unescaped. The marker of a page is its last name in base64, so no state is
+kept between pages. Names that MNS does not allow are left out, so a page may be short or empty and still have a next
+page.
 """
 
 import re
-from typing import Final
+from base64 import b64decode, urlsafe_b64encode
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from veilmq.protocols.mns import limits
-from veilmq.protocols.mns.errors import INVALID_QUERY_STRING, Refusal, out_of_range, show
+from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns.call import Asked
+from veilmq.protocols.mns.errors import Refusal, bad, out_of_range, show
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _BOOLEANS: Final = {"true": True, "false": False}
@@ -22,7 +26,7 @@ def read_query(query: bytes) -> dict[str, str]:
     parameters: dict[str, str] = {}
     parts = query.split(b"&")
     if len(parts) > limits.QUERY_PAIRS_MAX:
-        raise Refusal(INVALID_QUERY_STRING, f"A request has at most {limits.QUERY_PAIRS_MAX} parameters.")
+        raise Refusal(errors.INVALID_QUERY_STRING, f"A request has at most {limits.QUERY_PAIRS_MAX} parameters.")
     for part in parts:
         if not part:
             continue
@@ -32,10 +36,10 @@ def read_query(query: bytes) -> dict[str, str]:
         try:
             given, _, text = part.decode().partition("=")
         except UnicodeDecodeError:
-            raise Refusal(INVALID_QUERY_STRING, "The query string is not UTF-8.") from None
+            raise Refusal(errors.INVALID_QUERY_STRING, "The query string is not UTF-8.") from None
         name_lower = given.lower()
         if name_lower in parameters:
-            raise Refusal(INVALID_QUERY_STRING, f"The parameter {show(given)} is given more than once.")
+            raise Refusal(errors.INVALID_QUERY_STRING, f"The parameter {show(given)} is given more than once.")
         parameters[name_lower] = text
     return parameters
 
@@ -46,7 +50,7 @@ def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: i
     if text is None:
         return None
     if not _INTEGER.match(text):
-        raise Refusal(INVALID_QUERY_STRING, f"The value of {name} is not a whole number.")
+        raise Refusal(errors.INVALID_QUERY_STRING, f"The value of {name} is not a whole number.")
     value = int(text)
     if not minimum <= value <= maximum:
         raise out_of_range(name, minimum, maximum, noun)
@@ -60,7 +64,7 @@ def flag(parameters: dict[str, str], name: str) -> bool:
         return False
     value = boolean(text)
     if value is None:
-        raise Refusal(INVALID_QUERY_STRING, f"The value of {name} is neither true nor false.")
+        raise Refusal(errors.INVALID_QUERY_STRING, f"The value of {name} is neither true nor false.")
     return value
 
 
@@ -72,3 +76,46 @@ def boolean(text: str) -> bool | None:
 def integer(text: str) -> int | None:
     """A whole number, or None."""
     return int(text) if _INTEGER.match(text) else None
+
+
+class Page(NamedTuple):
+    """The requested part of a list."""
+
+    prefix: str
+    after: str
+    count_max: int
+    with_meta: bool
+
+
+def read_page(asked: Asked) -> Page:
+    """x-mns-prefix, x-mns-marker, x-mns-ret-number and x-mns-with-meta. Raises Refusal: InvalidArgument."""
+    count = limits.RET_NUMBER_DEFAULT
+    given = asked.header(b"x-mns-ret-number")
+    if given:
+        value = integer(given)
+        if value is None or not 1 <= value <= limits.RET_NUMBER_MAX:
+            raise out_of_range("x-mns-ret-number", 1, limits.RET_NUMBER_MAX)
+        count = value
+    with_meta = boolean(asked.header(b"x-mns-with-meta") or "false")
+    if with_meta is None:
+        raise bad("x-mns-with-meta", "it is true or false.")
+    return Page(asked.header(b"x-mns-prefix"), _read_marker(asked.header(b"x-mns-marker")), count, with_meta)
+
+
+def _read_marker(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        name = b64decode(text.encode("ascii"), b"-_", validate=True).decode()
+    except ValueError:
+        name = ""
+    if not name:
+        raise bad("x-mns-marker", "it is not one that a list gave.")
+    return name
+
+
+def marker_of(names: list[str], more: bool) -> str:
+    """The element with the next page's marker; empty on the last page."""
+    if not more:
+        return ""
+    return f"<NextMarker>{urlsafe_b64encode(names[-1].encode()).decode()}</NextMarker>"

@@ -3,6 +3,10 @@
 Strategy: a key is prepared once and cached until the keyring returns another object for its id. A date too far off is
 refused before any computation. In development mode no signature is checked, and every key is account 000000000000
 (docs/mns.md): the readable part of the Authorization header only names the principal.
+
+The signed texts are pure functions of the bytes on the wire. V2 signs the target as sent. V4 encodes path and query
+again, and Java's signer does so from values that may or may not have been encoded for the wire: `queries` returns both
+readings, and either is accepted. Source: docs/mns.md, "Signatures and errors".
 """
 
 import hmac
@@ -12,7 +16,8 @@ from calendar import timegm
 from functools import lru_cache
 from hashlib import sha1
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 
@@ -22,20 +27,93 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.bounded import Bounded, remembered
 from veilmq.protocols.http import Request
 from veilmq.protocols.keyed import Keyed
-from veilmq.protocols.mns import canonical, limits
-from veilmq.protocols.mns.errors import (
-    ACCESS_DENIED,
-    INVALID_ACCESS_KEY_ID,
-    INVALID_AUTHORIZATION_HEADER,
-    INVALID_DATE_HEADER,
-    INVALID_VERSION_HEADER,
-    MISSING_AUTHORIZATION_HEADER,
-    MISSING_DATE_HEADER,
-    MISSING_VERSION_HEADER,
-    SIGNATURE_DOES_NOT_MATCH,
-    TIME_EXPIRED,
-    Refusal,
-)
+from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns.errors import Refusal
+
+_PREFIX: Final = b"x-mns-"
+_SIGNED_BY_V4: Final = (b"content-md5", b"content-type")
+
+
+class Form(NamedTuple):
+    """The constants of V4, in the public cloud or in a private one."""
+
+    algorithm: bytes
+    secret_prefix: bytes
+    terminator: bytes
+
+
+PUBLIC: Final = Form(b"MNS4-HMAC-SHA256", b"aliyun_v4", b"aliyun_v4_request")
+PRIVATE: Final = Form(b"APSARA-MNS4-HMAC-SHA256", b"apsara_v4", b"apsara_v4_request")
+FORMS: Final = {form.algorithm: form for form in (PUBLIC, PRIVATE)}
+
+
+def string_v2(method: bytes, headers: dict[bytes, bytes], date: bytes, target: bytes) -> bytes:
+    """The text that V2 signs. headers: by lower-case name."""
+    names = [name for name in headers if name.startswith(_PREFIX)]
+    if len(names) > 1:
+        names.sort()
+    lines = b"".join([b"%b:%b\n" % (name, headers[name]) for name in names])
+    get = headers.get
+    return b"%b\n%b\n%b\n%b\n%b%b" % (
+        method,
+        get(b"content-md5", b""),
+        get(b"content-type", b""),
+        date,
+        lines,
+        target,
+    )
+
+
+def encoded(raw: bytes, safe: str = "") -> str:
+    """Percent-encoded, except `A-Z a-z 0-9 - _ . ~`."""
+    return quote_from_bytes(raw, safe + "~")
+
+
+def query_v4(pairs: list[tuple[bytes, bytes]]) -> bytes:
+    """Names in lower case, everything encoded, sorted by name.
+
+    No parameter may hide another: `a=1&a%20=2` would be signed as one `a` and read as two parameters.
+    """
+    lines = sorted((encoded(name.lower().strip()), encoded(value.strip())) for name, value in pairs)
+    return "&".join(f"{name}={value}" if value else name for name, value in lines).encode()
+
+
+def queries(query: bytes) -> list[bytes]:
+    """The canonical queries of the pairs as sent, and of the same pairs decoded."""
+    pairs = [(name, value) for name, _, value in (part.partition(b"=") for part in query.split(b"&") if part)]
+    read = [query_v4(pairs)]
+    if b"%" in query:
+        read.append(query_v4([(unquote_to_bytes(name), unquote_to_bytes(value)) for name, value in pairs]))
+    if b"+" in query:
+        read.append(query_v4([(_form_decoded(name), _form_decoded(value)) for name, value in pairs]))
+    return read
+
+
+def _form_decoded(text: bytes) -> bytes:
+    return unquote_to_bytes(text.replace(b"+", b" "))
+
+
+def path_v4(path: bytes) -> bytes:
+    """The path, decoded and encoded again."""
+    return encoded(unquote_to_bytes(path), "/").encode()
+
+
+def request_v4(method: bytes, path: bytes, query: bytes, headers: dict[bytes, bytes]) -> bytes:
+    """The canonical request; path and query are canonical already. It ends with an empty line: no body is signed."""
+    names = sorted(name for name in headers if name in _SIGNED_BY_V4 or name.startswith(_PREFIX))
+    lines = b"".join(b"%b:%b\n" % (name, headers[name].strip()) for name in names)
+    return b"%b\n%b\n%b\n%b\n" % (method, path, query, lines)
+
+
+def scope_v4(form: Form, day: bytes, region: bytes) -> bytes:
+    """`day/region/mns/aliyun_v4_request`."""
+    return b"%b/%b/mns/%b" % (day, region, form.terminator)
+
+
+def string_v4(form: Form, stamp: bytes, region: bytes, canonical: bytes) -> bytes:
+    """The text that V4 signs: it contains the canonical request itself, not its hash."""
+    return b"%b\n%b\n%b\n%b" % (form.algorithm, stamp, scope_v4(form, stamp[:8], region), canonical)
+
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _RFC1123: Final = re.compile(
@@ -116,58 +194,58 @@ class Verifier:
         authorization = headers.get(b"authorization")
         version = headers.get(b"x-mns-version")
         if version is not None and version != limits.VERSION:
-            raise Refusal(INVALID_VERSION_HEADER)
+            raise Refusal(errors.INVALID_VERSION_HEADER)
         if not self._keyring.checks:
             return self._unchecked(headers, authorization)
         if not authorization:
-            raise Refusal(MISSING_AUTHORIZATION_HEADER)
+            raise Refusal(errors.MISSING_AUTHORIZATION_HEADER)
         date = _date(headers, wall)
         if version is None:
-            raise Refusal(MISSING_VERSION_HEADER)
+            raise Refusal(errors.MISSING_VERSION_HEADER)
         found = _V2.match(authorization)
         if found is not None:
             key_id, signature = found.groups()
             scheme = self._scheme(key_id)
             good = False
             for outside in self._outsides:
-                text = canonical.string_v2(request.method.encode(), headers, date, outside + request.target)
+                text = string_v2(request.method.encode(), headers, date, outside + request.target)
                 good |= hmac.compare_digest(b64encode(scheme.v2.digest(text)), signature)
         else:
             scheme, good = self._verify_v4(request, authorization, date)
         if not good:
-            raise Refusal(SIGNATURE_DOES_NOT_MATCH)
+            raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH)
         token = scheme.key.session_token
         if token is not None and not hmac.compare_digest(token.encode(), _token(headers)):
-            raise Refusal(ACCESS_DENIED, "The security-token header does not fit the key.")
+            raise Refusal(errors.ACCESS_DENIED, "The security-token header does not fit the key.")
         return _caller(scheme, headers)
 
     def _verify_v4(self, request: Request, authorization: bytes, date: bytes) -> tuple[_Scheme, bool]:
         found = _V4.match(authorization)
         if found is None:
-            raise Refusal(INVALID_AUTHORIZATION_HEADER)
+            raise Refusal(errors.INVALID_AUTHORIZATION_HEADER)
         algorithm, key_id, day, region, terminator, signature = found.groups()
-        form = canonical.FORMS[algorithm]
+        form = FORMS[algorithm]
         stamp = compact(date)
         if terminator != form.terminator:
-            raise Refusal(INVALID_AUTHORIZATION_HEADER)
+            raise Refusal(errors.INVALID_AUTHORIZATION_HEADER)
         if day != stamp[:8]:
-            raise Refusal(SIGNATURE_DOES_NOT_MATCH, "The day of the credential is not that of the Date header.")
+            raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, "The day of the credential is not that of the Date header.")
         scheme = self._scheme(key_id)
         key = scheme.signing_keys.get((algorithm, day, region))
         if key is None:
             key = signing_key_v4(form, scheme.secret, day, region)
             scheme.signing_keys.keep((algorithm, day, region), key)
         method, good = request.method.encode(), False
-        for outside, query in product(self._outsides, canonical.queries(request.query)):
-            path = canonical.path_v4(outside + request.path)
-            text = canonical.request_v4(method, path, query, request.headers)
+        for outside, query in product(self._outsides, queries(request.query)):
+            path = path_v4(outside + request.path)
+            text = request_v4(method, path, query, request.headers)
             good |= hmac.compare_digest(signature_v4(form, key, stamp, region, text), signature)
         return scheme, good
 
     def _scheme(self, key_id: bytes) -> _Scheme:
         key = self._keyring.find(key_id.decode())
         if key is None:
-            raise Refusal(INVALID_ACCESS_KEY_ID)
+            raise Refusal(errors.INVALID_ACCESS_KEY_ID)
         known = self._schemes.get(key_id)
         if known is not None and known.key is key:
             return known
@@ -197,12 +275,12 @@ def _date(headers: dict[bytes, bytes], wall: Instant) -> bytes:
     """The date of the signature. Raises Refusal if it is missing or too far from `wall`."""
     date = headers.get(b"x-mns-date") or headers.get(b"date")
     if not date:
-        raise Refusal(MISSING_DATE_HEADER)
+        raise Refusal(errors.MISSING_DATE_HEADER)
     instant = read_date(date)
     if instant is None:
-        raise Refusal(INVALID_DATE_HEADER)
+        raise Refusal(errors.INVALID_DATE_HEADER)
     if abs(instant - wall) > _SKEW_US:
-        raise Refusal(TIME_EXPIRED)
+        raise Refusal(errors.TIME_EXPIRED)
     return date
 
 
@@ -215,7 +293,7 @@ def _caller(scheme: _Scheme, headers: dict[bytes, bytes]) -> Caller:
     return caller
 
 
-def signing_key_v4(form: canonical.Form, secret: bytes, day: bytes, region: bytes) -> Keyed:
+def signing_key_v4(form: Form, secret: bytes, day: bytes, region: bytes) -> Keyed:
     """The key derived from a secret for one day and region."""
     key = form.secret_prefix + secret
     for part in (day, region, b"mns", form.terminator):
@@ -223,6 +301,6 @@ def signing_key_v4(form: canonical.Form, secret: bytes, day: bytes, region: byte
     return Keyed(key)
 
 
-def signature_v4(form: canonical.Form, key: Keyed, stamp: bytes, region: bytes, request: bytes) -> bytes:
+def signature_v4(form: Form, key: Keyed, stamp: bytes, region: bytes, request: bytes) -> bytes:
     """The signature over a canonical request, in lower-case hex."""
-    return key.digest(canonical.string_v4(form, stamp, region, request)).hex().encode()
+    return key.digest(string_v4(form, stamp, region, request)).hex().encode()

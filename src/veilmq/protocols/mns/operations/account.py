@@ -14,9 +14,8 @@ from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole
-from veilmq.protocols.mns.content import members_of
 from veilmq.protocols.mns.errors import bad
-from veilmq.protocols.mns.writing import document, elements
+from veilmq.protocols.mns.xml import document, elements, members_of
 
 ACCOUNT_QUEUE = "mns/account"
 """The hidden queue whose labels are the account's attributes; no protocol allows a slash in names."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 from veilmq.model.message import Attribute, Delivery, first_forbidden_character
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn
-from veilmq.protocols.mns.content import members
 from veilmq.protocols.mns.errors import bad, malformed, show
 from veilmq.protocols.mns.parameters import boolean
+from veilmq.protocols.mns.xml import members
 from veilmq.protocols.xml import Element, escape
 
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}

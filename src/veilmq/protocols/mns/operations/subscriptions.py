@@ -22,13 +22,13 @@ from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, Subscribed, SubscriptionDescribed, SubscriptionsListed
 from veilmq.model.topic import ContentFormat, RetryStrategy, SubscriptionInfo, SubscriptionSettings
 from veilmq.protocols.http import Response
+from veilmq.protocols.mns import errors
 from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
-from veilmq.protocols.mns.content import members_of, tag
-from veilmq.protocols.mns.errors import ENDPOINT_INVALID, Refusal, bad
-from veilmq.protocols.mns.operations.pages import Page, marker_of, read_page
+from veilmq.protocols.mns.errors import Refusal, bad
 from veilmq.protocols.mns.operations.queues import RATE_POLICY, dead_letter_queue, located, rate_policy, read_rate
-from veilmq.protocols.mns.writing import document, elements
+from veilmq.protocols.mns.parameters import Page, marker_of, read_page
+from veilmq.protocols.mns.xml import document, elements, members_of, tag
 from veilmq.protocols.xml import Element
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -64,7 +64,7 @@ def plan_subscribe(asked: Asked) -> Plan:
     fields = members_of(asked.request.body, "Subscription")
     endpoint = fields.get("Endpoint")
     if endpoint is None or endpoint.children:
-        raise Refusal(ENDPOINT_INVALID, "Endpoint is required.")
+        raise Refusal(errors.ENDPOINT_INVALID, "Endpoint is required.")
     settings = read_endpoint(asked.caller.key, endpoint.text)
     settings = msgspec.structs.replace(settings, **_read_change(asked, fields))
     return (Subscribe(topic=topic, origin=asked.caller.origin, name=name, settings=settings),), None

@@ -6,10 +6,11 @@ Strategy: the kind of path and the method select a row, or a small function that
 from collections.abc import Callable
 from typing import Final
 
+from veilmq.protocols.mns import errors
 from veilmq.protocols.mns.addresses import Kind
 from veilmq.protocols.mns.call import Asked, Operation, answer_nothing
-from veilmq.protocols.mns.errors import INVALID_REQUEST_URL, MISSING_RECEIPT_HANDLE, Refusal
-from veilmq.protocols.mns.operations import account, leases, queues, receiving, sending, subscriptions, topics
+from veilmq.protocols.mns.errors import Refusal
+from veilmq.protocols.mns.operations import account, messages, queues, subscriptions, topics
 from veilmq.protocols.mns.parameters import flag
 
 _CREATE_QUEUE: Final = Operation("CreateQueue", queues.plan_create, queues.answer_create)
@@ -18,11 +19,11 @@ _CREATE_TOPIC: Final = Operation("CreateTopic", topics.plan_create, topics.answe
 _SET_TOPIC: Final = Operation("SetTopicAttributes", topics.plan_change, answer_nothing)
 _SUBSCRIBE: Final = Operation("Subscribe", subscriptions.plan_subscribe, subscriptions.answer_subscribe)
 _SET_SUBSCRIPTION: Final = Operation("SetSubscriptionAttributes", subscriptions.plan_change, answer_nothing)
-_SEND: Final = Operation("SendMessage", sending.plan_send, sending.answer_send)
-_RECEIVE: Final = Operation("ReceiveMessage", receiving.plan_receive, receiving.answer_messages)
-_PEEK: Final = Operation("PeekMessage", receiving.plan_peek, receiving.answer_messages)
-_DELETE: Final = Operation("DeleteMessage", leases.plan_delete, answer_nothing)
-_DELETE_BATCH: Final = Operation("BatchDeleteMessage", leases.plan_batch_delete, leases.answer_batch_delete)
+_SEND: Final = Operation("SendMessage", messages.plan_send, messages.answer_send)
+_RECEIVE: Final = Operation("ReceiveMessage", messages.plan_receive, messages.answer_messages)
+_PEEK: Final = Operation("PeekMessage", messages.plan_peek, messages.answer_messages)
+_DELETE: Final = Operation("DeleteMessage", messages.plan_delete, answer_nothing)
+_DELETE_BATCH: Final = Operation("BatchDeleteMessage", messages.plan_batch_delete, messages.answer_batch_delete)
 _GET_ACCOUNT_ATTRIBUTES: Final = Operation("GetAccountAttributes", account.plan_get, account.answer_get)
 _SET_ACCOUNT_ATTRIBUTES: Final = Operation("SetAccountAttributes", account.plan_set, answer_nothing)
 _GET_ACCOUNT: Final = Operation("GetAccount", account.plan_none, account.answer_account)
@@ -40,7 +41,7 @@ def _delete(asked: Asked) -> Operation:
     if "receipthandle" in asked.parameters:
         return _DELETE
     if not asked.request.body:
-        raise Refusal(MISSING_RECEIPT_HANDLE)
+        raise Refusal(errors.MISSING_RECEIPT_HANDLE)
     return _DELETE_BATCH
 
 
@@ -49,13 +50,13 @@ def _account(asked: Asked) -> Operation:
         return _GET_ACCOUNT_ATTRIBUTES
     if "account" in asked.parameters:
         return _GET_ACCOUNT
-    raise Refusal(INVALID_REQUEST_URL)
+    raise Refusal(errors.INVALID_REQUEST_URL)
 
 
 def _set_account(asked: Asked) -> Operation:
     if flag(asked.parameters, "accountmeta"):
         return _SET_ACCOUNT_ATTRIBUTES
-    raise Refusal(INVALID_REQUEST_URL)
+    raise Refusal(errors.INVALID_REQUEST_URL)
 
 
 TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] = {
@@ -70,7 +71,7 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.QUEUE_MESSAGES, "GET"): _look,
     (Kind.QUEUE_MESSAGES, "DELETE"): _delete,
     (Kind.QUEUE_MESSAGES, "PUT"): Operation(
-        "ChangeMessageVisibility", leases.plan_change_visibility, leases.answer_change_visibility
+        "ChangeMessageVisibility", messages.plan_change_visibility, messages.answer_change_visibility
     ),
     (Kind.TOPICS, "GET"): Operation("ListTopic", topics.plan_list, topics.answer_list),
     (Kind.TOPIC, "PUT"): _override(_CREATE_TOPIC, _SET_TOPIC),
@@ -95,5 +96,5 @@ def find(asked: Asked) -> Operation:
     parameter."""
     row = TABLE.get((asked.place.kind, asked.request.method))
     if row is None:
-        raise Refusal(INVALID_REQUEST_URL)
+        raise Refusal(errors.INVALID_REQUEST_URL)
     return row if isinstance(row, Operation) else row(asked)

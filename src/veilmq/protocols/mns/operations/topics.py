@@ -16,12 +16,11 @@ from veilmq.model.topic import TopicInfo
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
-from veilmq.protocols.mns.content import members, members_of, number, read_root, tag
 from veilmq.protocols.mns.errors import malformed
-from veilmq.protocols.mns.operations.pages import Page, marker_of, read_page
+from veilmq.protocols.mns.operations.messages import read_body, read_extras
 from veilmq.protocols.mns.operations.queues import located, logging_label, logging_text
-from veilmq.protocols.mns.operations.sending import read_body, read_extras
-from veilmq.protocols.mns.writing import document, elements
+from veilmq.protocols.mns.parameters import Page, marker_of, read_page
+from veilmq.protocols.mns.xml import document, elements, members, members_of, number, read_root, tag
 from veilmq.protocols.xml import escape
 
 

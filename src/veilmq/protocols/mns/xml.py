@@ -1,36 +1,25 @@
-"""Reads the body of a request: its checksum and its XML document.
+"""Reads the XML of requests and writes the XML of responses.
 
-Strategy: Content-MD5 is optional and has three forms in real clients; the one that is sent must match. Namespaces are
-ignored (ali-mns sends none).
+Strategy: a request becomes the small tree of `veilmq.protocols.xml`. Namespaces are ignored, because ali-mns sends
+none. A response is joined strings, without a tree.
+
+The namespace of a response has a final slash, except in `Error`: the Java SDK reads errors only without it, and
+everything else only with it. Other clients read both.
 """
 
-from base64 import b64encode
-from hashlib import md5
+from typing import Final
 
-from veilmq.protocols.http import Request
-from veilmq.protocols.mns import limits
-from veilmq.protocols.mns.errors import INVALID_ARGUMENT, INVALID_DIGEST, Refusal, bad, malformed, out_of_range
+from veilmq.protocols.http import Response
+from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range
 from veilmq.protocols.mns.parameters import boolean, integer
-from veilmq.protocols.xml import DocumentInvalid, Element, read_document
-
-
-def check_md5(request: Request) -> None:
-    """Raises Refusal: InvalidDegist."""
-    given = request.headers.get(b"content-md5")
-    if not given:
-        return
-    digest = md5(request.body, usedforsecurity=False)
-    # Python, Go and @alicloud/mns encode the hex digits; ali-mns the bytes, as RFC 1864 says.
-    if given == b64encode(digest.hexdigest().encode()) or given == b64encode(digest.digest()):
-        return
-    if given.lower() != digest.hexdigest().encode():
-        raise Refusal(INVALID_DIGEST)
+from veilmq.protocols.xml import DocumentInvalid, Element, clean, escape, read_document
 
 
 def read_root(body: bytes) -> Element:
     """The outermost element of the document. Raises Refusal: MalformedXML, InvalidArgument."""
     if len(body) > limits.DOCUMENT_BYTES_MAX:
-        raise Refusal(INVALID_ARGUMENT, f"The request exceeds {limits.DOCUMENT_BYTES_MAX} bytes.")
+        raise Refusal(errors.INVALID_ARGUMENT, f"The request exceeds {limits.DOCUMENT_BYTES_MAX} bytes.")
     try:
         return read_document(body, limits.XML_DEPTH_MAX, limits.XML_ELEMENTS_MAX)
     except DocumentInvalid as error:
@@ -88,3 +77,26 @@ def tag(element: Element) -> str:
     if any(character < " " or character == "\x7f" for character in text):
         raise bad(element.name, "it has no line breaks, tabs or other control characters.")
     return text
+
+
+CONTENT_TYPE: Final = b"text/xml;charset=utf-8"
+"""Without `text/xml`, @alicloud/mns reads an error as a success."""
+DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
+XMLNS: Final = 'xmlns="http://mns.aliyuncs.com/doc/v1/"'
+_ERROR_XMLNS: Final = 'xmlns="http://mns.aliyuncs.com/doc/v1"'
+
+
+def document(root: str, inside: str, status: int = 200) -> Response:
+    """A response with one document."""
+    return Response(status, CONTENT_TYPE, f"{DECLARATION}<{root} {XMLNS}>{inside}</{root}>".encode())
+
+
+def elements(fields: dict[str, str]) -> str:
+    """An element for each field. An empty element in a list crashes the Python SDK, so omit it."""
+    return "".join([f"<{name}>{escape(text)}</{name}>" for name, text in fields.items()])
+
+
+def error_body(code: str, message: str, request_id: str, host: str) -> bytes:
+    """An error document. The Python SDK treats one without all four children as a broken connection."""
+    fields = f"<Code>{code}</Code><Message>{clean(message)}</Message><RequestId>{request_id}</RequestId>"
+    return f"{DECLARATION}<Error {_ERROR_XMLNS}>{fields}<HostId>{clean(host)}</HostId></Error>".encode()
