@@ -13,7 +13,7 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey
-from veilmq.store.sqlite.batch.extras import pack_extras
+from veilmq.store.sqlite.disk.rows import pack_extras
 from veilmq.store.sqlite.tools.integrity import check
 
 TYPED = Extras(type="film")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.store.large_files import PIECE_BYTES, SyncedInPieces, let_go
+from veilmq.store.files import PIECE_BYTES, SyncedInPieces, let_go
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from veilmq.model.outcomes import MovesListed, MoveStarted, QueueDescribed, Queu
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.batch import queues
-from veilmq.store.sqlite.batch.names import OrderedNames
+from veilmq.store.sqlite.batch.queues import OrderedNames
 from veilmq.store.sqlite.leases.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
 from veilmq.store.sqlite.messages.expiry import RETURNS_MIN, RETURNS_OF_BATCH
 from veilmq.store.sqlite.store import SqliteStore

@@ -18,8 +18,8 @@ from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.errors import DatabaseUnusable
-from veilmq.store.sqlite.batch import memtable, unflushed
-from veilmq.store.sqlite.batch.writer import INSERT_MESSAGE
+from veilmq.store.sqlite.batch import memtable
+from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.reading.view import oldest_sent, oldest_unflushed
 from veilmq.store.sqlite.tools.integrity import check
@@ -303,7 +303,7 @@ def test_what_is_read_back_is_judged(stage: Stage) -> None:
 def test_a_peek_into_another_queue_reads_no_history(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.send(stage.create())
     other = stage.create("other")
-    monkeypatch.setattr(unflushed, "_packed", lambda connection, start: pytest.fail("it was read"))
+    monkeypatch.setattr(memtable, "_packed", lambda connection, start: pytest.fail("it was read"))
     assert stage.peek(other) == []
 
 

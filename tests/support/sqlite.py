@@ -15,7 +15,7 @@ from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.model.queue import FIFO_SUFFIX
 from veilmq.store import Store, View
 from veilmq.store.options import MIB, Options
-from veilmq.store.sqlite.batch.unflushed import replay
+from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.store import SqliteStore
 
 SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)

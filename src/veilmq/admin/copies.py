@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
-from veilmq.store.large_files import let_go
+from veilmq.store.files import let_go
 
 COPIES_MAX: Final = 4
 """Copies that are being made, wait to be made, or wait for their readers."""

@@ -30,7 +30,7 @@ from veilmq.model.errors import DiskLow
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.message import id_text
 from veilmq.store import View
-from veilmq.store.large_files import SyncedInPieces
+from veilmq.store.files import SyncedInPieces
 
 ROWS_A_PIECE: Final = 8_192
 _LINES_A_LOOK: Final = 10_000

@@ -26,7 +26,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.topic import TopicKey, hidden_queue
 from veilmq.server.service import PushRoom
 from veilmq.store import Reader
-from veilmq.store.topics import LiveSubscription, LiveTopic
+from veilmq.store.reader import LiveSubscription, LiveTopic
 
 MOVES_MAX: Final = 10_000
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"

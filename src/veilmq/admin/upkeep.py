@@ -22,7 +22,7 @@ from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.store.errors import DatabaseFailed
-from veilmq.store.report import Progress
+from veilmq.store.reader import Progress
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps kept for a slow reader; further ones are left out."""

@@ -19,7 +19,7 @@ from veilmq.cli.progress import bar
 from veilmq.cli.remote_http import HttpAccess
 from veilmq.store.directory import DATABASE, REDO
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, SchemaRefused, SqliteTooOld
-from veilmq.store.report import Report
+from veilmq.store.reader import Report
 from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
 

@@ -18,7 +18,7 @@ from veilmq.push.local_exhaustion import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
-from veilmq.store.topics import LiveSubscription, LiveTopic
+from veilmq.store.reader import LiveSubscription, LiveTopic
 
 if TYPE_CHECKING:
     from veilmq.push.room import PushRoom
@@ -93,7 +93,7 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
 
 class _Subscriptions:
     """The push subscriptions of all topics: the same object while none has changed, because there may be many and they
-    are polled. A change gives its topic another dictionary (veilmq.store.topics)."""
+    are polled. A change gives its topic another dictionary (veilmq.store.reader)."""
 
     def __init__(self, topics: Mapping[TopicKey, LiveTopic]) -> None:
         self._topics = topics

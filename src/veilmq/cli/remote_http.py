@@ -26,7 +26,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
-    from veilmq.store.large_files import Writing
+    from veilmq.store.files import Writing
 
 _ANSWER_S: Final = 10.0
 """Timeout of a connection, and of an answer beyond the wait that the command asks for."""

@@ -1,13 +1,19 @@
-"""Durable file writes: a file is written whole or not at all, and survives a power cut.
+"""Durable file writes, and large files written so that they do not delay commits.
 
-Strategy: write a temporary file beside the target, fsync it, rename it, fsync the directory. A reader sees the old
-content or the new. No other module calls `os.fsync` (tests/house/test_rooms.py).
+Strategy: a file is written whole or not at all, and survives a power cut: write a temporary file beside the target,
+fsync it, rename it, fsync the directory. A reader sees the old content or the new. No other module calls `os.fsync`
+(tests/house/test_rooms.py).
+
+A large file beside the database is written and freed in pieces: a commit's fdatasync waits until the file system has
+journalled all earlier changes, which are blocks that another file gained or lost, and the data in them. For a whole
+copy that takes 50 to 100 ms; for a piece, 2 or 3 ms.
 """
 
 import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Final, Protocol
 
 
 def durable_write(
@@ -86,3 +92,41 @@ def _give_to_owner_of(path: Path, descriptor: int) -> None:
         found = path.stat()
         if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, found.st_uid, found.st_gid)
+
+
+PIECE_BYTES: Final = 4 << 20
+
+
+class Writing(Protocol):
+    """Anything with a `write` method."""
+
+    def write(self, data: bytes, /) -> int:
+        """Write all of the data. Raises OSError."""
+        ...
+
+
+class SyncedInPieces:
+    """Writes to a file, and syncs it after each piece. The caller syncs the last, incomplete piece if needed."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._unsynced_bytes = 0
+
+    def write(self, data: bytes, /) -> int:
+        """Write all of the data. Raises OSError."""
+        self._file.write(data)
+        self._unsynced_bytes += len(data)
+        if self._unsynced_bytes >= PIECE_BYTES:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._unsynced_bytes = 0
+        return len(data)
+
+
+def let_go(file: IO[bytes]) -> None:
+    """Close an unlinked, writable file, truncating it piece by piece from its end first."""
+    size = os.fstat(file.fileno()).st_size
+    for left in range(size - PIECE_BYTES, 0, -PIECE_BYTES):
+        os.ftruncate(file.fileno(), left)
+        os.fdatasync(file.fileno())
+    file.close()

@@ -1,22 +1,87 @@
-"""Reading a store outside its batches: state in memory, committed rows, the history, whole copies.
+"""Reading a store outside its batches: state in memory, committed rows, the history, whole copies, and a check.
 
 Strategy: a reader changes nothing, and may exist in a process that never applies a batch. Read its state in memory on
 the loop that applies the batches. Whatever reads the disk blocks: call it in a thread. Rows and events are read through
 a `View`, which shows one committed state from its first read until it is closed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, Final, NamedTuple, Protocol
 
+import msgspec
+
 from veilmq.model.events import Event, EventRecord
+from veilmq.model.instant import Instant
 from veilmq.model.message import Extras
 from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueInfo, QueueKey, QueueSettings
-from veilmq.model.topic import TopicKey
+from veilmq.model.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
-from veilmq.store.report import Progress, Report
-from veilmq.store.topics import LiveTopic
+
+Topics = dict[TopicKey, "LiveTopic"]
+
+
+class LiveSubscription(msgspec.Struct, frozen=True):
+    """An existing subscription."""
+
+    id: int
+    name: str
+    created: Instant
+    modified: Instant
+    settings: SubscriptionSettings
+
+    def info(self, topic: TopicKey) -> SubscriptionInfo:
+        """The subscription as protocols show it."""
+        return SubscriptionInfo(topic, self.name, self.created, self.modified, self.settings)
+
+
+class LiveTopic(msgspec.Struct):
+    """An existing topic."""
+
+    key: TopicKey
+    incarnation: int
+    created: Instant
+    modified: Instant
+    settings: TopicSettings
+    subscriptions: dict[str, LiveSubscription] = {}
+
+
+PROBLEMS_MAX: Final = 1_000
+"""At most this many problems are listed; the rest are only counted."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, the work done and the total."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong."""
+
+    kind: str
+    """`file`, `body`, `quarantine`, `lease`, `message`, `group`, `queue`, `history` or `books`."""
+    text: str
+
+
+class Report(msgspec.Struct):
+    """What was checked, and what was found."""
+
+    queues: int = 0
+    messages: int = 0
+    leases: int = 0
+    body_bytes: int = 0
+    events: int = 0
+    history_first_offset: int = 0
+    books: str = ""
+    """`balanced`, `not balanced`, or why they could not be checked."""
+    problems: list[Problem] = []
+    problems_count: int = 0
+
+    def add(self, kind: str, text: str) -> None:
+        """Record a problem."""
+        self.problems_count += 1
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem(kind, text))
+
 
 HOLD_S_MAX: Final = 600
 """A reader of the history can protect it from trimming for at most this long."""

@@ -1,14 +1,21 @@
-"""Loads an opened database into memory."""
+"""Loads an opened database into memory.
+
+Strategy: topics are few and change rarely. Each change writes its row, changes the value in memory, and registers an
+undo in case the batch is rolled back.
+"""
 
 import os
 from typing import Any, Final
 
 import apsw
+import msgspec
 
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
+from veilmq.model.topic import SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.sqlite.batch import queues, topics
+from veilmq.store.reader import LiveSubscription, LiveTopic, Topics
+from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.settings import plans
@@ -33,7 +40,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     loaded = queues.load(connection)
     plans.load(connection, loaded)
     log = redo.Redo(directory.redo, options, key)
-    writer = Writer(connection, loaded, topics.load(connection), mark, ReceiptKey(key), log)
+    writer = Writer(connection, loaded, _load_topics(connection), mark, ReceiptKey(key), log)
     writer.memtable.count(loaded)
     return writer, snapshots.load(connection)
 
@@ -45,3 +52,25 @@ def _give_birth(connection: apsw.Connection) -> None:
         connection.execute(
             "INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", (os.urandom(KEY_BYTES), os.urandom(_EPOCH_BYTES))
         )
+
+
+_TOPIC: Final = msgspec.msgpack.Decoder(TopicSettings)
+_SUBSCRIPTION: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
+
+
+def _load_topics(connection: apsw.Connection) -> Topics:
+    """Load all topics."""
+    topics: Topics = {}
+    by_incarnation: dict[int, LiveTopic] = {}
+    for incarnation, account, region, name, created, modified, settings in connection.execute(
+        "SELECT incarnation, account, region, name, created, modified, settings FROM topic"
+    ):
+        key = TopicKey(account, region, name)
+        topic = LiveTopic(key, incarnation, created, modified, _TOPIC.decode(settings))
+        topics[key] = by_incarnation[incarnation] = topic
+    for number, incarnation, name, created, modified, settings in connection.execute(
+        "SELECT id, topic, name, created, modified, settings FROM subscription"
+    ):
+        found = LiveSubscription(number, name, created, modified, _SUBSCRIPTION.decode(settings))
+        by_incarnation[incarnation].subscriptions[name] = found
+    return topics

@@ -9,14 +9,13 @@ from typing import IO, Final
 from veilmq.model.queue import QueueKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.report import Progress, Report
+from veilmq.store.reader import Progress, Report, Topics
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
 from veilmq.store.sqlite.reading.view import SqliteView
 from veilmq.store.sqlite.tools import backup, integrity
-from veilmq.store.sqlite.upkeep.read_pins import ReadPins
-from veilmq.store.topics import Topics
+from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
 _LONG: Final = 2
 """A WAL this many times longer than the size at which a checkpoint begins has grown because of a long read."""

@@ -57,6 +57,7 @@ from veilmq.model.outcomes import Applied, Outcome
 from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
+from veilmq.store.reader import Topics
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import (
@@ -74,10 +75,9 @@ from veilmq.store.sqlite.messages import groups, sends
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.settings import listing, plans, queue_commands, topic_commands
+from veilmq.store.sqlite.settings import plans, queue_commands, topic_commands
 from veilmq.store.sqlite.upkeep import move_tasks, sweeps
-from veilmq.store.sqlite.upkeep.read_pins import ReadPins
-from veilmq.store.topics import Topics
+from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
 CRASH_POINTS: Final = (
     "batch opened",
@@ -208,7 +208,7 @@ class SqliteStore:
             PurgeQueue: _flushed(queue_commands.purge),
             DeleteQueue: _flushed(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
-            ListQueues: _each(listing.list_queues),
+            ListQueues: _each(queue_commands.list_queues),
             ListMoves: _each(move_tasks.list_moves),
             RecordPolls: _each(sweeps.record_polls),
             RecordPush: _each(topic_commands.record_push),

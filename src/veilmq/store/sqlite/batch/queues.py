@@ -1,11 +1,13 @@
-"""The queues in memory: settings, cursors and counts, changed and rolled back with the batch.
+"""The queues in memory: settings, cursors and counts, changed and rolled back with the batch; and their names, sorted.
 
 Strategy: before a batch changes a queue, it saves a copy of the queue's few numbers; a rollback restores the copies.
 Two heaps hold a lower bound per queue for the next instant at which it needs the sweeper. A bound that is too early
 costs a needless check; one that is too late would be a bug. So a bound is only ever lowered until a sweep has checked
-the queue.
+the queue. Lists are read in pages: one sorted list of names per account and region, so that the cost of a page depends
+on its length, not on the number of names. Names appended out of order are sorted at the next read.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
@@ -17,8 +19,62 @@ import msgspec
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.plan import NO_PLAN
 from veilmq.model.queue import PRIORITY_MAX, QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
-from veilmq.store.sqlite.batch.names import OrderedNames
-from veilmq.store.sqlite.batch.unflushed import Unflushed
+from veilmq.store.sqlite.disk.rows import Unflushed
+
+AccountRegion = tuple[str, str]
+"""Account and region."""
+
+
+class OrderedNames:
+    """Names of queues; a name occurs once in an account and region."""
+
+    def __init__(self) -> None:
+        self._names: dict[AccountRegion, list[str]] = {}
+        self._unsorted: set[AccountRegion] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def add(self, key: QueueKey) -> None:
+        """Add a name."""
+        place = (key.account, key.region)
+        names = self._names.setdefault(place, [])
+        if names and names[-1] > key.name:
+            self._unsorted.add(place)
+        names.append(key.name)
+
+    def remove(self, key: QueueKey) -> None:
+        """Remove a name."""
+        place = (key.account, key.region)
+        names = self._sorted(place)
+        del names[bisect_left(names, key.name)]
+        if not names:
+            del self._names[place]
+
+    def places(self, account: str | None, region: str | None) -> list[AccountRegion]:
+        """Accounts and regions with names, ordered by `account/region/`; None: any."""
+        if account is not None and region is not None:
+            return [(account, region)] if (account, region) in self._names else []
+        found = [each for each in self._names if account in (None, each[0]) and region in (None, each[1])]
+        return sorted(found, key="{0[0]}/{0[1]}/".format)
+
+    def following(self, place: AccountRegion, prefix: str, after: str) -> Iterator[str]:
+        """The names in that place that begin with `prefix` and are greater than `after`, in order."""
+        if place not in self._names:
+            return
+        names = self._sorted(place)
+        for at in range(max(bisect_left(names, prefix), bisect_right(names, after)), len(names)):
+            if not names[at].startswith(prefix):
+                return
+            yield names[at]
+
+    def _sorted(self, place: AccountRegion) -> list[str]:
+        names = self._names[place]
+        if place in self._unsorted:
+            self._unsorted.remove(place)
+            names.sort()
+        return names
+
 
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
@@ -78,7 +134,7 @@ class LiveQueue:
         """By priority: messages in that line after its cursor."""
         self.unflushed: dict[int, deque[Unflushed]] = {}
         """By priority: the unflushed messages in that line. Together with the line in the tables they are in one order
-        (unflushed.py)."""
+        (memtable.py)."""
         self.visible = 0
         """All that can be claimed: in the lines, unflushed, and returned."""
         self.returned = 0
@@ -89,13 +145,13 @@ class LiveQueue:
         self.grouped = 0
         """Messages in flight that belong to a group."""
         self.passed_over = 0
-        """Messages delivered in a row before the one that has waited longest: see fair_claims.py."""
+        """Messages delivered in a row before the one that has waited longest: see leases/fair_claims.py."""
         self.groups: Groups | None = None
         """None: a standard queue that never had a message with a group."""
         self.woken = 0
         """Messages that became visible in the open batch: a hint for parked receives."""
         self.handed = (0, 0)
-        """The queue's rate, and what it delivered under that rate: see rates.py."""
+        """The queue's rate, and what it delivered under that rate: see leases/receives.py."""
         self.next_due = FOREVER
         """Not after the earliest end of a lease or delay."""
         self.next_expiry = FOREVER

@@ -26,13 +26,13 @@ from veilmq.model.instant import Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
+from veilmq.store.reader import Topics
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.connections import verdict
-from veilmq.store.sqlite.disk.inserts import Row, insert_rows
-from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Contents, Entry, Redo, apply_log
-from veilmq.store.sqlite.disk.redo_presence import note_size
-from veilmq.store.topics import Topics
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
+from veilmq.store.sqlite.disk.redo_file import note_size
+from veilmq.store.sqlite.disk.rows import Contents, Row, insert_rows
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new clients are recorded without their user agent."""
@@ -45,12 +45,6 @@ _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
 
-INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-LEASE_COLUMNS: Final = (
-    "sequence, generation, priority, line, hidden, due, attempt, rotation, granted, first, origin, turn"
-)
-"""The columns given for a new row of `lease`; the others have defaults."""
-INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _NEXT_NUMBER: Final = (
     "INSERT INTO last_number VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET last = last + 1 RETURNING last"
@@ -348,7 +342,7 @@ class Writer:
         self._executemany(statement, rows)
 
     def insert_many(self, statement: str, rows: Sequence[Row]) -> None:
-        """Run a one-row insert for all rows, in few statements (inserts.py)."""
+        """Run a one-row insert for all rows, in few statements (disk/rows.py)."""
         self._transact()
         self.wrote = True
         insert_rows(self._execute, statement, rows)
@@ -360,7 +354,7 @@ class Writer:
 
     def read_packed(self, statement: str, values: Row, decoder: "msgspec.json.Decoder[T]") -> T:
         """The result of a statement that packs its rows into one JSON array. Many rows then cost one wait for the
-        interpreter, as in inserts.py."""
+        interpreter, as in disk/rows.py."""
         self._transact()
         packed: Any = self._execute(statement, values).get
         return decoder.decode(packed)

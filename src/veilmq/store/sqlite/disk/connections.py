@@ -19,7 +19,7 @@ from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import redo, redo_presence, schema
+from veilmq.store.sqlite.disk import redo, redo_file, schema
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 fixes a corruption after a WAL reset."""
@@ -75,7 +75,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         if not found and not redo.is_blank(path.with_name(REDO)):
             connection.close()
             raise _orphaned(path, path.with_name(REDO))
-        if reason := redo_presence.loss(path.with_name(REDO), connection):
+        if reason := redo_file.loss(path.with_name(REDO), connection):
             close_unchecked(connection)
             raise NotOurs(reason)
         _configure(connection, options)

@@ -29,9 +29,8 @@ from veilmq.model.events import Event
 from veilmq.model.instant import Instant
 from veilmq.store.errors import NotOurs
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk.inserts import Execute, Row, insert_rows
-from veilmq.store.sqlite.disk.redo_file import RedoFile, open_file
-from veilmq.store.sqlite.disk.redo_presence import ahead, is_given_up, note_size
+from veilmq.store.sqlite.disk.redo_file import RedoFile, ahead, is_given_up, note_size, open_file
+from veilmq.store.sqlite.disk.rows import Contents, Execute, Row, insert_rows
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_MEMTABLE: Final = "INSERT INTO memtable VALUES (?, ?)"
@@ -43,29 +42,6 @@ _SKIPPED_MAX: Final = 64
 """Incomplete records to skip before the search for complete ones ends."""
 
 logger = logging.getLogger("veilmq.store")
-
-
-class Contents(msgspec.Struct, array_like=True, gc=False):
-    """A row of `message`."""
-
-    sequence: int
-    generation: int
-    line: int | None
-    priority: int
-    id: bytes
-    sent: Instant
-    own_expiry: Instant | None
-    sender: str
-    group: str | None
-    type: str | None
-    packed: bytes | None
-    md5: bytes
-    body: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """About how many bytes it takes in the journal."""
-        return len(self.body) + len(self.packed or b"")
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):

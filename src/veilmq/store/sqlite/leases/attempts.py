@@ -17,9 +17,9 @@ from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
-from veilmq.store.sqlite.batch.extras import intact, with_failure
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import intact, with_failure
 from veilmq.store.sqlite.messages.places import Place, event_of, find_places
 
 ATTEMPT_US: Final = 5 * MINUTE_US

@@ -1,4 +1,4 @@
-"""Receives: lease the first visible messages.
+"""Receives: lease the first visible messages, for how long, and in which order.
 
 Strategy: the candidates are the head of each line after its cursor, the unflushed messages, and the returned ones.
 Among those with the lowest priority number, the one that has been visible longest goes first (`Candidate.turn`). A
@@ -6,6 +6,14 @@ message that was given back therefore waits behind those that were waiting alrea
 waiting for ever. A candidate that has expired, is damaged or is due for the dead-letter queue is removed during the
 claim, and the next candidate takes its place. The number of such removals per claim is bounded; the next claim handles
 the rest.
+
+How long a lease lasts (`Terms`) is set by the receiver, the sender's hint, the queue's plan, or the queue's setting.
+
+For development, neighbouring messages of standard queues can be reordered on purpose (`disordered`), as clients see it
+at queues spread over many servers: sometimes a message further back in the line is claimed first. Those before it
+become returned messages that nobody received, like messages whose delay has ended, and go out next. So no message is
+more than the window out of its place, and counts, histories and restarts need no special case. The random choice
+follows from the sequences. Groups keep their order. Source: document 002, the run 1 3 2 5 4 7 6 of a plain queue.
 """
 
 from collections import deque
@@ -13,10 +21,11 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final, TypeVar
+from zlib import crc32
 
 import msgspec
 
-from veilmq.model.commands import Receive
+from veilmq.model.commands import SERVER, LeaseSource, Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
@@ -24,14 +33,9 @@ from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import RedrivePolicy
 from veilmq.model.topic import is_hidden
-from veilmq.store.sqlite.batch.extras import intact, with_failure
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.unflushed import Unflushed
-from veilmq.store.sqlite.batch.writer import INSERT_LEASE, LEASE_COLUMNS, Writer
-from veilmq.store.sqlite.disk.inserts import Row
-from veilmq.store.sqlite.leases.disorder import disordered
-from veilmq.store.sqlite.leases.terms import Terms
-from veilmq.store.sqlite.leases.unflushed_leases import lease_unflushed
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LEASE_COLUMNS, Row, Unflushed, intact, with_failure
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
 from veilmq.store.sqlite.messages.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.flush import flush
@@ -366,3 +370,116 @@ class Granting:
         for due, sequences in again.items():
             turn = 0 if due > now else self.given_back
             self._writer.write(_GRANT_AGAIN, (numbers(sequences), due, now, self._origin, turn))
+
+
+_FROM_QUEUE: Final = int(LeaseSource.QUEUE)
+_FROM_RECEIVE: Final = int(LeaseSource.RECEIVE)
+_FROM_PLAN: Final = int(LeaseSource.PLAN)
+
+Lease = tuple[int, int, Instant]
+"""Length in microseconds, `LeaseSource`, end."""
+
+
+class Terms:
+    """What all leases of one receive share, computed once."""
+
+    __slots__ = ("_now", "_plan", "named", "usual")
+
+    def __init__(self, now: Instant, queue: LiveQueue, command: Receive) -> None:
+        self._now = now
+        self._plan = queue.plan.applied
+        lease_us = command.lease_us
+        self.named = lease_us is not None
+        """Whether the receiver set the length: then nothing else counts."""
+        if lease_us is None:
+            lease_us = queue.settings.visibility_timeout_us
+            self.usual: Lease = (lease_us, _FROM_QUEUE, Instant(now + lease_us))
+        else:
+            self.usual = (lease_us, _FROM_RECEIVE, Instant(now + lease_us))
+
+    def of(self, kind: str | None, extras: Extras) -> Lease:
+        """The first lease of a message of that type: its sender or the queue's plan may set another length."""
+        if self.named:
+            return self.usual
+        lease_us = extras.lease_hint_us
+        if lease_us is None and self._plan is not None:
+            lease_us = self._plan.lease_of(kind)
+        return self.usual if lease_us is None else (lease_us, _FROM_PLAN, Instant(self._now + lease_us))
+
+
+def lease_unflushed(
+    writer: Writer, queue: LiveQueue, command: Receive, line: deque[Unflushed], count: int
+) -> list[Delivery]:
+    """Lease up to `count` messages from the head of a line of the queue. None of them may have expired."""
+    writer.touch(queue)
+    memtable, seal, events = writer.memtable, writer.receipts.seal, writer.events
+    memtable.changed = True
+    now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
+    retention_us = queue.settings.retention_us
+    terms = Terms(now, queue, command)
+    lease_us, source, due = terms.usual
+    held = memtable.held
+    granted: list[Delivery] = []
+    for _ in range(min(count, len(line))):
+        unflushed = line.popleft()
+        contents, extras = unflushed.contents, unflushed.extras
+        sequence, sent, body = contents.sequence, contents.sent, contents.body
+        if not terms.named:
+            lease_us, source, due = terms.of(contents.type, extras)
+        unflushed.leased, unflushed.due, unflushed.granted, unflushed.origin = True, due, now, origin
+        handle = seal(incarnation, sequence, 1, 0)
+        held[handle] = unflushed
+        if due < queue.next_due:
+            writer.queues.lower_due(queue, due)
+        events.append(Event(
+            _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
+            len(body), None, contents.type,
+        ))  # fmt: skip
+        expires = sent + retention_us if contents.own_expiry is None else contents.own_expiry
+        granted.append(Delivery(
+            contents.id, sequence, body.decode(), contents.md5, extras, contents.sender, contents.priority, sent,
+            Instant(expires), 1, now, handle, due, lease_us,
+        ))  # fmt: skip
+    queue.visible -= len(granted)
+    queue.in_flight += len(granted)
+    return granted
+
+
+def disordered(
+    writer: Writer, queue: LiveQueue, candidates: Sequence[Candidate], count: int, window: int
+) -> list[Candidate]:
+    """The first `count` candidates in the order of delivery. The queue must be touched before."""
+    rest = list(candidates)
+    chosen: list[Candidate] = []
+    while rest and len(chosen) < count:
+        head = rest[0]
+        place = 0
+        if not head.returned:
+            reach = 1
+            while reach <= window and reach < len(rest) and _in_line(rest[reach], head):
+                reach += 1
+            place = crc32(head.sequence.to_bytes(8)) % reach
+        for passed_over in rest[:place]:
+            _step_aside(writer, queue, passed_over)
+        chosen.append(rest.pop(place))
+    return chosen
+
+
+def _in_line(candidate: Candidate, head: Candidate) -> bool:
+    return not candidate.returned and candidate.line == head.line
+
+
+def _step_aside(writer: Writer, queue: LiveQueue, candidate: Candidate) -> None:
+    """Move the message out of its line; it stays visible and nobody has received it."""
+    line, origin = candidate.line, writer.origin(SERVER)
+    assert line is not None
+    sent = candidate.sent
+    writer.write(
+        INSERT_LEASE,
+        (candidate.sequence, queue.generation, candidate.priority, line, 0, sent, 0, 0, sent, None, origin, 0),
+    )
+    queue.cursors[line] = candidate.sequence
+    queue.ready[line] -= 1
+    queue.returned += 1
+    candidate.returned = 1
+    candidate.due = sent

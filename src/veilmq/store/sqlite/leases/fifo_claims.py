@@ -15,7 +15,7 @@ from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.disk.rows import Row
 from veilmq.store.sqlite.leases import attempts
 from veilmq.store.sqlite.leases.claims import Granting, candidates, room
 

@@ -1,8 +1,9 @@
 """Uses of a handle: extend, release, delete, undeliver.
 
-Strategy: the commands of one kind in a batch form one group. The places of all their messages are read at once
-(`Places`), and each handle is judged by its message's place. A handle that is not current changes nothing and is
-recorded as refused.
+Strategy: the commands of one kind in a batch form one group. Messages that are still unflushed are deleted in memory.
+The places of all others are read at once (`Places`), and each handle is judged by its message's place. A handle that is
+not current changes nothing and is recorded as refused. What differs for a message of a group is at the end; `uncount`
+records everything else about groups, which is written later (messages/groups.py).
 """
 
 from collections.abc import Sequence
@@ -25,11 +26,9 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
 from veilmq.model.reports import Reported
-from veilmq.store.sqlite.batch.extras import pack_failure
-from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.writer import INSERT_LEASE, Writer
-from veilmq.store.sqlite.leases.group_leases import line_aside, may_extend
-from veilmq.store.sqlite.leases.unflushed_leases import delete_unflushed
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, pack_failure
 from veilmq.store.sqlite.messages.dead_letters import error_detail, remove_rows
 from veilmq.store.sqlite.messages.expiry import end_lease, expire
 from veilmq.store.sqlite.messages.places import (
@@ -126,6 +125,55 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     if leaving:
         remove_rows(writer, leaving)
     return outcomes
+
+
+def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, Receipt | None]]:
+    """Delete the unflushed messages that the handles name; returns the other commands' indexes, each with its receipt.
+
+    From the first command that names an unflushed message but cannot delete it here, all are left to the caller, which
+    judges them by the tables; so they keep their order.
+    """
+    memtable = writer.memtable
+    held, messages, died = memtable.held, memtable.messages, memtable.died
+    events, now = writer.events, writer.now
+    others: list[tuple[int, Receipt | None]] = []
+    queue: LiveQueue | None = None
+    key = sender = None
+    origin = 0
+    for place, command in enumerate(commands):
+        handle = command.handle
+        unflushed = held.get(handle)
+        if command.queue is not key:
+            key, sender = command.queue, None
+            queue = writer.queue(key)
+        if (
+            unflushed is None
+            or queue is None
+            or unflushed.contents.generation != queue.generation
+            or now >= unflushed.due
+            or now >= queue.next_expiry
+            or (command.message_id is not None and command.message_id != unflushed.contents.id)
+        ):
+            receipt = writer.receipts.unseal(handle)
+            others.append((place, receipt))
+            if receipt is not None and receipt.sequence in messages:
+                held = {}
+            continue
+        if command.origin is not sender:  # a wire batch has only one origin
+            sender = command.origin
+            origin = writer.origin(sender)
+            writer.touch(queue)
+            memtable.changed = True
+        contents = unflushed.contents
+        del held[handle], messages[contents.sequence]
+        died.append(contents.sequence)
+        queue.woken += queue.in_flight >= queue.cap
+        queue.in_flight -= 1
+        events.append(Event(
+            _DELETED, now, queue.incarnation, origin, contents.id, contents.sequence, 1, 0, None, None, contents.sent,
+            None, now - unflushed.granted, len(contents.body), None, contents.type,
+        ))  # fmt: skip
+    return others
 
 
 def extend_all(writer: Writer, commands: Sequence[Extend]) -> list[Outcome]:
@@ -355,3 +403,30 @@ def _move(
         queue.delayed += 1
     if due < queue.next_due:
         writer.queues.lower_due(queue, due)
+
+
+_EARLIER_OF_OTHERS: Final = (
+    "SELECT 1 FROM message m INDEXED BY message_line CROSS JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence < ?"
+    " AND l.hidden = 1 AND l.attempt > 0 AND l.due > ? AND l.granted <> ? LIMIT 1"
+)
+
+
+def line_aside(queue: LiveQueue, place: Place) -> tuple[int | None, int]:
+    """Line and order of a message that leaves its line because it becomes delayed (extended before it was ever
+    received)."""
+    if place.line is None or place.line <= LINES_MAX:
+        return None, place.priority
+    return place.line if queue.settings.fifo else -place.line, place.line
+
+
+def may_extend(writer: Writer, queue: LiveQueue, place: Place) -> bool:
+    """Whether a lease of a FIFO group may be extended. If it has ended: only if no earlier message of the group has
+    been leased to somebody else since.
+
+    Earlier messages still in the group were received together with this one, so there are few.
+    """
+    if not place.attempt or (place.hidden and place.due > writer.now):
+        return True
+    values = (queue.generation, place.line, place.sequence, writer.now, place.granted)
+    return writer.read_one(_EARLIER_OF_OTHERS, values) is None

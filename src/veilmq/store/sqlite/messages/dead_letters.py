@@ -11,9 +11,9 @@ from veilmq.model.events import Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import id_text
 from veilmq.model.topic import is_hidden
-from veilmq.store.sqlite.batch.extras import pack_extras, read_extras, with_failure
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, pack_extras, read_extras, with_failure
 from veilmq.store.sqlite.messages.groups import is_grouped, join
 from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, uncount
 from veilmq.store.sqlite.messages.sends import detail_of

@@ -1,4 +1,5 @@
-"""Deduplication on FIFO queues: a message accepted in the last five minutes is not accepted again.
+"""Sends to FIFO queues: what may be sent; and deduplication: what was accepted in the last five minutes is not accepted
+again.
 
 Strategy: each accepted message has a row for exactly `WINDOW_US` from its send. Its key is a digest of the queue's
 generation and the deduplication id, followed by a digest of the group. So one index answers whether the queue has seen
@@ -8,7 +9,7 @@ Rows are in the order of the sends, so the sweeper removes ended ones from the f
 at once, and also compared with each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b, sha256
 from typing import Final, NamedTuple
 
@@ -16,13 +17,15 @@ import apsw
 import msgspec
 
 from veilmq.model.commands import Send
+from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant
-from veilmq.model.outcomes import Sent
+from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import DeduplicationScope
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.disk.rows import Row
+from veilmq.store.sqlite.messages.groups import Joining
 
 WINDOW_US: Final = 5 * MINUTE_US
 _ID_BYTES: Final = 16
@@ -113,3 +116,59 @@ class Window:
         """Write what was accepted, replacing ended rows of the same key."""
         if self._new:
             self._writer.insert_many(_INSERT, self._new)
+
+
+Append = Callable[[LiveQueue, Send], Sent]
+DELAY_REASON = "a FIFO queue has one delay for all its messages"
+GROUP_REASON = "a message of a FIFO queue must have a group"
+IDENTITY_REASON = "the queue does not deduplicate by content, so that a message must have a deduplication id"
+
+
+def send_fifo(
+    writer: Writer, asked: Sequence[tuple[LiveQueue, Send]], joining: Joining, append: Append
+) -> list[Outcome]:
+    """Accept the messages that are valid and not duplicates, in the order of the commands."""
+    prepared = [_prepare(writer, queue, command) for queue, command in asked]
+    names: dict[int, tuple[LiveQueue, set[str]]] = {}
+    keys = []
+    for (queue, _), ready in zip(asked, prepared, strict=True):
+        if not isinstance(ready, ParameterInvalid):
+            command, key = ready
+            assert command.extras.group is not None
+            names.setdefault(queue.generation, (queue, set()))[1].add(command.extras.group)
+            keys.append(key)
+    for queue, wanted in names.values():
+        joining.find(queue, wanted)
+    window = Window(writer, keys)
+    outcomes: list[Outcome] = []
+    for (queue, _), ready in zip(asked, prepared, strict=True):
+        if isinstance(ready, ParameterInvalid):
+            outcomes.append(ready)
+            continue
+        command, key = ready
+        sent = window.absorbed(queue, command, key)
+        if sent is None:
+            sent = append(queue, command)
+            window.took(command, key, sent)
+        outcomes.append(sent)
+    window.flush()
+    return outcomes
+
+
+def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
+    """The command with its deduplication id, and its key; or what is wrong with the command."""
+    extras = command.extras
+    group = extras.group
+    if group is None:
+        return ParameterInvalid(parameter="group", reason=GROUP_REASON)
+    if command.delay_us:
+        return ParameterInvalid(parameter="delay_us", reason=DELAY_REASON)
+    identity = identity_of(queue, command)
+    if identity is None:
+        return ParameterInvalid(parameter="deduplication_id", reason=IDENTITY_REASON)
+    if extras.deduplication_id is None:
+        extras = msgspec.structs.replace(extras, deduplication_id=identity)
+        command = msgspec.structs.replace(command, extras=extras, delay_us=None)
+    elif command.delay_us is not None:  # a delay of 0 means none of its own: the queue's delay applies
+        command = msgspec.structs.replace(command, delay_us=None)
+    return command, key_of(queue, group, identity)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.unflushed import Unflushed
-from veilmq.store.sqlite.batch.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, Row, Unflushed
 
 
 def flush(writer: Writer, given_back: int | None = None) -> None:

@@ -24,7 +24,7 @@ import apsw
 from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.queues import LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.disk.rows import Row
 from veilmq.store.sqlite.messages.flush import flush
 
 _FIND: Final = (

@@ -1,6 +1,6 @@
 """Sends: append to the line, or hide until the delay ends.
 
-Strategy: an ordinary message starts unflushed (unflushed.py). Any other takes one row, in `message`, or two if it is
+Strategy: an ordinary message starts unflushed (memtable.py). Any other takes one row, in `message`, or two if it is
 delayed. Each takes one event. Rows are collected and written at the end, and what the messages of a wire batch share is
 computed once.
 """
@@ -18,14 +18,11 @@ from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
-from veilmq.store.sqlite.batch.extras import pack_extras
 from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.unflushed import Unflushed
-from veilmq.store.sqlite.batch.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
-from veilmq.store.sqlite.disk.inserts import Row
-from veilmq.store.sqlite.disk.redo import Contents
-from veilmq.store.sqlite.messages.fifo_sends import send_fifo
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, Contents, Row, Unflushed, pack_extras
+from veilmq.store.sqlite.messages.deduplication import send_fifo
 from veilmq.store.sqlite.messages.groups import Joining, is_grouped
 
 DEAD_REASON: Final = "the message would be dead before it is visible"

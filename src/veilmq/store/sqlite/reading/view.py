@@ -16,9 +16,9 @@ from veilmq.model.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueKey
 from veilmq.store.reader import Held, QueueState, StoredQueue
-from veilmq.store.sqlite.batch.extras import read_extras
+from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import LINES_MAX, SETTINGS_DECODER, LiveQueue
-from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
+from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.upkeep import move_tasks, snapshots
 

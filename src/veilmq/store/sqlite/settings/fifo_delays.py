@@ -15,8 +15,8 @@ import msgspec
 
 from veilmq.model.commands import SERVER
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import INSERT_LEASE, Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, Row
 
 AT_ONCE: Final = 1_000
 """How many messages the change itself handles."""

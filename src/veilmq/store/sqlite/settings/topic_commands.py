@@ -68,17 +68,17 @@ from veilmq.model.topic import (
     TopicSettings,
     hidden_queue,
 )
+from veilmq.store.reader import LiveSubscription, LiveTopic
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.topics import TOPICS_ENCODER
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages import sends
 from veilmq.store.sqlite.messages.dead_letters import dead_letter
 from veilmq.store.sqlite.messages.places import find_place
 from veilmq.store.sqlite.settings import queue_commands
-from veilmq.store.topics import LiveSubscription, LiveTopic
 
 SUBSCRIPTIONS_MAX: Final = 100
 """Per topic (MNS)."""
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def create(writer: Writer, command: CreateTopic) -> Outcome:
@@ -97,7 +97,7 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
     writer.write(
         "INSERT INTO topic (incarnation, account, region, name, created, modified, settings)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (incarnation, key.account, key.region, key.name, now, now, TOPICS_ENCODER.encode(settings)),
+        (incarnation, key.account, key.region, key.name, now, now, _ENCODER.encode(settings)),
     )
     topic = LiveTopic(key, incarnation, now, now, settings)
     writer.topics[key] = topic
@@ -119,7 +119,7 @@ def change(writer: Writer, command: ChangeTopic) -> Outcome:
     settings = msgspec.structs.replace(topic.settings, **command.change)
     writer.write(
         "UPDATE topic SET settings = ?, modified = ? WHERE incarnation = ?",
-        (TOPICS_ENCODER.encode(settings), writer.now, topic.incarnation),
+        (_ENCODER.encode(settings), writer.now, topic.incarnation),
     )
     topic.settings, topic.modified = settings, writer.now
     writer.undo(lambda: _restore(topic, before))
@@ -190,7 +190,7 @@ def subscribe(writer: Writer, command: Subscribe) -> Outcome:
     number = writer.next_number("subscription")
     writer.write(
         "INSERT INTO subscription (id, topic, name, created, modified, settings) VALUES (?, ?, ?, ?, ?, ?)",
-        (number, topic.incarnation, command.name, writer.now, writer.now, TOPICS_ENCODER.encode(settings)),
+        (number, topic.incarnation, command.name, writer.now, writer.now, _ENCODER.encode(settings)),
     )
     subscription = LiveSubscription(number, command.name, writer.now, writer.now, settings)
     _put(writer, topic, subscription)
@@ -248,7 +248,7 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
     changed = msgspec.structs.replace(subscription, settings=settings, modified=writer.now)
     writer.write(
         "UPDATE subscription SET settings = ?, modified = ? WHERE id = ?",
-        (TOPICS_ENCODER.encode(settings), writer.now, subscription.id),
+        (_ENCODER.encode(settings), writer.now, subscription.id),
     )
     _put(writer, topic, changed)
     _record(writer, Kind.SUBSCRIPTION_CHANGED, command, {"subscription": command.name})

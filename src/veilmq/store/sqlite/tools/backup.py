@@ -18,10 +18,9 @@ import apsw
 from veilmq.model.receipt import KEY_BYTES
 from veilmq.store.directory import DATABASE, REDO
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
-from veilmq.store.files import sync_directory
-from veilmq.store.large_files import SyncedInPieces, Writing
+from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import redo, redo_presence
+from veilmq.store.sqlite.disk import redo, redo_file
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.schema import check_ours
 
@@ -119,18 +118,18 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
     try:
         check_ours(source)
         log = database.with_name(REDO)
-        if not is_owner and (reason := redo_presence.loss(log, source)):
+        if not is_owner and (reason := redo_file.loss(log, source)):
             raise NotOurs(reason)
         missing, _ = redo.lacking(log, source)  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
-                os.fdatasync(descriptor)  # in pieces, see large_files.py
+                os.fdatasync(descriptor)  # in pieces, see store/files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
         with target:
             if missing:
                 redo.apply_log(target.execute, missing)
-            redo_presence.note_size(target, 0)
+            redo_file.note_size(target, 0)
     finally:
         target.close()
         source.close()

@@ -20,13 +20,13 @@ from veilmq.model.events import Event, HeldMessage, Kind, Part
 from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
-from veilmq.store.report import Progress, Report
-from veilmq.store.sqlite.batch.extras import read_extras
+from veilmq.store.reader import Progress, Report
+from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import LINES_MAX
-from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
-from veilmq.store.sqlite.disk import redo, redo_presence, schema
+from veilmq.store.sqlite.disk import redo, redo_file, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
+from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.reading.history import bounds, events_from
 from veilmq.store.sqlite.upkeep.snapshots import newest
@@ -52,7 +52,7 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
             _check_bodies(connection, unflushed, report, progress)
             _check_rows(connection, unflushed, report, progress)
             _check_history(connection, missing, unflushed, report, progress)
-        if not is_owner and (reason := redo_presence.loss(database.with_name(REDO), connection)):
+        if not is_owner and (reason := redo_file.loss(database.with_name(REDO), connection)):
             report.add("file", reason)
         if is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")

@@ -29,10 +29,9 @@ from veilmq.model.moves import (
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.store.options import MIB
-from veilmq.store.sqlite.batch.extras import intact, pack_extras
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.disk.rows import Row, intact, pack_extras
 from veilmq.store.sqlite.messages.dead_letters import put_elsewhere, quarantine
 from veilmq.store.sqlite.messages.expiry import expire, return_due
 from veilmq.store.sqlite.messages.groups import update_rows

@@ -18,7 +18,7 @@ from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind, Part
 from veilmq.store.options import Options
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.disk.rows import Row
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 
 MESSAGES_MAX: Final = 16

@@ -23,8 +23,8 @@ from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, update_rows
 from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.upkeep import move_tasks, trimming
-from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
+from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
 GARBAGE_BYTES_MAX: Final = MIB
 """How many bytes of bodies one step may free: SQLite takes long to free the pages of large ones."""
