@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import boto3
 
-from veilmq.client.sqs import SqsAccount
-from veilmq.client.veil import VeilAccount
+from veilmq.client.adapters.sqs import SqsAccount
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.testing.server import ServerProcess
 
 KEY, SECRET, ACCOUNT = "AKIDBENCH00000000001", "a secret of the benchmark", "111111111111"

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue
+from veilmq.client.adapters.embedded import EmbeddedAccount, EmbeddedQueue
 from veilmq.client.messages import Extension
 
 BATCH = 1_000

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.encrypted import ALGORITHMS, EncryptedQueue, Keys, new_key
 from veilmq.client.encrypted.cipher import Cipher
 from veilmq.client.queue import Queue

@@ -21,11 +21,10 @@ from typing import Any
 
 import msgspec
 
-from veilmq.client.capabilities import Capabilities
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.receiver import Receiver
 from veilmq.client.wrapping import Wrapping
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from admin_under_test import Keys
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Template
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.reports import Failure

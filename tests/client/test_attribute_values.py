@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.too_deep import TOO_DEEP
 
-from veilmq.client.message_text import from_text, to_text
+from veilmq.client.encoding import from_text, hint_of, to_text, typed, untyped
 from veilmq.client.messages import Message
-from veilmq.client.typed_attributes import hint_of, typed, untyped
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 

@@ -20,14 +20,14 @@ from azure.storage.queue import (
 )
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
-from veilmq.client.azure import AzureAccount, AzureQueue
-from veilmq.client.azure.calls import Said, error_of
-from veilmq.client.azure.waiting import Waiting
+from veilmq.client.adapters.azure import AzureAccount, AzureQueue
+from veilmq.client.adapters.azure.calls import Said, error_of
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import DEVELOPMENT_KEYS, connect, connect_account
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.unreadable import DeadLetters
+from veilmq.client.waits import PacedPolls
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseTaken,
@@ -289,7 +289,7 @@ class TestWaiting:
         queue = made(account)
         queue.send("x")
         held = queue.receive(lease=600)
-        waiting = Waiting(SYSTEM)
+        waiting = PacedPolls(SYSTEM)
 
         def ask() -> list[Any]:
             waiting.close()
@@ -319,7 +319,7 @@ class TestWaiting:
             next(asked)
             return ask()
 
-        assert Waiting(clock).poll(counted, 10, list.clear) == []
+        assert PacedPolls(clock).poll(counted, 10, list.clear) == []
         assert next(asked) == 4
 
     def test_an_account_that_is_closed_releases_and_then_lets_its_connections_go(self, server: LocalServer) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import veilmq
 from veilmq.cli.remote_direct import open_direct
-from veilmq.client.client_name import client_name, name_client
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.cloud import client_name, name_client
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.server import ServerProcess

@@ -11,8 +11,8 @@ import boto3
 import pytest
 
 import veilmq
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.connect import OPENERS, connect, connect_account
-from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
@@ -254,7 +254,7 @@ class TestLaziness:
 
     def test_an_adapter_imports_no_other_ones_sdk(self) -> None:
         script = (
-            "import sys, veilmq; veilmq.connect; import veilmq.client.embedded\n"
+            "import sys, veilmq; veilmq.connect; import veilmq.client.adapters.embedded\n"
             "print([name for name in ('boto3', 'botocore', 'azure', 'mns', 'asyncio') if name in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from azure.storage.queue import QueueServiceClient
 
-from veilmq.client.azure import AzureAccount
+from veilmq.client.adapters.azure import AzureAccount
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import DEVELOPMENT_KEYS
 from veilmq.testing import client_contract

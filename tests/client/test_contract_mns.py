@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from mns.account import Account
 
-from veilmq.client.mns import MnsAccount
+from veilmq.client.adapters.mns import MnsAccount
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
 from veilmq.testing.client_contract.clock import MovableClock

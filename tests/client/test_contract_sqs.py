@@ -7,7 +7,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from veilmq.client.sqs import SqsAccount
+from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
 from veilmq.testing.client_contract.clock import MovableClock

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from veilmq.client.veil import VeilAccount
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
 from veilmq.testing.client_contract.clock import MovableClock

@@ -6,7 +6,6 @@ from pathlib import Path
 import boto3
 import pytest
 
-from veilmq.client.closing import Closing
 from veilmq.client.documents import (
     BigMessageSizeQueue,
     CloudPullTopic,
@@ -24,9 +23,9 @@ from veilmq.client.documents import (
     TransactionQueue,
 )
 from veilmq.client.errors import TransportError
-from veilmq.client.identity import is_closed
 from veilmq.client.messages import Template
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, is_closed
+from veilmq.client.threads import Closing
 from veilmq.client.topics import create_pull_topic
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient

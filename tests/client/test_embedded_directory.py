@@ -9,7 +9,7 @@ import pytest
 from tests.support.sqlite import SMALL
 from tests.users import other_user
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.tools.integrity import check
@@ -19,7 +19,7 @@ from veilmq.testing.client_contract.clock import MovableClock
 PROLOGUE = """
 import os, sys, threading, time
 from pathlib import Path
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from tests.support.sqlite import SMALL
 account = EmbeddedAccount(sys.argv[1], options=SMALL)

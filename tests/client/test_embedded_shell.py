@@ -17,9 +17,9 @@ import pytest
 from tests.support.faults import FaultDisk, full, io_error
 from tests.support.sqlite import SMALL, read_events
 
-from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue, shell
-from veilmq.client.embedded.shell import Call
-from veilmq.client.embedded.translation import digest
+from veilmq.client.adapters.embedded import EmbeddedAccount, EmbeddedQueue, shell
+from veilmq.client.adapters.embedded.shell import Call
+from veilmq.client.adapters.embedded.translation import digest
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message
 from veilmq.model.commands import Receive, Send

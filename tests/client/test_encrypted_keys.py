@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.encrypted import ALGORITHMS, EncryptedQueue, Key, KeyFile, Keys, add_key, new_key
 from veilmq.client.encrypted.keys import FILE_BYTES_MAX, as_json
 from veilmq.client.errors import KeyFileInvalid

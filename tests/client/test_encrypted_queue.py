@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.encrypted import ALGORITHMS, EncryptedQueue, Key, Keys, new_key
 from veilmq.client.encrypted.cipher import Cipher, header_of
 from veilmq.client.errors import Undecryptable, Unreadable

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import veilmq
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import ForkRefused, StorageHeld
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered import LocalFile
@@ -252,7 +252,7 @@ def test_a_child_that_is_forked_amid_a_lock_does_not_keep_it(tmp_path: Path) -> 
 
 
 def test_a_queue_that_nobody_closed_lets_its_threads_go() -> None:
-    from veilmq.client.cancellable_wait import CancellableWaits
+    from veilmq.client.waits import CancellableWaits
 
     parking = CancellableWaits("left")
     assert parking.wait(lambda: 1, lambda late: None) == 1

@@ -10,10 +10,9 @@ import pytest
 from tests.client.worker_stage import WAIT_S, Stage
 
 from veilmq.client import gathering
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import TransportError
 from veilmq.client.gathering import UNDER_WAY_MAX, GatheredDeletes, can_gather
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import LeaseTaken, MessageGone, VeilError
 

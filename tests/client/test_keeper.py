@@ -9,12 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from veilmq.client.capabilities import Capabilities
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease, LeaseKeeper, Reason, State
 from veilmq.client.messages import Extension, Message, Received, Template
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.worker.hand import PlainLease
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (

@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.client.capabilities import Capabilities
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.connect import connect
-from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.keeper import LeaseKeeper, State
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.testing.server import ServerProcess
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from veilmq.client.embedded import limits
+from veilmq.client.adapters.embedded import limits
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, Schedule
 from veilmq.client.keeper.lease import LOOKS, STEPS, Hold, Look, Reason, State

@@ -14,14 +14,14 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import ObjectStoreFailed
 from veilmq.client.large import LargeMessageQueue, ObjectStore, PointerFormat
 from veilmq.client.large.sweeping import MARGIN
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
-from veilmq.client.sqs import SqsAccount
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, ReceiptInvalid
 from veilmq.store import files
@@ -255,7 +255,7 @@ class TestAws:
 
 SCRIPT = """
 import os, signal, stat, sys
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.large import LargeMessageQueue, ObjectStore, SharedBodies
 from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping

@@ -14,13 +14,13 @@ from mns.account import Account
 from mns.queue import Message as SdkMessage
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
+from veilmq.client.adapters.mns import MnsAccount, MnsQueue
+from veilmq.client.adapters.mns.thread_clients import Said, error_of
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import connect, connect_account
+from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Sent, Template
-from veilmq.client.mns import MnsAccount, MnsQueue
-from veilmq.client.mns.thread_clients import Said, error_of
-from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE
 from veilmq.client.unreadable import DeadLetters
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -435,7 +435,7 @@ class TestAccount:
     def test_more_queues_than_a_page(self, account: MnsAccount, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(5):
             account.create(f"page-{number}")
-        monkeypatch.setattr("veilmq.client.mns.queue._PAGE_MAX", 2)
+        monkeypatch.setattr("veilmq.client.adapters.mns.queue._PAGE_MAX", 2)
         assert account.names("page-") == [f"page-{number}" for number in range(5)]
         assert account.names("page é") == []
 

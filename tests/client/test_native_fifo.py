@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.client.clocks_apart import by
 
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.errors import PublishIncomplete, TransportError
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
@@ -23,7 +24,6 @@ from veilmq.client.queue import Account, Queue
 from veilmq.client.topics import Definitions, create_pull_topic
 from veilmq.client.topics.topic import ID_ATTRIBUTE
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue
-from veilmq.client.veil import VeilAccount
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
 from veilmq.testing.client_contract import for_each

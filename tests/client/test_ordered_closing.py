@@ -14,13 +14,12 @@ from tests.client.test_forked import code_of, in_child
 from tests.client.test_ordered_queue import LOST, UNREACHED, Failing, Memory, bodies, drain
 from tests.client.test_ordered_storages import ALL, Make, connection
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import GapFound, StorageHeld, StorageLost, TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message, Received, Sent
 from veilmq.client.ordered import LocalFile, Ordered, OrderedReceiver, OrderedSender, TableStorage, run
 from veilmq.client.ordered.storage import LockedStorage, Storage
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.unreadable import Unreadable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageGone, ParameterInvalid, VeilError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Message, Template
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.server.settings import SettingInvalid, Settings

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import GapFound, QueueRecreated, ServiceError, StateInvalid, StorageHeld, TransportError
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
 from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, run
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.unreadable import DeadLetters
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (

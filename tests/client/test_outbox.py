@@ -17,11 +17,10 @@ from tests.client.clocks_apart import HOUR, Apart, by
 from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract import for_each

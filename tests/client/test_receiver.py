@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from veilmq.client.capabilities import Capabilities
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.receiver import AsyncReceiver, Receiver
 from veilmq.client.receiver.exchange import Wish
 from veilmq.client.wrapping import Wrapping

@@ -18,15 +18,14 @@ from tests.client.test_forked import code_of, in_child
 from tests.client.test_receiver import UNREACHABLE, Counting, eventually, until
 
 import veilmq
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.connect import connect_account
 from veilmq.client.documents import MessageReceiver
-from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.encrypted import EncryptedQueue, Key, Keys, new_key
 from veilmq.client.errors import TransportError
-from veilmq.client.identity import identity_of
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, identity_of
 from veilmq.client.receiver import AsyncReceiver, Receiver
 from veilmq.client.receiver import receiver as module
 from veilmq.client.routed import Route, RoutedQueue

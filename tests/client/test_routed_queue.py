@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.capabilities import HandleOnSend
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Received, Recommended, Sent, Template
-from veilmq.client.queue import Queue
+from veilmq.client.queue import HandleOnSend, Queue
 from veilmq.client.routed import Route, RoutedQueue, queue_name, weakest
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.commands import SuggestPlan

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import botocore
 
+from veilmq.client.adapters.service_errors import Said, error_of
 from veilmq.client.errors import ServiceError
-from veilmq.client.service_errors import Said, error_of
 from veilmq.model.errors import (
     CapabilityMissing,
     InFlightFull,

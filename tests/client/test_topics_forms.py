@@ -12,10 +12,10 @@ from urllib.parse import quote, urlsplit
 import pytest
 from mns.account import Account as SdkAccount
 
+from veilmq.client.adapters.mns import MnsAccount
 from veilmq.client.connect import connect_account
 from veilmq.client.errors import PublishIncomplete, SubscriptionExists, TopicExists, TopicMissing, TransportError
 from veilmq.client.messages import Message, Template
-from veilmq.client.mns import MnsAccount
 from veilmq.client.queue import Account
 from veilmq.client.topics import ID_ATTRIBUTE, Definitions, Form, PullTopic, create_pull_topic, open_pull_topic
 from veilmq.client.wrapping import Wrapping
@@ -245,7 +245,7 @@ class TestNative:
         native.account.create("theirs") if "theirs" not in native.account.names("theirs") else None
         topics.create(native.topic_name, ["theirs"])
         theirs = topics.subscriptions(native.topic_name)
-        from veilmq.client.native_topics import NativeSubscription
+        from veilmq.client.queue import NativeSubscription
 
         topics.subscribe(native.topic_name, NativeSubscription("s", "theirs", None))
         with pytest.raises(TopicExists, match="subscription s"):

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from veilmq.client.adapters.mns.topics import MnsTopics
 from veilmq.client.connect import connect_account
 from veilmq.client.messages import Message, Template
-from veilmq.client.mns.topics import MnsTopics
-from veilmq.client.native_topics import NativeSubscription
+from veilmq.client.queue import NativeSubscription
 from veilmq.client.topics import Form, create_pull_topic
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer

@@ -21,8 +21,8 @@ from mns.account import Account as SdkAccount
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.client.transaction_sides import Application, Mortal, Steps
 
+from veilmq.client.adapters.mns import MnsAccount
 from veilmq.client.messages import Message, Received, Template
-from veilmq.client.mns import MnsAccount
 from veilmq.client.queue import Queue
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, TransactionQueue, Verdict
 from veilmq.model.errors import MessageGone, ParameterInvalid

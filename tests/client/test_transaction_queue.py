@@ -15,10 +15,9 @@ import pytest
 from msgspec.structs import replace
 from tests.client.too_deep import TOO_DEEP
 
-from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, HandleOnSend, Queue
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
 from veilmq.client.transaction.entry import Entry, encode
 from veilmq.client.wrapping import Wrapping

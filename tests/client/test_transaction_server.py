@@ -9,12 +9,12 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from veilmq.client.adapters.sqs import SqsAccount
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.messages import Message, Template
 from veilmq.client.ordered import LocalFile, OrderedQueue
 from veilmq.client.queue import Account, Queue
-from veilmq.client.sqs import SqsAccount
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
-from veilmq.client.veil import VeilAccount
 from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.local import LocalServer
 

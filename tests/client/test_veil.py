@@ -12,10 +12,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Sent, Template
-from veilmq.client.veil import VeilAccount
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseTaken,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from veilmq.client.adapters.veil import VeilAccount, VeilQueue, calls
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.veil import VeilAccount, VeilQueue, calls
 from veilmq.model.errors import MessageGone, MessageTooLarge, VeilError
 from veilmq.testing.client_contract import for_each
 

@@ -14,9 +14,9 @@ from tests.client.guards import KINDS, guard_of
 from tests.client.too_deep import TOO_DEEP
 from tests.client.worker_stage import Stage
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
+from veilmq.client.queue import Capabilities
 from veilmq.client.records.objects import ObjectStore
 from veilmq.client.worker import (
     Begun,

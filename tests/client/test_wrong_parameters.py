@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.client.worker_stage import Stage
 
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue, SharedBodies
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
@@ -18,7 +19,6 @@ from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
 from veilmq.client.transaction import Times, TransactionQueue
 from veilmq.client.unreadable import keep
-from veilmq.client.veil import VeilAccount
 from veilmq.client.worker import Backoff, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.worker import Backoff, Counts, Worker

@@ -18,7 +18,7 @@ from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.obstacles import check_directory, closed_to_user
 from veilmq.cli.words import refused_value
-from veilmq.client.client_name import name_client
+from veilmq.client.adapters.cloud import name_client
 from veilmq.client.connect import connect
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue

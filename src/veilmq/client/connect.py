@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from veilmq.client import urls
-from veilmq.client.client_name import client_name
+from veilmq.client.adapters.cloud import client_name
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.urls import Address
@@ -97,7 +97,7 @@ def _sdk_missing(kind: str, error: ModuleNotFoundError) -> CapabilityMissing:
 
 
 def _embedded(address: Address) -> Account:
-    from veilmq.client.embedded import EmbeddedAccount
+    from veilmq.client.adapters.embedded import EmbeddedAccount
 
     assert address.directory is not None
     given = {name: value for name in ("account", "region") if (value := getattr(address, name)) is not None}
@@ -105,7 +105,7 @@ def _embedded(address: Address) -> Account:
 
 
 def _veil(address: Address) -> Account:
-    from veilmq.client.veil import VeilAccount
+    from veilmq.client.adapters.veil import VeilAccount
 
     assert address.host is not None
     given: dict[str, Any] = {} if address.region is None else {"region": address.region}
@@ -118,7 +118,7 @@ def _sqs(address: Address) -> Account:
     import botocore.config  # type: ignore[import-untyped]
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 
-    from veilmq.client.sqs import SqsAccount
+    from veilmq.client.adapters.sqs import SqsAccount
 
     given: dict[str, Any] = {}
     if address.host is not None:
@@ -172,7 +172,7 @@ def _botocore_session() -> Any:
 def _azure(address: Address) -> Account:
     from azure.storage.queue import QueueServiceClient
 
-    from veilmq.client.azure import AzureAccount
+    from veilmq.client.adapters.azure import AzureAccount
 
     if address.account is None:
         raise ParameterInvalid(parameter="url", reason="azure:// needs the account: azure://.../ACCOUNT/NAME")
@@ -205,7 +205,7 @@ def _azure_identity() -> Any:
 def _mns(address: Address) -> Account:
     from mns.account import Account as SdkAccount  # type: ignore[import-untyped]
 
-    from veilmq.client.mns import MnsAccount
+    from veilmq.client.adapters.mns import MnsAccount
 
     if address.key is None:
         reason = "has no credentials (mns://ID:SECRET@...); with others than these, hand over an mns.account.Account"
@@ -235,7 +235,7 @@ def _boto3_client(client: Any, queue: str | None) -> tuple[Account, str | None]:
     service = client.meta.service_model.service_name
     if service != "sqs":
         raise ParameterInvalid(parameter="source", reason=f"must be a client of sqs, not of {service}")
-    from veilmq.client.sqs import SqsAccount
+    from veilmq.client.adapters.sqs import SqsAccount
 
     rest, slash, name = (queue or "").rpartition("/")
     owner = rest.rpartition("/")[2] if slash else None
@@ -251,7 +251,7 @@ def _boto3_resource(found: Any, queue: str | None) -> tuple[Account, str | None]
 
 
 def _azure_service(client: Any, queue: str | None) -> tuple[Account, str | None]:
-    from veilmq.client.azure import AzureAccount
+    from veilmq.client.adapters.azure import AzureAccount
 
     return AzureAccount(client), queue
 
@@ -260,7 +260,7 @@ def _azure_queue(client: Any, queue: str | None) -> tuple[Account, str | None]:
     """A QueueClient: we reach its account by a client of our own, with the same URL and credential."""
     from azure.storage.queue import QueueServiceClient
 
-    from veilmq.client.azure import AzureAccount
+    from veilmq.client.adapters.azure import AzureAccount
 
     if queue is not None:
         raise ParameterInvalid(parameter="queue", reason="the object is a queue already")
@@ -282,14 +282,14 @@ def _encodes(client: Any) -> bool:
 
 
 def _mns_account(account: Any, queue: str | None) -> tuple[Account, str | None]:
-    from veilmq.client.mns import MnsAccount
+    from veilmq.client.adapters.mns import MnsAccount
 
     return MnsAccount(account), queue
 
 
 def _mns_queue(found: Any, queue: str | None) -> tuple[Account, str | None]:
     """An mns.queue.Queue: it holds its account's client, and knows whether it encodes."""
-    from veilmq.client.mns import MnsAccount
+    from veilmq.client.adapters.mns import MnsAccount
 
     if queue is not None:
         raise ParameterInvalid(parameter="queue", reason="the object is a queue already")

@@ -11,8 +11,8 @@ import threading
 from typing import Final
 
 from veilmq.client.errors import TransportError
-from veilmq.client.forked import Anew
 from veilmq.client.queue import Queue
+from veilmq.client.threads import Anew
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
 

@@ -17,15 +17,14 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
 
-from veilmq.client import checked
+from veilmq.client import checks
+from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
-from veilmq.client.forked import KEPT, Anew
-from veilmq.client.message_text import from_text, to_text
+from veilmq.client.encoding import from_text, to_text
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, clock_of, end, paramstyle_of, run, table_name, transactional
-from veilmq.client.sendable import as_message, text_bytes
+from veilmq.client.threads import KEPT, Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 ATTRIBUTE: Final = "veilmq.outbox"
@@ -126,9 +125,9 @@ class Relay(Closing, Anew):
         """connect: makes a connection that may be used by several threads (sqlite3: check_same_thread=False). batch:
         rows per transaction. hold: seconds for which a relay holds its rows; must exceed the time to send them.
         check_every: seconds between two looks of the thread. Raises ParameterInvalid."""
-        checked.at_least(batch, "batch", 1)
-        checked.positive(hold, "hold")
-        checked.positive(check_every, "check_every", may_be_endless=True)
+        checks.at_least(batch, "batch", 1)
+        checks.positive(hold, "hold")
+        checks.positive(check_every, "check_every", may_be_endless=True)
         self._outbox = outbox
         self._connect = connect
         self._queue = queue

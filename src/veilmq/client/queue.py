@@ -4,16 +4,98 @@ Strategy: one `Queue`, small enough to wrap. A handle is one opaque string with 
 (Azure's message id with its pop receipt, a large message's object), so any process can use it. A batch returns one
 result or one error for each entry, in order; it raises only if none of it can have happened. Something that a queue
 cannot do raises CapabilityMissing before any I/O.
+
+Capabilities: what a queue can do, as data. A pattern chooses its behaviour by these fields and never asks which cloud
+it is on.
+
+Native topics: a few calls, all idempotent: what exists with the same settings is left alone. The service carries out a
+publish, to every subscription that wants it or to none. Source: the page of PublishMessage (MNS).
+
+Identities: which objects stand for the same queue, so that receivers can share one long poll (receiver/receiver.py). A
+queue object may have an `identity`, a hashable value. Two objects have equal identities exactly if a receive from
+either returns the same messages in the same form, and a handle from one works with the other. So it contains the
+endpoint, the region, the credentials, the queue's name and everything else that changes what a receive returns. Secrets
+enter only as fingerprints, keyed with a random key of this process. An object without an identity is equal to itself
+only.
 """
 
-from collections.abc import Sequence
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from enum import StrEnum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
-from veilmq.client.capabilities import Capabilities
+import msgspec
+
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.model.errors import VeilError
 from veilmq.model.reports import Failure
+
+
+class HandleOnSend(StrEnum):
+    """When a send returns a handle."""
+
+    NEVER = "never"
+    DELAYED = "delayed"
+    ALWAYS = "always"
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and abilities of one adapter's queue. An ability that is not set is absent. Durations in seconds, sizes in
+    bytes as transmitted."""
+
+    protocol: str
+    """`embedded`, `veil`, `sqs`, `azure` or `mns`: only to be shown to people."""
+    body_bytes_max: int
+    """Largest `transmitted_bytes(body)`; with `base64_body` the caller's own body may be three quarters of it."""
+    batch_messages_max: int
+    """Most entries that send_batch and delete_batch send in one request; longer batches are split."""
+    receive_messages_max: int
+    lease_min: float
+    """Shortest lease above 0 that a receive may ask for."""
+    lease_max: float
+    lease_total_max: float | None = None
+    """Cap on a lease with all its extensions, counted from the receive (SQS: 12 h)."""
+    wait_max: float
+    """Longest wait of one request; a longer wait is refused. 0: the queue never waits."""
+    delay_max: float
+    batch_extend: bool = False
+    """One request can extend many leases."""
+    receipts_rotate: bool = False
+    """An extend invalidates the handle that it was given."""
+    handle_on_send: HandleOnSend = HandleOnSend.NEVER
+    body_replaceable: bool = False
+    retention_below_delay: bool = False
+    """A message may expire before its delay ends."""
+    base64_body: bool = False
+    """The adapter encodes bodies: three bytes become four on the wire."""
+    attributes: bool = False
+    peek: bool = False
+    priorities: bool = False
+    ttl: bool = False
+    groups: bool = False
+    """Message groups on this queue (FIFO, or a fair standard queue)."""
+    native_fifo: bool = False
+    """This queue is a FIFO queue: group order, deduplication."""
+    native_topics: bool = False
+    lease_hints: bool = False
+    """A receive that asks for no lease uses the sender's hint."""
+    tags: bool = False
+    """A message may have a tag."""
+    body_bytes_min: int = 1
+    """0 where an empty body can be sent."""
+    extends_late: bool = False
+    """An extend after the lease's end succeeds if nobody else has received the message since, and is refused otherwise.
+    So an answer without an error means that the message is held."""
+    release_min: float = 0
+    """Shortest delay of a release; a shorter one is raised to this (MNS: 1 s)."""
+
+    def transmitted_bytes(self, body: str) -> int:
+        """Bytes of `body` on the wire: UTF-8, in base64 where the adapter encodes."""
+        size_bytes = len(body.encode())
+        return (size_bytes + 2) // 3 * 4 if self.base64_body else size_bytes
 
 
 class Queue(Protocol):
@@ -149,3 +231,125 @@ class Account(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class NativeSubscription(NamedTuple):
+    """A queue that gets what is published."""
+
+    name: str
+    queue: str
+    tag: str | None
+    """Gets messages with this tag; None: all."""
+
+
+class NativePublished(NamedTuple):
+    """The service has accepted the message."""
+
+    id: str
+    copies: int | None
+    """How many queues got it, where the service reports it."""
+
+
+class NativeTopics(Protocol):
+    """The topics of an account. Any thread; all calls raise TransportError, ServiceError."""
+
+    def fits(self, topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
+        """Whether the service allows these names and tags. No I/O."""
+        ...
+
+    def carries(self, message: Message) -> bool:
+        """Whether a publish can carry everything in the message; it always carries tag and type. No I/O."""
+        ...
+
+    def create(self, topic: str, queues: Collection[str]) -> bool:
+        """Make sure the topic exists; True if it is new. Its size limit is the smallest of these queues' limits.
+
+        Raises QueueMissing.
+        """
+        ...
+
+    def subscriptions(self, topic: str) -> list[NativeSubscription]:
+        """All subscriptions; one that is not to a queue has an empty queue name. Raises TopicMissing."""
+        ...
+
+    def subscribe(self, topic: str, subscription: NativeSubscription) -> None:
+        """Add it unless the same one exists. Raises TopicMissing, QueueMissing, SubscriptionExists."""
+        ...
+
+    def delete(self, topic: str) -> None:
+        """Delete the topic with its subscriptions. Idempotent."""
+        ...
+
+    def publish(self, topic: str, messages: Sequence[Message]) -> list[NativePublished | VeilError]:
+        """One result or error a message, in order."""
+        ...
+
+
+TAG_CHARACTERS_MAX: Final = 16
+SUBSCRIPTIONS_MAX: Final = 100
+"""Of a topic."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
+_TOPIC_CHARACTERS_MAX: Final = 120
+_SUBSCRIPTION_CHARACTERS_MAX: Final = 255
+
+
+def are_names(topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
+    """Whether these names are allowed."""
+    return (
+        _is_name(topic, _TOPIC_CHARACTERS_MAX)
+        and len(subscriptions) <= SUBSCRIPTIONS_MAX
+        and all(_is_name(each.name, _SUBSCRIPTION_CHARACTERS_MAX) for each in subscriptions)
+        and all(each.tag is None or len(each.tag) <= TAG_CHARACTERS_MAX for each in subscriptions)
+    )
+
+
+def _is_name(name: str, characters_max: int) -> bool:
+    return len(name) <= characters_max and _NAME.match(name) is not None
+
+
+_KEY: Final = secrets.token_bytes(32)
+
+
+class ById:
+    """Equal only to the same object, however the object itself compares."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def identity_of(thing: object) -> Hashable:
+    """The identity of a queue, or of a part of one; the object itself if it has none."""
+    found: Hashable | None = getattr(thing, "identity", None)
+    return ById(thing) if found is None else found
+
+
+def is_closed(queue: object) -> bool:
+    """Whether a queue object reports that it is closed, so that requests through it can only fail."""
+    return bool(getattr(queue, "closed", False))
+
+
+def fingerprint(*secret_parts: str | bytes | None) -> bytes:
+    """Equal for equal secrets within this process. Reveals nothing else about them, and nothing at all to other
+    processes."""
+    return hmac.digest(_KEY, repr(secret_parts).encode(), "sha256")
+
+
+def options_identity(options: Mapping[str, Any]) -> Hashable | None:
+    """A fingerprint of plain options, which may hold credentials; None if one of them is an object."""
+    return fingerprint(repr(sorted(options.items()))) if _is_plain(dict(options)) else None
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, bytes, int, float, bool)

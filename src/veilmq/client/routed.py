@@ -16,16 +16,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.client import checks
+from veilmq.client.batches import attempt
+from veilmq.client.checks import as_message
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
-from veilmq.client.identity import identity_of, is_closed
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
-from veilmq.client.parked import Parked
-from veilmq.client.queue import Account, Queue
-from veilmq.client.sendable import as_message, attempt
+from veilmq.client.queue import Account, Capabilities, HandleOnSend, Queue, identity_of, is_closed
+from veilmq.client.threads import Closing
 from veilmq.client.unreadable import log
+from veilmq.client.waits import Parked
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
 from veilmq.model.reports import Failure
 
@@ -141,7 +140,7 @@ class RoutedQueue(Closing):
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: its queues with their leases."""
+        """See `veilmq.client.queue`: its queues with their leases."""
         return "routed", frozenset((identity_of(route.queue), route.lease) for route in self._routes)
 
     @property
@@ -170,13 +169,13 @@ class RoutedQueue(Closing):
         def send(queue: Queue, group: list[str | Message]) -> list[Sent | VeilError]:
             return [_named(queue, answer) if isinstance(answer, Sent) else answer for answer in queue.send_batch(group)]
 
-        return self._grouped([(self._queue_of(message), message) for message in checked.batch(messages)], send)
+        return self._grouped([(self._queue_of(message), message) for message in checks.batch(messages)], send)
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. Waits on all queues at once, and ends the other waits when one has a message."""
         able = self.capabilities
-        checked.whole(count_max, "count_max", 1, able.receive_messages_max)
-        checked.seconds(wait, "wait", 0, able.wait_max)
+        checks.whole(count_max, "count_max", 1, able.receive_messages_max)
+        checks.seconds(wait, "wait", 0, able.wait_max)
         found = self._look(count_max, lease)
         if found or not wait:
             return found
@@ -206,7 +205,7 @@ class RoutedQueue(Closing):
             ]
 
         def queue_of(each: Extension) -> Queue:
-            return self._split(checked.extension(each).handle)[0]
+            return self._split(checks.extension(each).handle)[0]
 
         return self._grouped([(attempt(queue_of, each), each) for each in extensions], extend)
 
@@ -230,7 +229,7 @@ class RoutedQueue(Closing):
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """See `Queue.peek`."""
-        checked.whole(count_max, "count_max", 1, self.capabilities.receive_messages_max)
+        checks.whole(count_max, "count_max", 1, self.capabilities.receive_messages_max)
         found: list[Peeked] = []
         for route in self._in_turn():
             if len(found) < count_max:
@@ -326,7 +325,7 @@ class RoutedQueue(Closing):
         return self._routes[first:] + self._routes[:first]
 
     def _split(self, handle: Any) -> tuple[Queue, str]:
-        name, separator, inner = checked.handle(handle).partition(_SEPARATOR)
+        name, separator, inner = checks.handle(handle).partition(_SEPARATOR)
         route = self._by_queue.get(name)
         if route is None or not separator:
             raise ReceiptInvalid(reason="it is of none of these queues")
@@ -421,7 +420,7 @@ def _route(given: Queue | Route) -> Route:
     if not isinstance(given, Route):
         return Route(given)
     if given.lease is not None:
-        checked.positive(given.lease, "lease")
+        checks.positive(given.lease, "lease")
     return given
 
 

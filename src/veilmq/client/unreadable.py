@@ -14,12 +14,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unreadable
-from veilmq.client.identity import identity_of
 from veilmq.client.messages import Message, Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, identity_of
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 REASON_ATTRIBUTE: Final = "veilmq.unreadable"
@@ -52,7 +51,7 @@ class DeadLetters:
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`."""
+        """See `veilmq.client.queue`."""
         return "dead letters", identity_of(self.queue)
 
     def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
@@ -111,7 +110,7 @@ def receive_readable(
     `receive` takes the seconds that it may still wait; `read` returns the readable ones of its messages and sets the
     others aside. Raises ParameterInvalid if the wait is not a number.
     """
-    deadline = clock.monotonic() + checked.seconds(wait, "wait", 0, math.inf)
+    deadline = clock.monotonic() + checks.seconds(wait, "wait", 0, math.inf)
     seen: set[str] = set()
     left = wait
     for _ in range(ROUNDS_MAX):

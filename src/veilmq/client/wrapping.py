@@ -5,11 +5,9 @@ Strategy: a pattern inherits from this and overrides what it changes. `inner` is
 
 from collections.abc import Hashable, Sequence
 
-from veilmq.client.capabilities import Capabilities
-from veilmq.client.closing import Closing
-from veilmq.client.identity import identity_of, is_closed
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
-from veilmq.client.queue import Account, Queue
+from veilmq.client.queue import Account, Capabilities, Queue, identity_of, is_closed
+from veilmq.client.threads import Closing
 from veilmq.model.errors import VeilError
 from veilmq.model.reports import Failure
 
@@ -34,7 +32,7 @@ class Wrapping(Closing):
 
     @property
     def identity(self) -> Hashable | None:
-        """See `veilmq.client.identity`: that of `inner`, unless the pattern receives differently."""
+        """See `veilmq.client.queue`: that of `inner`, unless the pattern receives differently."""
         return identity_of(self.inner) if type(self).receive is Wrapping.receive else None
 
     @property

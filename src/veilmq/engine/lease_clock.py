@@ -3,7 +3,8 @@
 Strategy: the lease clock follows a clock that runs on while the machine sleeps and that nobody sets. Once a second a
 new linear piece begins where the last one ended. Its slope bends towards wall time by at most 500 parts in a million,
 so a jump of the wall clock shifts no lease's end by more than that. `Piece` is the arithmetic, in integers;
-`LeaseClock` joins the pieces; each edge (server/clock.py, client/embedded) supplies the readings of the two clocks.
+`LeaseClock` joins the pieces; each edge (server/clock.py, client/adapters/embedded) supplies the readings of the two
+clocks.
 """
 
 from collections.abc import Callable

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.client.service_errors import Said, error_of
-from veilmq.client.veil.calls import Signer
-from veilmq.client.veil.messages import failure_of, received_of
+from veilmq.client.adapters.service_errors import Said, error_of
+from veilmq.client.adapters.veil.calls import Signer
+from veilmq.client.adapters.veil.messages import failure_of, received_of
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import (
     AfterExpiry,

@@ -15,8 +15,7 @@ from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 import msgspec
 
-from veilmq.client import checked
-from veilmq.client.closing import Closing
+from veilmq.client import checks
 from veilmq.client.connect import connect_account
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
@@ -33,6 +32,7 @@ from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
 from veilmq.client.own_directory import make_own, own_path
 from veilmq.client.queue import Account
+from veilmq.client.threads import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.entry import check_half, check_log, form_for, times_for
@@ -144,7 +144,7 @@ class MNSClient(Closing):
         """
         check_checker(checker)
         if operationTimeout is not None:
-            checked.positive(operationTimeout, "operationTimeout")
+            checks.positive(operationTimeout, "operationTimeout")
         times = Times(timeout=operationTimeout)
         name = queueMeta.queue_name
         log_name = name.removesuffix(FIFO_SUFFIX) + _LOG_SUFFIX

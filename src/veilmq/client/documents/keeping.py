@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, received_of
 from veilmq.client.documents.queues import AnyQueue, queue_of
@@ -17,6 +16,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease, State
 from veilmq.client.messages import Received
 from veilmq.client.receiver import Receiver
+from veilmq.client.threads import Closing
 
 
 @documented

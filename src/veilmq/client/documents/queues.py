@@ -23,9 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities
-from veilmq.client.closing import Closing
+from veilmq.client import checks
 from veilmq.client.connect import connect
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
@@ -33,7 +31,8 @@ from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keys, add_key
 from veilmq.client.encrypted.queue import EncryptedQueue
 from veilmq.client.large.queue import LargeMessageQueue
 from veilmq.client.messages import Template
-from veilmq.client.queue import Account, Queue
+from veilmq.client.queue import Account, Capabilities, Queue
+from veilmq.client.threads import Closing
 from veilmq.client.transaction import Times
 from veilmq.client.transaction import queue as ours
 from veilmq.client.transaction.entry import Prepared, Verdict
@@ -243,7 +242,7 @@ class BigMessageSizeQueue(MessageQueue):
 
     def setBigMessageSize(self, bigMessageSize: int) -> None:
         """Bytes above which a body goes to the object store; default 64 KiB."""
-        self.queue.threshold_bytes = checked.at_least(bigMessageSize, "bigMessageSize", 0)
+        self.queue.threshold_bytes = checks.at_least(bigMessageSize, "bigMessageSize", 0)
 
     def setNeedDeleteMessageObjectOnOSSFlag(self, flag: bool) -> None:
         """Whether a delete also deletes the object; default yes."""
@@ -298,7 +297,7 @@ class TransactionQueue(MessageQueue):
 
     def sendTransMessage(self, message: Sendable, operations: TransactionOperations) -> bool:
         """Do the operation and send the message; return whether both are done."""
-        checked.function(getattr(operations, "doTransaction", None), "operations")
+        checks.function(getattr(operations, "doTransaction", None), "operations")
         transaction = self.queue.send_transaction(
             outgoing(message), lambda prepared: operations.doTransaction(_message(prepared))
         )
@@ -320,7 +319,7 @@ class TransactionQueue(MessageQueue):
 
 def check_checker(checker: Any) -> None:
     """Raises ParameterInvalid."""
-    checked.function(getattr(checker, "checkTransactionStatus", None), "checker")
+    checks.function(getattr(checker, "checkTransactionStatus", None), "checker")
 
 
 def _message(prepared: Prepared) -> Message:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from veilmq.client.encrypted.keys import ALGORITHMS, Key, Keyring
 from veilmq.client.errors import Undecryptable
-from veilmq.client.identity import identity_of
+from veilmq.client.queue import identity_of
 from veilmq.model.errors import ParameterInvalid
 
 _BLOCK_BYTES: Final = 16
@@ -60,7 +60,7 @@ class Cipher:
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: everything that decides how a body is decrypted."""
+        """See `veilmq.client.queue`: everything that decides how a body is decrypted."""
         return identity_of(self._keys), self._algorithms, self._accepted
 
     def encrypt(self, body: bytes) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from veilmq.client.errors import KeyFileInvalid
-from veilmq.client.identity import fingerprint
+from veilmq.client.queue import fingerprint
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write
 
@@ -112,7 +112,7 @@ class Keys:
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: equal for equal keys."""
+        """See `veilmq.client.queue`: equal for equal keys."""
         return frozenset((key.id, key.algorithm, fingerprint(key.secret)) for key in self)
 
     def __iter__(self) -> Iterator[Key]:
@@ -149,7 +149,7 @@ class KeyFile:
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: equal for the same file."""
+        """See `veilmq.client.queue`: equal for the same file."""
         return "key file", self.path.absolute()
 
     def __iter__(self) -> Iterator[Key]:

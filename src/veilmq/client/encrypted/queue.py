@@ -11,16 +11,15 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities
+from veilmq.client import checks
+from veilmq.client.batches import attempt, send_prepared
+from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.encrypted.cipher import Cipher
 from veilmq.client.encrypted.keys import Keyring
 from veilmq.client.errors import Undecryptable
-from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Message, Peeked, Received, Sent
-from veilmq.client.queue import Queue
-from veilmq.client.sendable import as_message, attempt, send_prepared, text_bytes
+from veilmq.client.queue import ById, Capabilities, Queue, identity_of
 from veilmq.client.unreadable import Policy, checked_policy, log, read_each, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
@@ -70,7 +69,7 @@ class EncryptedQueue(Wrapping):
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: the inner queue, with keys, names and policy."""
+        """See `veilmq.client.queue`: the inner queue, with keys, names and policy."""
         cipher, policy = self._cipher.identity, identity_of(self._policy)
         return type(self), identity_of(self.inner), cipher, policy, ById(self._clock)
 
@@ -80,7 +79,7 @@ class EncryptedQueue(Wrapping):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`."""
-        return send_prepared(self.inner, [attempt(self._encrypted, message) for message in checked.batch(messages)])
+        return send_prepared(self.inner, [attempt(self._encrypted, message) for message in checks.batch(messages)])
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. Messages that cannot be decrypted go to the policy, and the receive continues."""

@@ -26,8 +26,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities
+from veilmq.client import checks
 from veilmq.client.keeper.lease import (
     LATENESS_BOUNDS,
     REFUSALS,
@@ -41,6 +40,7 @@ from veilmq.client.keeper.lease import (
     reason_of,
 )
 from veilmq.client.messages import Received
+from veilmq.client.queue import Capabilities
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 VISIBILITY_TIMEOUT: Final = 30.0
@@ -73,12 +73,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, capabilities: Capabilities, plan: Plan | None) -> None:
         """Raises ParameterInvalid for values that would lose leases."""
         for name in ("minimal_life", "interval", "visibility_timeout", "max_hold"):
-            checked.positive(getattr(self, name), name)
+            checks.positive(getattr(self, name), name)
         if self.senders is not None:
-            checked.whole(self.senders, "senders", 1, SENDERS_MAX)
+            checks.whole(self.senders, "senders", 1, SENDERS_MAX)
         check_lease("visibility_timeout", self.visibility_timeout, capabilities)
         if plan is not None:
-            checked.not_negative(plan.margin, "plan.margin")
+            checks.not_negative(plan.margin, "plan.margin")
         elif self.visibility_timeout <= self.interval + self.minimal_life:
             needed = self.interval + self.minimal_life
             raise ParameterInvalid(
@@ -102,7 +102,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_lease(name: str, seconds: float, capabilities: Capabilities) -> None:
     """Raises ParameterInvalid for a lease that the queue cannot give."""
-    checked.positive(seconds, name)
+    checks.positive(seconds, name)
     if not capabilities.lease_min <= seconds <= capabilities.lease_max:
         raise ParameterInvalid(
             parameter=name,

@@ -16,10 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Self
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
-from veilmq.client.closing import Closing
-from veilmq.client.forked import OfProcess
 from veilmq.client.keeper.decisions import (
     INTERVAL,
     MAX_HOLD,
@@ -34,6 +32,7 @@ from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease
 from veilmq.client.keeper.sending import SenderPool, Teller
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
+from veilmq.client.threads import Closing, OfProcess
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.reports import Failure
 
@@ -147,7 +146,7 @@ class LeaseKeeper(Closing, OfProcess):
         if lease is not None:
             check_lease("lease", lease, self._capabilities)
         if max_hold is not None:
-            checked.positive(max_hold, "max_hold")
+            checks.positive(max_hold, "max_hold")
         wanted = self.plan.first_lease(received) if lease is None and self.plan is not None else lease
         now = self.clock.monotonic()
         table = self._decisions
@@ -232,7 +231,7 @@ class LeaseKeeper(Closing, OfProcess):
         `release`, their messages are released at once. Idempotent; does nothing in a forked child. Raises
         ParameterInvalid.
         """
-        checked.remaining(deadline, "deadline")
+        checks.remaining(deadline, "deadline")
         if self.inherited:
             return
         with self._lock:

@@ -12,20 +12,19 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities
+from veilmq.client import checks
+from veilmq.client.batches import attempt, send_prepared, through
+from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, ServiceError, TransportError, Unreadable
-from veilmq.client.identity import ById, identity_of
 from veilmq.client.large import pointer, sweeping
 from veilmq.client.large.fetching import Fetcher
 from veilmq.client.large.pointer import Held, Pointer, PointerFormat
 from veilmq.client.large.shared import drop
 from veilmq.client.large.sweeping import Swept, new_stamp
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
-from veilmq.client.queue import Queue
+from veilmq.client.queue import ById, Capabilities, Queue, identity_of
 from veilmq.client.records.objects import ObjectStore
-from veilmq.client.sendable import as_message, attempt, send_prepared, text_bytes, through
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError
@@ -63,8 +62,8 @@ class LargeMessageQueue(Wrapping):
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
         """
         super().__init__(inner)
-        checked.at_least(threshold_bytes, "threshold_bytes", 0)
-        if checked.at_least(body_bytes_max, "body_bytes_max", 0) < inner.capabilities.body_bytes_max:
+        checks.at_least(threshold_bytes, "threshold_bytes", 0)
+        if checks.at_least(body_bytes_max, "body_bytes_max", 0) < inner.capabilities.body_bytes_max:
             reason = f"must be {inner.capabilities.body_bytes_max} at least, which the queue takes without a store"
             raise ParameterInvalid(parameter="body_bytes_max", reason=reason)
         if pointers not in set(PointerFormat):
@@ -95,7 +94,7 @@ class LargeMessageQueue(Wrapping):
 
     @property
     def identity(self) -> Hashable:
-        """See `veilmq.client.identity`: the inner queue, with the store, the form of pointers and the policy."""
+        """See `veilmq.client.queue`: the inner queue, with the store, the form of pointers and the policy."""
         return (
             type(self), identity_of(self.inner), identity_of(self.store), self._form, self._body_bytes_max,
             identity_of(self._policy), ById(self._clock),
@@ -113,7 +112,7 @@ class LargeMessageQueue(Wrapping):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`. Uploads the bodies one after another, then sends the pointers."""
-        prepared = [attempt(self._prepared, message) for message in checked.batch(messages)]
+        prepared = [attempt(self._prepared, message) for message in checks.batch(messages)]
         try:
             answers = send_prepared(self.inner, [each if isinstance(each, VeilError) else each[0] for each in prepared])
         except VeilError as error:
@@ -162,7 +161,7 @@ class LargeMessageQueue(Wrapping):
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """See `Queue.extend_batch`."""
-        split = [attempt(lambda each: self._split(checked.extension(each).handle), each) for each in extensions]
+        split = [attempt(lambda each: self._split(checks.extension(each).handle), each) for each in extensions]
         answers = through(
             [
                 held if isinstance(held, VeilError) else Extension(held.handle, each.lease)

@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from veilmq.client import checked
+from veilmq.client import checks
+from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.large import pointer, sweeping
 from veilmq.client.large.pointer import SHARED_BODY, Pointer, PointerFormat
@@ -21,7 +22,6 @@ from veilmq.client.large.sweeping import Swept, new_stamp
 from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
 from veilmq.client.records.objects import ObjectStore, is_key
-from veilmq.client.sendable import as_message, text_bytes
 from veilmq.model.errors import ParameterInvalid
 
 _MARKER: Final = "for-"
@@ -34,7 +34,7 @@ class SharedBodies:
         self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 65_536, clock: Clock = SYSTEM
     ) -> None:
         """threshold_bytes: UTF-8 bytes above which a body goes to the store. Raises ParameterInvalid."""
-        checked.at_least(threshold_bytes, "threshold_bytes", 0)
+        checks.at_least(threshold_bytes, "threshold_bytes", 0)
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
         # No queue's name has an equals sign, so no queue's sweep removes these objects.
         self._directory = f"topic={topic}"

@@ -16,11 +16,11 @@ from typing import Final, cast
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
-from veilmq.client.forked import OfProcess
 from veilmq.client.ordered.storage import LockedStorage, Storage
+from veilmq.client.threads import OfProcess
 from veilmq.model.errors import ParameterInvalid
 
 HOLD_SECONDS: Final = 30.0
@@ -84,7 +84,7 @@ class Watch(OfProcess):
     """One holder's name, and the thread that renews its hold. Belongs to this process from `start` to `stop`."""
 
     def __init__(self, storage: str, clock: Clock, seconds: float) -> None:
-        checked.positive(seconds, "hold_seconds")
+        checks.positive(seconds, "hold_seconds")
         self._storage = storage
         self._clock = clock
         self._seconds = seconds

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message, Peeked
+from veilmq.client.queue import Capabilities
 from veilmq.model.errors import ParameterInvalid
 
 ATTRIBUTE: Final = "veilmq.order"

@@ -8,14 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
 from veilmq.client.ordered.marking import marking_of
 from veilmq.client.ordered.receiver import OrderedReceiver
 from veilmq.client.ordered.sender import OrderedSender
 from veilmq.client.ordered.storage import Storage
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, HandleOnSend, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError
 from veilmq.model.reports import Failure

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import LeaseKeeper
@@ -93,8 +93,8 @@ class OrderedReceiver(Side):
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, the errors of `stats` and of the storage.
         """
         capabilities = queue.capabilities
-        checked.at_least(buffer_max, "buffer_max", 1)
-        if checked.at_least(in_hand_max, "in_hand_max", 1) > buffer_max:
+        checks.at_least(buffer_max, "buffer_max", 1)
+        if checks.at_least(in_hand_max, "in_hand_max", 1) > buffer_max:
             reason = f"must be at most buffer_max = {buffer_max}, not {in_hand_max}"
             raise ParameterInvalid(parameter="in_hand_max", reason=reason)
         self.queue = queue
@@ -147,10 +147,10 @@ class OrderedReceiver(Side):
         lease: seconds until each is handed out again unless it is acknowledged or extended; None: not while this
         process lives. Raises GapFound, QueueRecreated, StorageLost, and like `Queue.receive`.
         """
-        checked.at_least(count_max, "count_max", 1)
-        checked.seconds(wait, "wait", 0, math.inf)
+        checks.at_least(count_max, "count_max", 1)
+        checks.seconds(wait, "wait", 0, math.inf)
         if lease is not None:
-            checked.positive(lease, "lease")
+            checks.positive(lease, "lease")
         self._enter()
         self._check_open()
         deadline = self._clock.monotonic() + wait

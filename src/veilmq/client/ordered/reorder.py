@@ -19,7 +19,7 @@ from contextlib import suppress
 from enum import Enum, StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import Received
@@ -304,7 +304,7 @@ class GapWatch:
         if timeout is None and policy is not GapPolicy.WAIT:
             raise ParameterInvalid(parameter="gap_timeout", reason=f"is needed to {policy}")
         if timeout is not None:
-            checked.not_negative(timeout, "gap_timeout")
+            checks.not_negative(timeout, "gap_timeout")
         self.policy = policy
         self.timeout = timeout
         self._tell = tell
@@ -314,7 +314,7 @@ class GapWatch:
 
     def check(self, lease: float, retention: float | None) -> None:
         """Raises ParameterInvalid for a timeout that would treat a leased message, or one that has expired, as lost."""
-        checked.positive(lease, "lease")
+        checks.positive(lease, "lease")
         if self.timeout is None:
             return
         if self.policy is not GapPolicy.WAIT and self.timeout <= lease:

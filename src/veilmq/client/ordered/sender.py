@@ -17,17 +17,18 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client import checked
+from veilmq.client import checks
+from veilmq.client.batches import attempt, through
+from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.encoding import plain
 from veilmq.client.errors import TransportError, may_have_happened
-from veilmq.client.message_text import plain
 from veilmq.client.messages import Message, Sent
 from veilmq.client.ordered.locks import locked
 from veilmq.client.ordered.marking import Mark, marking_of
 from veilmq.client.ordered.state import Pending, SenderState, check_queue, decode, packed, unpacked
 from veilmq.client.ordered.storage import Side, Storage
 from veilmq.client.queue import Queue
-from veilmq.client.sendable import as_message, attempt, text_bytes, through
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 
 CHECK_SECONDS: Final = 60.0
@@ -64,7 +65,7 @@ class OrderedSender(Side):
 
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, the errors of `stats` and of the storage.
         """
-        checked.seconds(check_every, "check_every", 0, math.inf)
+        checks.seconds(check_every, "check_every", 0, math.inf)
         self.queue = queue
         self._marking = marking_of(marking, queue.capabilities)
         self._clock = clock
@@ -114,7 +115,7 @@ class OrderedSender(Side):
         sent: the errors of the later ones say that they did not happen. If the storage failed to save an entry's
         number, the outcome of the entry is unknown too.
         """
-        return self._send(checked.batch(messages))
+        return self._send(checks.batch(messages))
 
     def settle(self) -> None:
         """Send again what an earlier call, or an earlier process, left open. Raises like `send`. If the queue refuses

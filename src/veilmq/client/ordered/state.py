@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from veilmq.client.encoding import original, plain
 from veilmq.client.errors import QueueRecreated, StateInvalid
-from veilmq.client.message_text import original, plain
 from veilmq.client.messages import Message
 
 

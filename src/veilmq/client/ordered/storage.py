@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from veilmq.client.closing import Closing
 from veilmq.client.errors import StorageHeld, StorageLost, TransportError
-from veilmq.client.forked import OfProcess, forget_in_child
 from veilmq.client.queue import Queue
+from veilmq.client.threads import Closing, OfProcess, forget_in_child
 from veilmq.store.files import durable_write
 
 

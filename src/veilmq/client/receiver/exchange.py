@@ -26,9 +26,8 @@ from typing import Final
 import msgspec
 
 from veilmq.client.errors import ForkRefused, ServiceError, TransportError
-from veilmq.client.identity import is_closed
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, is_closed
 from veilmq.model.errors import CapabilityMissing, CapacityError, StoreError, UsageError, VeilError
 
 BACKOFF_SECONDS: Final = 0.1

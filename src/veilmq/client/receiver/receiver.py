@@ -1,7 +1,7 @@
 """The receiver: many callers, few parked polls, for threads and for coroutines.
 
 Strategy: `Receiver` and `AsyncReceiver` differ only in how a caller waits. Receivers whose queue objects stand for the
-same queue (veilmq.client.identity) share one exchange, if they have the same lease and clock. The table of shared
+same queue (veilmq.client.queue) share one exchange, if they have the same lease and clock. The table of shared
 exchanges keeps nothing alive: an entry goes with its last receiver. Each runner thread asks the exchange (exchange.py)
 what to do, does it, and reports the result. Runners are started as needed, at most one for each request that may be in
 progress, and end when idle. One lock guards the exchange; it is never held during a request. If a runner breaks (a bug
@@ -24,15 +24,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
-from veilmq.client.closing import Closing
-from veilmq.client.forked import Anew, forget_in_child
-from veilmq.client.identity import ById, identity_of
 from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import ById, Queue, identity_of
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
+from veilmq.client.threads import Anew, Closing, forget_in_child
 from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
 
 IDLE_SECONDS: Final = 10.0
@@ -129,7 +127,7 @@ class Polling(Anew):
         """Close a receiver: its callers get nothing. The last one also ends the parked requests, and waits up to
         `deadline` seconds for those in progress, which release the messages that they bring. Raises
         ParameterInvalid."""
-        checked.remaining(deadline, "deadline")
+        checks.remaining(deadline, "deadline")
         if not _shared.leave(self, seat):
             return
         with self._changed:
@@ -309,14 +307,14 @@ class _Door:
         capabilities = queue.capabilities
         wait = min(WAIT, capabilities.wait_max) if wait is None else wait
         for name, value in (("polls", polls), ("fetches", fetches)):
-            checked.whole(value, name, 1, _THREADS_MAX)
-        if not checked.positive(wait, "wait") <= capabilities.wait_max:
+            checks.whole(value, name, 1, _THREADS_MAX)
+        if not checks.positive(wait, "wait") <= capabilities.wait_max:
             limit = f"{capabilities.wait_max:g} s of {capabilities.protocol}"
             raise ParameterInvalid(parameter="wait", reason=f"{wait!r} is not above 0 and within the {limit}")
         if lease is not None:
             check_lease("lease", lease, capabilities)
         for name, seconds in (("grace", grace), ("backoff_max", backoff_max)):
-            if not checked.positive(seconds, name) <= WAIT:
+            if not checks.positive(seconds, name) <= WAIT:
                 raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not above 0 and at most {WAIT:g} s")
         limits = Limits(
             polls=polls,
@@ -339,7 +337,7 @@ class _Door:
     def _until(self, timeout: float | None, now: float) -> float | None:
         if timeout is None:
             return math.inf
-        checked.seconds(timeout, "timeout", 0, math.inf)
+        checks.seconds(timeout, "timeout", 0, math.inf)
         return now + timeout if timeout else None
 
 
@@ -366,7 +364,7 @@ class Receiver(_Door, Closing):
         """Up to `count_max` messages that come together; otherwise like `receive`, with an empty list instead of
         None."""
         now = self._clock.monotonic()
-        wish = _ThreadWish(self._seat, checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
+        wish = _ThreadWish(self._seat, checks.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         try:
             self._polling.ask(wish)
             wish.woken.wait(min(timeout, threading.TIMEOUT_MAX) if timeout else None)
@@ -394,7 +392,7 @@ class AsyncReceiver(_Door):
     async def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:  # noqa: ASYNC109
         """See `Receiver.receive_batch`."""
         now = self._clock.monotonic()
-        wish = _LoopWish(self._seat, checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
+        wish = _LoopWish(self._seat, checks.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         self._polling.ask(wish)
         try:
             await asyncio.wait([wish.woken], timeout=timeout or None)

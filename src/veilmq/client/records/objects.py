@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.errors import ObjectStoreFailed
-from veilmq.client.identity import options_identity
+from veilmq.client.queue import options_identity
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write, make_directory
 
@@ -83,7 +83,7 @@ class ObjectStore:
         split = _URL.match(str(url))
         if split is None or "::" in url or not split[2].strip("/") or _DOTS.search(split[2]):
             raise ParameterInvalid(parameter="url", reason="must be scheme://bucket/prefix, as in s3://bucket/large")
-        checked.at_least(attempts, "attempts", 1)
+        checks.at_least(attempts, "attempts", 1)
         self.url = url.rstrip("/")
         self.scheme = split[1]
         try:
@@ -93,7 +93,7 @@ class ObjectStore:
             raise ParameterInvalid(parameter="url", reason=f"{self.scheme}://: {error}") from None
         named = options_identity(options or {})
         self.identity = None if named is None else ("objects", self.url, named, attempts, pause, faults)
-        """See `veilmq.client.identity`."""
+        """See `veilmq.client.queue`."""
         self._root: str = self._files._strip_protocol(self.url)
         self._is_local = isinstance(self._files, LocalFileSystem)
         self._attempts, self._pause = attempts, pause

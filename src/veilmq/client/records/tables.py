@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from veilmq.client.closing import Closing
-from veilmq.client.forked import KEPT, Anew, OfProcess
 from veilmq.client.records import Seen
+from veilmq.client.threads import KEPT, Anew, Closing, OfProcess
 from veilmq.model.errors import ParameterInvalid
 
 PARAMSTYLES: Final = ("qmark", "numeric", "format", "pyformat", "named")

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Received, Recommended
 from veilmq.client.queue import Queue
@@ -79,7 +79,7 @@ class AdaptiveTimeout:
 
         half_life: attempts after which an attempt counts half. Raises ParameterInvalid for invalid values.
         """
-        if checked.positive(shortest, "shortest") >= checked.positive(longest, "longest", may_be_endless=True):
+        if checks.positive(shortest, "shortest") >= checks.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="shortest", reason=f"{shortest!r} is not below longest, {longest!r}")
         self._costs = costs or Costs()
         self._shortest = shortest
@@ -215,9 +215,9 @@ class PublishedPlan:
         """default: seconds of a lease where nothing is published. margin: seconds before its end at which a lease is
         extended. every: seconds between two reads. Raises ParameterInvalid. An error of the first read is raised here;
         errors of later reads are ignored."""
-        if not checked.positive(margin, "margin") < checked.positive(default, "default"):
+        if not checks.positive(margin, "margin") < checks.positive(default, "default"):
             raise ParameterInvalid(parameter="margin", reason=f"must be above 0 and below default = {default:g} s")
-        checked.positive(every, "every", may_be_endless=True)
+        checks.positive(every, "every", may_be_endless=True)
         self._queue = queue
         self._default = default
         self._margin = margin
@@ -278,15 +278,15 @@ class ThresholdTimeout:
         with each new timeout, in the thread whose delete failed; it passes the timeout to the senders, which set it as
         their messages' `lease_hint`. Raises ParameterInvalid for invalid values.
         """
-        if checked.positive(timeout, "timeout") > checked.positive(longest, "longest", may_be_endless=True):
+        if checks.positive(timeout, "timeout") > checks.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is above longest, {longest!r}")
-        checked.at_least(failures, "failures", 1)
-        checked.positive(window, "window", may_be_endless=True)
-        if checked.number(factor, "factor", 1, math.inf) == 1:
+        checks.at_least(failures, "failures", 1)
+        checks.positive(window, "window", may_be_endless=True)
+        if checks.number(factor, "factor", 1, math.inf) == 1:
             raise ParameterInvalid(parameter="factor", reason=f"{factor!r} is not above 1")
-        checked.not_negative(margin, "margin")
+        checks.not_negative(margin, "margin")
         if tell is not None:
-            checked.function(tell, "tell")
+            checks.function(tell, "tell")
         self.timeout = timeout
         self._failures_max = failures
         self._window = window

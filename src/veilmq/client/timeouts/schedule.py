@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 
 SHORTEST: Final = 0.05
 """Seconds: all shorter times share one bucket."""
@@ -59,8 +59,8 @@ class Survival:
         prior_weight: the weight of the prior in attempts; 0: no prior. Raises ParameterInvalid.
         """
         if half_life is not None:
-            checked.number(half_life, "half_life", 1, inf)
-        checked.number(prior_weight, "prior_weight", 0, _WEIGHT_MAX)
+            checks.number(half_life, "half_life", 1, inf)
+        checks.number(prior_weight, "prior_weight", 0, _WEIGHT_MAX)
         self._growth = 1.0 if half_life is None else 2 ** (1 / half_life)
         self._scale = 1.0
         self._finished = [0.0] * (BUCKETS + 1)
@@ -161,9 +161,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("recovery", "duplicate", "extend", "crashes_per_second"):
-            checked.number(getattr(self, name), name, 0, _COST_MAX)
-        checked.number(self.late_share, "late_share", 0, 1)
-        checked.positive(self.late_mean, "late_mean")
+            checks.number(getattr(self, name), name, 0, _COST_MAX)
+        checks.number(self.late_share, "late_share", 0, 1)
+        checks.positive(self.late_mean, "late_mean")
 
 
 class Schedule(msgspec.Struct, frozen=True):

@@ -16,8 +16,7 @@ import msgspec
 
 from veilmq.client.errors import SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Template
-from veilmq.client.native_topics import NativeTopics
-from veilmq.client.queue import Account
+from veilmq.client.queue import Account, NativeTopics
 from veilmq.client.topics.definitions import Definition, Definitions, Encoding, Form, State, Subscription
 from veilmq.client.topics.topic import (
     Bodies,

@@ -16,13 +16,12 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client.closing import Closing
-from veilmq.client.daemons import DaemonPool
+from veilmq.client.batches import attempt, send_prepared
+from veilmq.client.checks import as_message, check_sendable, text_bytes
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete
 from veilmq.client.messages import Message, Sent
-from veilmq.client.native_topics import NativePublished, NativeSubscription, NativeTopics
-from veilmq.client.queue import Account, Queue
-from veilmq.client.sendable import as_message, attempt, check_sendable, send_prepared, text_bytes
+from veilmq.client.queue import Account, NativePublished, NativeSubscription, NativeTopics, Queue
+from veilmq.client.threads import Closing, DaemonPool
 from veilmq.client.topics.definitions import (
     ENCODING_ATTRIBUTE,
     Definition,

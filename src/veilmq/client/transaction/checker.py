@@ -19,9 +19,9 @@ from typing import Self
 from msgspec.structs import replace
 
 from veilmq.client.clock import Clock, Stop
-from veilmq.client.closing import Closing
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
+from veilmq.client.threads import Closing
 from veilmq.client.transaction.entry import (
     CLOCKS_APART,
     Entry,

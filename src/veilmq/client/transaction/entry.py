@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities, HandleOnSend
-from veilmq.client.message_text import original, plain
+from veilmq.client import checks
+from veilmq.client.encoding import original, plain
 from veilmq.client.messages import Message
+from veilmq.client.queue import Capabilities, HandleOnSend
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 ATTRIBUTE: Final = "veilmq.transaction"
@@ -189,7 +189,7 @@ def times_for(given: Times | None, capabilities: Capabilities) -> Times:
         timeout = FIFO_TIMEOUT if capabilities.native_fifo else TIMEOUT
         times = msgspec.structs.replace(times, timeout=timeout)
     for name in times.__struct_fields__:
-        checked.positive(getattr(times, name), name)
+        checks.positive(getattr(times, name), name)
     again = times.asked_after + times.check_every + times.check_lease
     if capabilities.native_fifo and again >= DEDUPLICATION:
         log.warning(

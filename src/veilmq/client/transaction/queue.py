@@ -17,12 +17,12 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client import checked
+from veilmq.client import checks
+from veilmq.client.checks import as_message, check_sendable, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
-from veilmq.client.sendable import as_message, check_sendable, text_bytes
 from veilmq.client.transaction.checker import Check, Checker, Compensate, Settler, hopeless, send_to
 from veilmq.client.transaction.entry import (
     Entry,
@@ -94,7 +94,7 @@ class TransactionQueue(Wrapping):
         Raises ParameterInvalid, CapabilityMissing, and the errors of `stats`.
         """
         super().__init__(queue)
-        checked.function(check_transaction, "check_transaction")
+        checks.function(check_transaction, "check_transaction")
         self.times = times_for(times, queue.capabilities)
         self.form = form_for(form, queue.capabilities)
         self.log = log
@@ -122,7 +122,7 @@ class TransactionQueue(Wrapping):
         Errors before the operation starts are those of `Queue.send`, for either queue. An exception of `do_transaction`
         is raised after the checker was asked what became of the operation.
         """
-        checked.function(do_transaction, "do_transaction")
+        checks.function(do_transaction, "do_transaction")
         entry, handle = self._prepare(as_message(message))
         try:
             return Transaction(entry.id, self._operate(entry, handle, do_transaction))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from veilmq.client.clock import Clock
-from veilmq.client.daemons import DaemonPool
+from veilmq.client.threads import DaemonPool
 from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.hand import Hand, HeldClaim

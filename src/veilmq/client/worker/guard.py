@@ -20,10 +20,10 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client.closing import Closing
 from veilmq.client.records import Records, Seen
 from veilmq.client.records.files import FileRecords
 from veilmq.client.records.tables import Connect, TableRecords
+from veilmq.client.threads import Closing
 from veilmq.model.errors import Overloaded
 
 _TRIES: Final = 20

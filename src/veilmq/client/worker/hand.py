@@ -15,11 +15,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import Clock
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.worker.alarm import Entry
 from veilmq.client.worker.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
 from veilmq.client.worker.job import Cancellation, Cause

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
@@ -47,10 +47,10 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """The random share of the delay: 0 is none, 1 is all of it."""
 
     def __post_init__(self) -> None:
-        checked.positive(self.first, "first")
-        checked.positive(self.longest, "longest")
-        checked.number(self.factor, "factor", 1, 1_000)
-        checked.number(self.jitter, "jitter", 0, 1)
+        checks.positive(self.first, "first")
+        checks.positive(self.longest, "longest")
+        checks.number(self.factor, "factor", 1, 1_000)
+        checks.number(self.jitter, "jitter", 0, 1)
         if self.longest < self.first:
             raise ParameterInvalid(parameter="longest", reason=f"{self.longest:g} s is below first = {self.first:g} s")
 
@@ -114,11 +114,11 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     tracer: Any = None
 
     def __post_init__(self) -> None:
-        checked.whole(self.concurrency, "concurrency", 1, CONCURRENCY_MAX)
-        checked.whole(self.prefetch, "prefetch", 0, IN_HAND_MAX)
-        checked.whole(self.pollers, "pollers", 1, 100)
+        checks.whole(self.concurrency, "concurrency", 1, CONCURRENCY_MAX)
+        checks.whole(self.prefetch, "prefetch", 0, IN_HAND_MAX)
+        checks.whole(self.pollers, "pollers", 1, 100)
         if self.batch is not None:
-            checked.whole(self.batch, "batch", 1, IN_HAND_MAX)
+            checks.whole(self.batch, "batch", 1, IN_HAND_MAX)
         if self.capacity > IN_HAND_MAX:
             raise ParameterInvalid(
                 parameter="concurrency",
@@ -126,14 +126,14 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name in ("stop_before_expiry", "give_up_after", "kill_after"):
             if getattr(self, name) is not None:
-                checked.positive(getattr(self, name), name)
+                checks.positive(getattr(self, name), name)
         for name in ("drain", "wait"):
             if getattr(self, name) is not None:
-                checked.not_negative(getattr(self, name), name)
+                checks.not_negative(getattr(self, name), name)
         if not callable(self.lease):
-            checked.positive(self.lease, "lease")
+            checks.positive(self.lease, "lease")
         if self.poison_after is not None:
-            checked.whole(self.poison_after, "poison_after", 1, 1_000_000)
+            checks.whole(self.poison_after, "poison_after", 1, 1_000_000)
             if self.dead_letter_queue is None:
                 raise ParameterInvalid(parameter="dead_letter_queue", reason="poison_after needs one to send to")
         if self.guard_key is not None and self.guard is None:

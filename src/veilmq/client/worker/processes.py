@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client.daemons import DaemonPool
+from veilmq.client.threads import DaemonPool
 from veilmq.client.worker.child import PARENTS_SIGNALS, Item, carried, packed, reference, run
 from veilmq.client.worker.flow import Flow, failed
 from veilmq.client.worker.hand import Hand

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from veilmq.client.daemons import DaemonPool
+from veilmq.client.threads import DaemonPool
 from veilmq.client.worker.flow import Flow
 from veilmq.client.worker.hand import Hand
 from veilmq.client.worker.job import STOPPED, AsyncJob, Job, Result, call, of_error, of_return

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
-from veilmq.client import checked
+from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
@@ -158,7 +158,7 @@ class Worker:
         if signals and threading.current_thread() is not threading.main_thread():
             raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
         if messages_max is not None:
-            checked.at_least(messages_max, "messages_max", 1)
+            checks.at_least(messages_max, "messages_max", 1)
         connected = isinstance(self.queue, str)
         queue = _connect(self.queue) if isinstance(self.queue, str) else self.queue
         try:

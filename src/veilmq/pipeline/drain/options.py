@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client.capabilities import Capabilities
+from veilmq.client.queue import Capabilities
 from veilmq.pipeline.errors import OptionInvalid
 
 _STEPS: Final = ("large", "encrypted")

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.model.errors import VeilError
 
 _PART: Final = 4

@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 
-from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.store.options import MIB, Options
 from veilmq.testing.client_contract.clock import MovableClock
 

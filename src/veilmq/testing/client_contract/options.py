@@ -2,8 +2,8 @@
 
 import pytest
 
-from veilmq.client.capabilities import HandleOnSend
 from veilmq.client.messages import Message, Template
+from veilmq.client.queue import HandleOnSend
 from veilmq.model.errors import LeaseError, ParameterInvalid, VeilError
 from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
 

@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
+from veilmq.client.batches import attempt
+from veilmq.client.checks import check_sendable
 from veilmq.client.messages import Message, Sent
-from veilmq.client.sendable import attempt, check_sendable
 from veilmq.testing.client_contract.stage import Stage
 
 CASES: Final[list[dict[str, Any]]] = [
@@ -19,7 +20,7 @@ CASES: Final[list[dict[str, Any]]] = [
 
 
 class TestSendable:
-    """For patterns that act before the send in a way that a refusal cannot undo (client/sendable.py)."""
+    """For patterns that act before the send in a way that a refusal cannot undo (client/checks.py)."""
 
     def test_what_a_send_refuses_is_refused_before(self, stage: Stage) -> None:
         queue = stage.create()

@@ -39,7 +39,7 @@ ORIGINS_MAX: Final = 100_000
 PROCESSES_MAX: Final = 50_000
 """Beyond this many, new clients are recorded without their process id, which changes at each restart of a worker."""
 _PROCESS: Final = re.compile(r"; pid \d+")
-"""The process id in a client name (veilmq.client.client_name)."""
+"""The process id in a client name (veilmq.client.adapters.cloud)."""
 _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))

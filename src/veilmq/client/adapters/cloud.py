@@ -1,0 +1,271 @@
+"""What all queues behind a network share: name, capabilities, closing, settings cached for a minute, bodies in base64.
+
+Strategy: what is specific to a protocol is in its adapter; only code that would be identical in each is here. The
+object that holds the waiting calls (threads in an SDK's poll, a paced poll, or our own connections) is passed in, and
+is closed with the queue.
+
+Base64 bodies, for the protocols whose SDKs send them: the adapter encodes and decodes by itself. A body that is not
+base64 then fails alone, not with the whole response that it came in. It goes to the policy for unreadable messages and
+is never returned as if it were decoded. Source: RFC 4648, section 4.
+
+Creation: a `Template` as the attributes of SQS's CreateQueue; whole seconds, as in SQS. The service checks the ranges.
+Source: CreateQueue in the SQS API Reference.
+
+The client's name: part of each request, and so of each message's history. The process has one name, read when a
+connection or a request is made. By default it holds host and process id, so a history shows which of many workers held
+a message; `name_client` sets another name, or none.
+"""
+
+import base64
+import binascii
+import json
+import os
+import re
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from veilmq import __version__
+from veilmq.client import checks
+from veilmq.client.clock import Clock
+from veilmq.client.errors import TransportError, Undecodable
+from veilmq.client.messages import Peeked, Received, Recommended, Template
+from veilmq.client.queue import Capabilities, Queue
+from veilmq.client.threads import Closing
+from veilmq.client.unreadable import Policy, log, read_each, receive_readable
+from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.message import first_forbidden_character
+
+BELIEVED_SECONDS: Final = 60.0
+"""How long the settings that a queue reported are cached."""
+
+Value = TypeVar("Value")
+Opened = TypeVar("Opened", bound="CloudQueue")
+
+
+class Believed(Generic[Value]):
+    """A cached value, valid for `BELIEVED_SECONDS`. Any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: tuple[Value, float] | None = None
+
+    def keep(self, value: Value) -> Value:
+        """Cache a value that was just looked up; return it."""
+        with self._lock:
+            self._known = value, self._clock.monotonic() + BELIEVED_SECONDS
+        return value
+
+    def get(self, look: Callable[[], Value]) -> Value:
+        """The cached value, or the result of `look`, which caches it itself."""
+        with self._lock:
+            known = self._known
+        if known is not None and self._clock.monotonic() < known[1]:
+            return known[0]
+        return look()
+
+
+class Waits(Protocol):
+    """The calls that wait."""
+
+    def interrupt(self) -> None:
+        """Cancel all calls that wait now."""
+        ...
+
+    def close(self) -> None:
+        """Cancel all calls that wait, and accept no more."""
+        ...
+
+
+class CloudQueue(Closing):
+    """The part of a `Queue` that does not depend on the protocol."""
+
+    def __init__(self, name: str, capabilities: Capabilities, waiting: Waits) -> None:
+        self._name = name
+        self._capabilities = capabilities
+        self._waits = waiting
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._capabilities
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def recommended(self) -> Recommended | None:
+        """None: only our own server and directories recommend leases."""
+        return None
+
+    def interrupt(self) -> None:
+        """End waiting receives without one more request; messages that still arrive are released."""
+        self._waits.interrupt()
+
+    def close(self) -> None:
+        """End a waiting receive; messages that still arrive are released. The connections belong to the account."""
+        self._closed = True
+        self._waits.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError(reason=f"queue {self._name} is closed", may_have_happened=False)
+
+    def _check_count(self, count_max: int) -> None:
+        checks.whole(count_max, "count_max", 1, self._capabilities.receive_messages_max)
+
+    def _give_each_back(self, messages: list[Received], give_back: Callable[[str], object]) -> None:
+        """Give back messages whose receive was cancelled, by their handles."""
+        for message in messages:
+            try:
+                give_back(message.handle)
+            except VeilError as error:
+                log.warning("queue %s: a message could not be released: %s", self._name, error)
+
+
+class CloudAccount(Closing):
+    """The part of an `Account` that does not depend on the protocol: its open queues, which it closes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: weakref.WeakSet[CloudQueue] = weakref.WeakSet()
+
+    def _opened(self, queue: Opened) -> Opened:
+        """Register a queue that was opened; return it."""
+        with self._lock:
+            self._queues.add(queue)
+        return queue
+
+    def _close_queues(self) -> None:
+        with self._lock:
+            queues = list(self._queues)
+        for queue in queues:
+            queue.close()
+
+
+def encode_base64(raw: bytes) -> str:
+    """The text in UTF-8, as base64."""
+    return base64.b64encode(raw).decode("ascii")
+
+
+def _decode_base64(body: str, message: str) -> str:
+    """The decoded text. Raises Undecodable; `message`: the id to name in it."""
+    try:
+        text = base64.b64decode(body.encode("ascii"), validate=True).decode()
+    except (UnicodeError, binascii.Error):
+        raise Undecodable(message=message, reason="its body is not base64 of text") from None
+    if first_forbidden_character(text) is not None:
+        raise Undecodable(message=message, reason="its decoded body has a character that XML 1.0 cannot carry")
+    return text
+
+
+def _decoded(message: Received) -> Received:
+    """The message with its body decoded. Raises Undecodable."""
+    return msgspec.structs.replace(message, body=_decode_base64(message.body, message.id))
+
+
+def decoded_peeks(messages: list[Peeked], queue: str) -> list[Peeked]:
+    """The messages that can be decoded."""
+    found = []
+    for message in messages:
+        try:
+            found.append(msgspec.structs.replace(message, body=_decode_base64(message.body, message.id)))
+        except Undecodable as error:
+            log.warning("queue %s: %s", queue, error)
+    return found
+
+
+def receive_decoded(
+    queue: Queue, receive: Callable[[float], list[Received]], wait: float, policy: Policy, clock: Clock
+) -> list[Received]:
+    """What `receive` returns, decoded if the queue uses base64 bodies; `policy` gets the messages that are not
+    base64."""
+    if not queue.capabilities.base64_body:
+        return receive(wait)
+    return receive_readable(receive, lambda came: read_each(came, _decoded, policy, queue), wait, clock)
+
+
+FIFO_SUFFIX: Final = ".fifo"
+
+_SECONDS: Final = {
+    "visibility_timeout": "VisibilityTimeout",
+    "delay": "DelaySeconds",
+    "retention": "MessageRetentionPeriod",
+    "wait": "ReceiveMessageWaitTimeSeconds",
+}
+
+
+def creation_attributes(name: str, template: Template, dead_letter_arn: str | None) -> dict[str, str]:
+    """Attributes of the queue to create. `dead_letter_arn`: of the template's dead-letter queue, if it names one.
+
+    Raises ParameterInvalid naming the template's field.
+    """
+    attributes = {}
+    for field, attribute in _SECONDS.items():
+        value = getattr(template, field)
+        if value is not None:
+            if value != int(value):
+                raise ParameterInvalid(parameter=field, reason=f"must be whole seconds here, not {value}")
+            attributes[attribute] = str(int(value))
+    if template.message_bytes_max is not None:
+        attributes["MaximumMessageSize"] = str(template.message_bytes_max)
+    if template.fifo and not name.endswith(FIFO_SUFFIX):
+        raise ParameterInvalid(parameter="name", reason=f"a FIFO queue's name must end in {FIFO_SUFFIX}: {name}")
+    if name.endswith(FIFO_SUFFIX):
+        attributes["FifoQueue"] = "true"
+    if template.content_deduplication:
+        if not name.endswith(FIFO_SUFFIX):
+            raise ParameterInvalid(parameter="content_deduplication", reason="only a FIFO queue deduplicates")
+        attributes["ContentBasedDeduplication"] = "true"
+    attributes |= _redrive(template, dead_letter_arn)
+    return attributes
+
+
+def _redrive(template: Template, dead_letter_arn: str | None) -> dict[str, str]:
+    if (template.dead_letter_queue is None) is not (template.receive_count_max is None):
+        lacking = "dead_letter_queue" if template.dead_letter_queue is None else "receive_count_max"
+        raise ParameterInvalid(parameter=lacking, reason="dead_letter_queue and receive_count_max need each other")
+    if dead_letter_arn is None:
+        return {}
+    policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": template.receive_count_max}
+    return {"RedrivePolicy": json.dumps(policy)}
+
+
+_NAME: Final = re.compile(r"[ -~]{0,100}")
+_OF_HOST: Final = re.compile(r"[^A-Za-z0-9._-]")
+_HOST_CHARACTERS_MAX: Final = 63
+
+
+class _Naming:
+    """The name set last; None: host and process id."""
+
+    name: str | None = None
+
+
+def name_client(name: str | None) -> None:
+    """Set the name that this process reports from now on: up to 100 printable ASCII characters. An empty text reports
+    the release only; None goes back to the default, host and process id. Raises ParameterInvalid."""
+    if name is not None and (type(name) is not str or not _NAME.fullmatch(name)):
+        raise ParameterInvalid(parameter="name", reason="must be of up to 100 printable ASCII characters")
+    _Naming.name = name
+
+
+def client_name() -> str:
+    """`veilmq/VERSION (HOST; pid N)`, or the name set by `name_client`."""
+    name = _Naming.name
+    if name is None:
+        host = _OF_HOST.sub("-", socket.gethostname())[:_HOST_CHARACTERS_MAX]
+        name = f"{host}; pid {os.getpid()}"
+    return f"veilmq/{__version__} ({name})" if name else f"veilmq/{__version__}"

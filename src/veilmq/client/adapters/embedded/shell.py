@@ -1,0 +1,268 @@
+"""The thread that runs the engine of one data directory.
+
+Strategy: callers put their calls into an inbox and wait. One thread takes all calls that have arrived, applies them as
+one batch, commits it and answers. The next calls gather during the commit, so many threads share one fsync. Receives
+that may wait are parked in the engine's waiting room; the thread sleeps until a call arrives or something is due. If
+the thread ends for any reason, every waiting caller gets an error: none hangs.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from veilmq.client.clock import Clock
+from veilmq.client.errors import ForkRefused, TransportError
+from veilmq.client.threads import OfProcess
+from veilmq.engine import Answer, Engine
+from veilmq.engine.lease_clock import LeaseClock
+from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
+from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError, as_fields
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.outcomes import Applied, Outcome, Received, Swept
+from veilmq.store import Store
+
+CLOSE_SECONDS: Final = 10.0
+"""How long `close` waits for a commit in progress."""
+_REST_SECONDS_MAX: Final = 1.0
+
+logger = logging.getLogger("veilmq.embedded")
+
+
+class Call:
+    """Commands of one caller, who waits for their outcomes."""
+
+    __slots__ = ("_answered", "cancelled", "commands", "outcomes")
+
+    def __init__(self, commands: Sequence[AnyCommand]) -> None:
+        self.commands = commands
+        self.outcomes: list[Outcome] | None = None
+        self.cancelled = False
+        """Cancelled before it was taken in."""
+        self._answered = threading.Lock()
+        self._answered.acquire()
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        """Set the outcomes; only the first answer counts."""
+        if self.outcomes is None:
+            self.outcomes = outcomes
+            self._answered.release()
+
+    def wait(self) -> list[Outcome]:
+        """Blocks until it is answered."""
+        self._answered.acquire()
+        assert self.outcomes is not None
+        return self.outcomes
+
+
+class _Cancel:
+    """The call's caller no longer waits; `abandoned`: nor will it take an answer that is already there."""
+
+    __slots__ = ("abandoned", "call")
+
+    def __init__(self, call: Call, abandoned: bool) -> None:
+        self.call = call
+        self.abandoned = abandoned
+
+
+class Shell(OfProcess):
+    """Runs one engine on a thread of its own, from construction to `close`."""
+
+    def __init__(self, engine: Engine, store: Store, clock: Clock) -> None:
+        self.clock = clock
+        self._pid = self._this()
+        self._engine = engine
+        self._store = store
+        self._lease_clock = LeaseClock(
+            lambda: Instant(int(clock.wall() * SECOND_US)), lambda: int(clock.monotonic() * 1_000_000_000)
+        )
+        self._lease_clock.start(store.mark)
+        if self._lease_clock.ahead:
+            logger.warning("the data is %d s ahead of this machine's clock", self._lease_clock.ahead_us // SECOND_US)
+        self._clock_lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[Call | _Cancel | None] = queue.SimpleQueue()
+        self._door = threading.Lock()
+        """Held while something is put into the inbox, so that nothing is added after the last look into it."""
+        self._shut: VeilError | None = None
+        self._open_calls: set[Call] = set()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="veilmq-embedded", daemon=True)
+        self._thread.start()
+
+    def now(self) -> Instant:
+        """Now, on the lease clock. Any thread."""
+        with self._clock_lock:
+            return self._lease_clock.now()
+
+    def monotonic(self, instant: Instant) -> float:
+        """An instant of the lease clock, on the client's monotonic clock in seconds; if inexact, too early."""
+        monotonic = self.clock.monotonic()
+        return monotonic + (instant - self.now()) / SECOND_US
+
+    def check_usable(self) -> None:
+        """Raises TransportError if the directory was closed, ForkRefused in a forked child, StoreUnknown."""
+        if self.inherited:
+            raise ForkRefused(
+                reason="a forked process may not use its parent's data directory: serve it, and connect to the server",
+                may_have_happened=False,
+            )
+        if self._shut is not None:
+            raise _again(self._shut)
+
+    def run(self, call: Call) -> list[Outcome]:
+        """The outcomes of the call's commands, once they are durable. Raises as `check_usable` does."""
+        self.check_usable()
+        with self._door:
+            if self._shut is not None:
+                raise _again(self._shut)
+            self._inbox.put(call)
+        return call.wait()
+
+    def cancel(self, call: Call, *, abandoned: bool = False) -> None:
+        """End a waiting receive, which returns no messages. If it was abandoned, its messages are released."""
+        with self._door:
+            if self._shut is None:
+                self._inbox.put(_Cancel(call, abandoned))
+
+    def query(self, command: Peek) -> Outcome:
+        """Answer from committed state on the caller's thread."""
+        self.check_usable()
+        return self._store.query(command, self.now())
+
+    def settle(self) -> None:
+        """Apply everything that is due now, for clocks that tests move."""
+        more = True
+        while more:
+            (outcome,) = self.run(Call((Sweep(),)))
+            more = isinstance(outcome, Swept) and outcome.more
+
+    def close(self) -> None:
+        """Answer waiting calls, finish submitted ones, close the files. Idempotent; not for a forked child."""
+        if self.inherited:
+            return
+        with self._door:
+            if self._shut is None:
+                self._shut = TransportError(reason="the data directory was closed", may_have_happened=False)
+                self._inbox.put(None)
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.error("a commit did not end within %.0f s", CLOSE_SECONDS)
+
+    def forget(self) -> None:
+        """In a forked child: leave the lock to the parent alone."""
+        self._store.directory.close()
+
+    def _run(self) -> None:
+        """The thread's main loop."""
+        failure: VeilError = StoreUnknown(reason="the thread of the data directory ended")
+        try:
+            while not (self._stopping and not self._engine.busy):
+                self._turn()
+            self._deliver(self._engine.expire_waiters(self.now()))
+            failure = TransportError(reason="the data directory was closed", may_have_happened=False)
+        except StoreUnknown as error:
+            logger.critical("the store failed and its state is unknown: %s", error.reason)
+            failure = error
+        finally:
+            self._end(failure)
+
+    def _turn(self) -> None:
+        """Take in new calls, then apply, commit and answer one batch; if there is none, sleep until something is
+        due."""
+        self._take_in()
+        engine = self._engine
+        now = self.now()
+        self._deliver(engine.expire_waiters(now))
+        batch = engine.take_batch(now)
+        if batch is None:
+            self._rest(now)
+            return
+        try:
+            applied = self._store.apply(batch.commands, now)
+            if applied.wrote:
+                applied = self._commit(batch.commands, applied)
+        except StoreUnknown as error:
+            self._deliver(engine.failed(batch, error))
+            raise
+        self._deliver(engine.committed(batch, applied))
+
+    def _commit(self, commands: Sequence[AnyCommand], applied: Applied) -> Applied:
+        try:
+            self._store.commit()
+        except StoreFailed as error:
+            logger.error("a batch was rolled back and is applied command by command: %s", error)
+            return self._store.apply_each(commands, applied.at)
+        return applied
+
+    def _rest(self, now: Instant) -> None:
+        due = self._engine.next_due(now)
+        seconds = _REST_SECONDS_MAX if due is None else min((due - now) / SECOND_US, _REST_SECONDS_MAX)
+        if seconds <= 0 or self._stopping:
+            return
+        try:
+            self._admit(self._inbox.get(timeout=seconds))
+        except queue.Empty:
+            return
+
+    def _take_in(self) -> None:
+        """Submit all calls that have arrived."""
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._admit(item)
+
+    def _admit(self, item: Call | _Cancel | None) -> None:
+        engine = self._engine
+        if type(item) is Call:
+            if item.cancelled:
+                item.answer([Received([])])
+                return
+            self._open_calls.add(item)
+            engine.submit(item, item.commands, self.now())
+        elif type(item) is _Cancel:
+            self._cancelled(item.call, item.abandoned)
+        else:
+            self._stopping = True
+            self._deliver(engine.drain_waiters())
+            engine.flush_polls(self.now())
+
+    def _cancelled(self, call: Call, abandoned: bool) -> None:
+        if call in self._open_calls:
+            self._open_calls.discard(call)
+            self._engine.cancel(call)
+            call.answer([Received([])] * len(call.commands))
+        elif call.outcomes is None:
+            call.cancelled = True
+        elif abandoned:
+            command, outcome = call.commands[0], call.outcomes[0]
+            if type(command) is Receive and type(outcome) is Received:
+                self._engine.undeliver(command, outcome, self.now())
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        for call, outcomes in answers:
+            self._open_calls.discard(call)
+            call.answer(outcomes)
+
+    def _end(self, failure: VeilError) -> None:
+        """Answer the remaining calls with the failure, and close the files."""
+        with self._door:
+            if self._shut is None:
+                self._shut = failure
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if type(item) is Call:
+                self._open_calls.add(item)
+        for call in self._open_calls:
+            call.answer([failure] * len(call.commands))
+        self._store.close()
+
+
+def _again(error: VeilError) -> VeilError:
+    """The same error as a new exception: one that is raised repeatedly accumulates tracebacks."""
+    return type(error)(**as_fields(error))

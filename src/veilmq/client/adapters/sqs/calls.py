@@ -1,0 +1,160 @@
+"""Calls of a boto3 client that raise our errors.
+
+Strategy: all calls go through here; what botocore raises becomes a TransportError, a ServiceError or an error of the
+model. botocore retries by itself, and its final exception describes the last attempt only. A listener on its
+`needs-retry` event sees every attempt, and records whether one of them may have reached the service. A forked child
+closes its copies of its parent's connections before its first call, or each would read the other's answers. Source:
+botocore's exceptions.py and endpoint.py.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ParamValidationError,
+    ProxyConnectionError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+
+from veilmq.client.adapters.service_errors import Said, error_of
+from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
+from veilmq.client.queue import fingerprint
+from veilmq.client.threads import OfProcess
+from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.reports import REPORT_HEADER, Report, write_header
+
+_UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
+_BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
+
+
+class _Attempts(threading.local):
+    """The state of the call that this thread is making."""
+
+    reached = False
+    """Whether an attempt may have been carried out."""
+
+
+_REPORTING: Final = ("ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
+_report: Final[ContextVar[str | None]] = ContextVar("veilmq_report", default=None)
+"""The header of the current call."""
+
+
+def _add_report(params: dict[str, Any], **_: Any) -> None:
+    """Called by botocore before it signs a request."""
+    header = _report.get()
+    if header is not None:
+        params["headers"][REPORT_HEADER.decode()] = header
+
+
+class Calls(OfProcess):
+    """A boto3 SQS client whose calls raise our errors. Thread-safe, like the client."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._pid = self._this()
+        self._attempts = _Attempts()
+        self._id = f"veilmq-attempts-{id(self)}"
+        events = client.meta.events
+        events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
+        for operation in _REPORTING:
+            # Once for each client, whoever uses it: it adds only what the current call set.
+            events.register(f"before-call.sqs.{operation}", _add_report, unique_id=f"veilmq-report-{operation}")
+
+    @contextmanager
+    def reporting(self, report: Report | None) -> Iterator[None]:
+        """Calls within this context report to our server what they are for."""
+        header = None if report is None else write_header(report.reported, report.failure)
+        token = _report.set(header)
+        try:
+            yield
+        finally:
+            _report.reset(token)
+
+    def credentials(self) -> bytes | None:
+        """A fingerprint of the client's current credentials; None where they cannot be read."""
+        try:
+            # The client exposes them nowhere else. It caches credentials that it fetched, so this makes no request.
+            found = self.client._request_signer._credentials
+            frozen = None if found is None else found.get_frozen_credentials()
+        except (AttributeError, BotoCoreError):
+            return None
+        return fingerprint() if frozen is None else fingerprint(frozen.access_key, frozen.secret_key, frozen.token)
+
+    def close(self) -> None:
+        """Remove the listener from the client."""
+        self.client.meta.events.unregister("needs-retry.sqs", unique_id=self._id)
+
+    def _attempted(self, response: Any = None, caught_exception: Any = None, **_: Any) -> None:
+        """Called by botocore after each attempt; does not influence whether it retries."""
+        if caught_exception is not None:
+            self._attempts.reached |= not isinstance(caught_exception, _UNSENT)
+        elif response is not None:
+            self._attempts.reached |= response[0].status_code >= 500
+
+    def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
+        """The answer of one operation (snake case). `queue` and `size_bytes` are for errors.
+
+        Raises QueueMissing, TransportError, ServiceError and the errors of `service_errors`.
+        """
+        self._attempts.reached = False
+        if self.inherited:
+            self._pid = self._this()
+            self.client.close()  # it opens new ones when it needs them
+        try:
+            answer: dict[str, Any] = getattr(self.client, method)(**given)
+        except ClientError as error:
+            raise self._said(error, queue, size_bytes) from error
+        except _BROKEN as error:
+            unsent = isinstance(error, _UNSENT) and not self._attempts.reached
+            raise TransportError(reason=advised(str(error)), may_have_happened=not unsent) from error
+        except ParamValidationError as error:
+            raise ParameterInvalid(parameter="request", reason=str(error)) from error
+        except BotoCoreError as error:  # no credentials, no region ...: nothing was sent
+            raise ServiceError(code=type(error).__name__, status=0, request_id="", message=str(error)) from error
+        except STRANGE as error:
+            raise strange_answer(error) from error
+        return answer
+
+    def _said(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
+        said, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        return error_of(
+            Said(
+                code=str(said.get("Code", "")),
+                status=int(about.get("HTTPStatusCode", 0)),
+                request_id=str(about.get("RequestId", "")),
+                message=str(said.get("Message", "")),
+                queue=queue,
+                size_bytes=size_bytes,
+            )
+        )
+
+
+def member(answer: dict[str, Any], name: str) -> Any:
+    """A member that an answer must have; botocore does not check that. Raises TransportError."""
+    value = answer.get(name)
+    if value is None:
+        raise TransportError(reason=f"the answer has no {name}", may_have_happened=True)
+    return value
+
+
+def entry_error(failed: dict[str, Any], answer: dict[str, Any], queue: str, size_bytes: int = 0) -> VeilError:
+    """The error of one entry under `Failed`. SQS gives no status for it: 400 if it blames the sender, else 500."""
+    return error_of(
+        Said(
+            code=str(failed.get("Code", "")),
+            status=400 if failed.get("SenderFault", True) else 500,
+            request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
+            message=str(failed.get("Message", "")),
+            queue=queue,
+            size_bytes=size_bytes,
+        )
+    )

@@ -1,0 +1,330 @@
+"""Sockets to one server that stay open, and the exchange of a request and its answer over one of them.
+
+Strategy: raw sockets and a parser for just the HTTP/1.1 answers that occur (a length or chunks), because http.client
+costs several times as much. A socket that was used before is checked first: if it is readable, it has ended. Every
+failure says whether the request may have been carried out: not before its last byte was given to the kernel. Source:
+RFC 9112.
+"""
+
+import errno
+import select
+import socket
+import ssl
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from veilmq.client.clock import Clock
+from veilmq.client.errors import TransportError, advised
+from veilmq.client.threads import forget_in_child
+
+_READ_BYTES: Final = 65_536
+_HEAD_BYTES_MAX: Final = 65_536
+ANSWER_BYTES_MAX: Final = 192 * 1024 * 1024
+"""64 messages of 1 MiB, each character of which may take two in JSON."""
+_IDLE_MAX: Final = 64
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_REFUSAL_SECONDS: Final = 0.2
+"""How long to wait for an answer if the request could not be sent completely."""
+_CLOSED: Final = "the server closed the connection"
+_CLOSED_UNSAID: Final = f"{_CLOSED} without a word, as a port with TLS does to a client without (tls=1)"
+
+
+class Answer(msgspec.Struct, gc=False):
+    """One complete answer."""
+
+    status: int
+    head: bytes
+    body: bytes
+    last: bool
+    """The server closes the connection after it."""
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header, by its name in lower case; empty if missing."""
+        for line in self.head.split(b"\r\n")[1:]:
+            found, _, value = line.partition(b":")
+            if found.lower() == name:
+                return value.strip()
+        return b""
+
+
+class Connection:
+    """One socket. Used by one thread at a time; `abort` and `finish` by any."""
+
+    __slots__ = ("_answered", "_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "finished", "used")
+
+    def __init__(self, connected: socket.socket, clock: Clock) -> None:
+        self._socket = connected
+        self._clock = clock
+        self._timeout = connected.gettimeout()
+        """The socket's current timeout; None: the connection can no longer be used."""
+        self._limit = 0.0
+        """Seconds for the current answer."""
+        self._deadline = 0.0
+        """When that time is over; 0: the clock has not been read yet."""
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
+        self.used = False
+        self._answered = isinstance(connected, ssl.SSLSocket)
+        """Whether the other side is known to speak our protocol."""
+        self.finished = False
+        """Nothing more is sent on it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server closed it or sent something unasked, so that nothing may be sent on it."""
+        return bool(self._poll.poll(0))
+
+    def abort(self) -> None:
+        """End it while another thread uses it."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def finish(self) -> None:
+        """Send no more: the server answers a waiting request or closes. An answer on its way still arrives."""
+        self.finished = True
+        try:
+            # Below TLS, whose own shutdown would leave data that the reader cannot decrypt.
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def exchange(self, request: bytes, timeout: float) -> Answer:
+        """The answer to a request, within `timeout` seconds from now. Raises TransportError."""
+        self.used = True
+        self._limit, self._deadline = timeout, 0.0
+        if timeout != self._timeout:
+            self._socket.settimeout(timeout)
+            self._timeout = timeout
+        try:
+            self._socket.sendall(request)
+        except OSError as error:
+            # It was not sent completely, so it was not carried out; but the server may have sent a refusal.
+            try:
+                return self._refusal()
+            except (OSError, ValueError):
+                pass
+            raise TransportError(reason=f"sending failed: {error}", may_have_happened=False) from error
+        try:
+            return self._read()
+        except TimeoutError as error:
+            raise TransportError(reason=f"no answer within {timeout:g} s", may_have_happened=True) from error
+        except (OSError, ValueError) as error:
+            raise TransportError(reason=f"no whole answer: {error}", may_have_happened=True) from error
+
+    def _refusal(self) -> Answer:
+        self._socket.settimeout(_REFUSAL_SECONDS)
+        self._limit = _REFUSAL_SECONDS
+        answer = self._read()
+        answer.last = True
+        return answer
+
+    def _read(self) -> Answer:
+        """Raises OSError (TimeoutError after a timeout), ValueError for an invalid HTTP/1.1 answer."""
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError(_CLOSED if self._answered else _CLOSED_UNSAID)
+        self._answered = True
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or data[9:10] == b"1":
+            data, end = self._rest_of_head(data)
+        head = data[:end]
+        status = _status(head)
+        start = end + 4
+        place = head.find(b"\r\nContent-Length: ")
+        if place >= 0:
+            until = head.find(b"\r\n", place + 18)
+            length = _length(head[place + 18 :] if until < 0 else head[place + 18 : until])
+        else:
+            length = _length_of(head)
+            if length < 0:
+                return Answer(status, head, self._chunked(data[start:]), True)
+        lacking = start + length - len(data)
+        if lacking > 0:
+            body = data[start:] + self._exactly(lacking)
+        else:
+            body = data[start : start + length]
+        return Answer(status, head, body, lacking < 0 or _is_last(head))
+
+    def _rest_of_head(self, data: bytes) -> tuple[bytes, int]:
+        """At least all data up to the end of the final answer's head, and its position. Skips 1xx (RFC 9110, 15.2)."""
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end >= 0 and data[9:10] != b"1":
+                return data, end
+            if end >= 0:
+                data = data[end + 4 :]
+                continue
+            if len(data) > _HEAD_BYTES_MAX:
+                raise ValueError("the head of the answer is too long")
+            data += self._more()
+
+    def _more(self) -> bytes:
+        now = self._clock.monotonic()
+        self._deadline = self._deadline or now + self._limit
+        left = self._deadline - now
+        if left <= 0:
+            raise TimeoutError
+        self._timeout = None
+        self._socket.settimeout(left)
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError(_CLOSED)
+        return data
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count > 0:
+            data = self._more()
+            count -= len(data)
+            parts.append(data)
+        if count < 0:
+            raise ValueError("more data than the answer has")
+        return b"".join(parts)
+
+    def _chunked(self, data: bytes) -> bytes:
+        """The body of an answer in chunks (RFC 9112, 7.1), which proxies send. Trailers stay unread, so the connection
+        is not used again."""
+        parts: list[bytes] = []
+        total = 0
+        while True:
+            while b"\r\n" not in data:
+                if len(data) > _HEAD_BYTES_MAX:
+                    raise ValueError("the size of a chunk is too long")
+                data += self._more()
+            line, _, data = data.partition(b"\r\n")
+            size = int(line.partition(b";")[0].strip(), 16)
+            total += size
+            if size < 0 or total > ANSWER_BYTES_MAX:
+                raise ValueError("the answer is too large")
+            if not size:
+                return b"".join(parts)
+            while len(data) < size + 2:
+                data += self._more()
+            parts.append(data[:size])
+            data = data[size + 2 :]
+
+
+def _status(head: bytes) -> int:
+    if not head.startswith(b"HTTP/1."):
+        raise ConnectionError(_CLOSED) if not head else ValueError("this is not HTTP/1.1")
+    return int(head[9:12])
+
+
+def _length(text: bytes) -> int:
+    if not text.isdigit():
+        raise ValueError("the length of the answer is no number")
+    length = int(text)
+    if length > ANSWER_BYTES_MAX:
+        raise ValueError("the answer is too large")
+    return length
+
+
+def _length_of(head: bytes) -> int:
+    """The length of a body whose header is not in our own server's form; -1 for chunks."""
+    found = Answer(0, head, b"", False)
+    if found.header(b"transfer-encoding"):
+        return -1
+    text = found.header(b"content-length")
+    if text:
+        return _length(text)
+    if head[9:12] in {b"204", b"304"}:
+        return 0
+    raise ValueError("the answer has no length")
+
+
+def _is_last(head: bytes) -> bool:
+    return b"lose" in head and b"close" in Answer(0, head, b"", False).header(b"connection").lower()
+
+
+class Pool:
+    """Open connections to one server, for any number of threads."""
+
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, connect_timeout: float, clock: Clock
+    ) -> None:
+        self._address = (host, port)
+        self._context = context
+        self._connect_timeout = connect_timeout
+        self._clock = clock
+        self._idle: deque[Connection] = deque()
+        self.closed = False
+        forget_in_child(self)  # parent and child would read each other's answers
+
+    def take(self) -> Connection:
+        """An open connection, or a new one. Raises TransportError; nothing was sent then."""
+        idle = self._idle
+        while idle:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                break
+            if not connection.ended:
+                return connection
+            connection.close()
+        return self.connect()
+
+    def connect(self, late: bool = False) -> Connection:
+        """A new one; `late`: even after the close. Raises TransportError; nothing was sent then."""
+        if self.closed and not late:
+            raise TransportError(reason="the account is closed", may_have_happened=False)
+        try:
+            connected = socket.create_connection(self._address, self._connect_timeout)
+            try:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._context is not None:
+                    connected = self._context.wrap_socket(connected, server_hostname=self._address[0])
+            except OSError:
+                connected.close()
+                raise
+        except (OSError, UnicodeError) as error:
+            raise TransportError(reason=self._unreached(error), may_have_happened=False) from error
+        return Connection(connected, self._clock)
+
+    def _unreached(self, error: Exception) -> str:
+        """Why there is no connection; a limit of this machine is not blamed on the server."""
+        if isinstance(error, OSError) and error.errno in _OURS:
+            return f"this process can open no connection: {error}"
+        return advised(f"{self._address[0]}:{self._address[1]} cannot be reached: {error}")
+
+    def give(self, connection: Connection) -> None:
+        """Return a connection to the pool."""
+        idle = self._idle
+        if self.closed or len(idle) >= _IDLE_MAX:
+            connection.close()
+            return
+        idle.append(connection)
+        if len(idle) > 1:
+            self._look_at_oldest()
+
+    def _look_at_oldest(self) -> None:
+        """Drop the oldest connection if the server closed it: the pool takes the last used first, so it would stay
+        unnoticed."""
+        try:
+            oldest = self._idle.popleft()
+        except IndexError:
+            return
+        if oldest.ended:
+            oldest.close()
+        else:
+            self._idle.appendleft(oldest)
+
+    def close(self) -> None:
+        """Close all connections; those in use when they are returned."""
+        self.closed = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the idle ones."""
+        while self._idle:
+            try:
+                self._idle.pop().close()
+            except IndexError:
+                break

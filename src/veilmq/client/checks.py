@@ -1,0 +1,256 @@
+"""Checks before any I/O: numbers by their ranges, handles and messages by their types, and whether a queue can carry a
+message.
+
+Strategy: all adapters check here, so a bad argument is the same error on every queue, and a bad entry of a batch does
+not affect the others. A duration is an int or a float, but not a bool; a count is an int. NaN is out of every range.
+What only the service can know (rights, a queue's own smaller limits) is left to the service.
+
+`check_sendable` decides by the queue's capabilities alone, for patterns that first do something that cannot be undone:
+a transaction's operation, the first copies of a publish. The adapters check again when they send, by `check_abilities`
+and by their protocol's rules.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from veilmq.client.encoding import ATTRIBUTES_MAX, named, size_bytes
+from veilmq.client.messages import Extension, Message
+from veilmq.client.queue import Capabilities
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
+from veilmq.model.message import first_forbidden_character
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
+
+T = TypeVar("T")
+
+_BITS_MAX: Final = 63
+"""Of a duration, so that it converts to a float and fits into every protocol."""
+_CHARACTERS_MAX: Final = 80
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
+"""SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
+_TEXTS: Final = ("group", "deduplication_id", "type", "tag")
+_DURATIONS: Final = ("delay", "ttl", "lease_hint")
+
+
+def whole(value: Any, parameter: str, least: int, most: int) -> int:
+    """A whole number in a range. Raises ParameterInvalid."""
+    if isinstance(value, int) and type(value) is not bool and least <= value <= most:
+        return value
+    raise ParameterInvalid(
+        parameter=parameter, reason=f"must be a whole number from {least} to {most}, not {_said(value)}"
+    )
+
+
+def seconds(value: Any, parameter: str, least: float, most: float) -> float:
+    """A duration in a range. Raises ParameterInvalid."""
+    return number(value, parameter, least, most, "a number of seconds")
+
+
+def number(value: Any, parameter: str, least: float, most: float, kind: str = "a number") -> float:
+    """A number in a range that is not a duration. Raises ParameterInvalid."""
+    if _is_number(value) and least <= value <= most:
+        return value  # type: ignore[no-any-return]
+    reason = f"must be {kind} from {_shown(least)} to {_shown(most)}, not {_said(value)}"
+    raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
+def positive(value: Any, parameter: str, *, may_be_endless: bool = False) -> float:
+    """A duration above 0. Raises ParameterInvalid."""
+    if _is_number(value) and (0 < value < math.inf or (may_be_endless and value == math.inf)):
+        return value  # type: ignore[no-any-return]
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds above 0")
+
+
+def not_negative(value: Any, parameter: str) -> float:
+    """A duration of 0 or more, but finite. Raises ParameterInvalid."""
+    if _is_number(value) and 0 <= value < math.inf:
+        return value  # type: ignore[no-any-return]
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds from 0 on")
+
+
+def remaining(value: Any, parameter: str) -> float:
+    """The time left until an instant, which may be negative. Raises ParameterInvalid."""
+    if _is_number(value) and not math.isnan(value):
+        return value  # type: ignore[no-any-return]
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a number of seconds, not {_said(value)}")
+
+
+def at_least(value: Any, parameter: str, least: int) -> int:
+    """A whole number without an upper bound. Raises ParameterInvalid."""
+    if isinstance(value, int) and type(value) is not bool and value >= least:
+        return value
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a whole number from {least} on, not {_said(value)}")
+
+
+def token(value: str | None, parameter: str) -> None:
+    """A message group or a deduplication id, if given. Raises ParameterInvalid."""
+    if value is not None and not _TOKEN.fullmatch(value):
+        reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {_said(value)}"
+        raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
+def batch(value: Sequence[T]) -> Sequence[T]:
+    """The entries of a batch. Raises ParameterInvalid for a str, which Python treats as a sequence of characters, and
+    for anything that is not a collection."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        reason = f"must be a list of messages, not {type(value).__name__}"
+        raise ParameterInvalid(parameter="messages", reason=reason)
+    return value
+
+
+def whole_seconds(value: float, parameter: str, least: float, most: float) -> int:
+    """Whole seconds for a service that has no fractions: rounded up. Raises ParameterInvalid."""
+    return math.ceil(seconds(value, parameter, least, most))
+
+
+def lease_hint(value: float | None, most: float) -> None:
+    """A lease hint, if given. Raises ParameterInvalid."""
+    if value is not None and not 0 < value <= most:
+        reason = f"must be above 0 and at most {most:g} s, not {value}"
+        raise ParameterInvalid(parameter="lease_hint", reason=reason)
+
+
+def function(value: Any, parameter: str) -> None:
+    """A callable. Raises ParameterInvalid."""
+    if not callable(value):
+        raise ParameterInvalid(parameter=parameter, reason=f"must be a function, not {type(value).__name__}")
+
+
+def handle(value: Any) -> str:
+    """A handle. Raises ReceiptInvalid if it is not a str."""
+    if isinstance(value, str):
+        return value
+    raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
+
+
+def extension(value: Any) -> Extension:
+    """An entry of an extend_batch. Raises ParameterInvalid, ReceiptInvalid."""
+    if not isinstance(value, Extension):
+        raise ParameterInvalid(parameter="extension", reason=f"must be an Extension, not {type(value).__name__}")
+    handle(value.handle)
+    return value
+
+
+def body(value: Any) -> str:
+    """A body. Raises ParameterInvalid if it is not a str."""
+    if isinstance(value, str):
+        return value
+    raise ParameterInvalid(parameter="body", reason=f"must be a str, not {type(value).__name__}: encode bytes")
+
+
+def fields(message: Message) -> Message:
+    """The message. Raises ParameterInvalid for a field of the wrong type, whether the queue supports the field or
+    not."""
+    body(message.body)
+    _check_names(message.attributes)
+    for field in _TEXTS:
+        text = getattr(message, field)
+        if text is not None and not isinstance(text, str):
+            raise ParameterInvalid(parameter=field, reason=f"must be a str, not {type(text).__name__}")
+    for field in _DURATIONS:
+        value = getattr(message, field)
+        if value is not None and not _is_number(value):
+            raise ParameterInvalid(parameter=field, reason=f"must be a number of seconds, not {_said(value)}")
+    priority: Any = message.priority
+    if priority is not None and (not isinstance(priority, int) or type(priority) is bool):
+        raise ParameterInvalid(parameter="priority", reason=f"must be a whole number, not {_said(priority)}")
+    return message
+
+
+def _check_names(attributes: object) -> None:
+    if not isinstance(attributes, Mapping):
+        reason = f"must be a mapping of names to values, not {type(attributes).__name__}"
+        raise ParameterInvalid(parameter="attributes", reason=reason)
+    for name in attributes:
+        if not isinstance(name, str):
+            reason = f"a name must be a str, not {type(name).__name__}"
+            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return type(value) is not bool and value.bit_length() <= _BITS_MAX
+    return isinstance(value, float)
+
+
+def _shown(bound: float) -> str:
+    return str(int(bound)) if math.isfinite(bound) and bound == int(bound) else str(bound)
+
+
+def _said(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int with more digits than Python prints
+        return "so many digits"
+    return text if len(text) <= _CHARACTERS_MAX else f"{text[:_CHARACTERS_MAX]}..."
+
+
+def as_message(given: Any) -> Message:
+    """The given Message, or a str as the message with that body. Raises ParameterInvalid for anything else, and for a
+    message with a field of the wrong type."""
+    if isinstance(given, Message):
+        return fields(given)
+    if isinstance(given, str):
+        return Message(given)
+    raise ParameterInvalid(parameter="message", reason=f"must be a str or a Message, not {type(given).__name__}")
+
+
+def text_bytes(value: Any) -> bytes:
+    """The body in UTF-8. Raises ParameterInvalid if it is not text of XML 1.0 characters."""
+    text = body(value)
+    at = first_forbidden_character(text)
+    if at is not None:
+        raise ParameterInvalid(parameter="body", reason=f"U+{ord(text[at]):04X} at index {at} is not allowed in XML")
+    return text.encode()
+
+
+_NEEDED_FOR: Final = (
+    ("priorities", "priority"),
+    ("ttl", "ttl"),
+    ("groups", "group"),
+    ("native_fifo", "deduplication_id"),
+    ("lease_hints", "lease_hint"),
+    ("tags", "tag"),
+)
+"""A queue's ability, and the field of a message that needs it."""
+
+
+def check_sendable(message: Message, can: Capabilities) -> None:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would."""
+    fields(message)
+    check_abilities(message, can)
+    token(message.group, "group")
+    token(message.deduplication_id, "deduplication_id")
+    if message.delay is not None:
+        seconds(message.delay, "delay", 0, can.delay_max)
+    if message.ttl is not None and not message.ttl > 0:
+        raise ParameterInvalid(parameter="ttl", reason=f"must be above 0 s, not {message.ttl}")
+    if message.priority is not None:
+        whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+    lease_hint(message.lease_hint, can.lease_max)
+    _check_size(message, can)
+
+
+def check_abilities(message: Message, can: Capabilities) -> None:
+    """Raises CapabilityMissing for a field that the queue cannot carry, ParameterInvalid without a group on a FIFO
+    queue."""
+    if not can.attributes and (message.attributes or message.type is not None):
+        raise CapabilityMissing(capability="attributes")
+    for ability, field in _NEEDED_FOR:
+        if getattr(message, field) is not None and not getattr(can, ability):
+            raise CapabilityMissing(capability="deduplication" if ability == "native_fifo" else ability)
+    if message.group is None and can.native_fifo:
+        raise ParameterInvalid(parameter="group", reason="is needed: the queue is FIFO")
+
+
+def _check_size(message: Message, can: Capabilities) -> None:
+    if len(text_bytes(message.body)) < can.body_bytes_min:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    if len(message.attributes) > ATTRIBUTES_MAX:
+        reason = f"at most {ATTRIBUTES_MAX}, not {len(message.attributes)}"
+        raise ParameterInvalid(parameter="attributes", reason=reason)
+    attributes = {name: named(name, value) for name, value in message.attributes.items()}
+    total_bytes = can.transmitted_bytes(message.body) + size_bytes(attributes)
+    if total_bytes > can.body_bytes_max:
+        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=can.body_bytes_max)

@@ -1,9 +1,0 @@
-"""The SQS adapter: Amazon SQS, and other services with its protocol, through boto3.
-
-Strategy: `calls` is the only module that handles botocore's exceptions; `messages` converts the port's values to SQS's
-and back; `queue` implements the port.
-"""
-
-from veilmq.client.sqs.queue import SqsAccount, SqsQueue
-
-__all__ = ["SqsAccount", "SqsQueue"]

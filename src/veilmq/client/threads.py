@@ -1,0 +1,237 @@
+"""What has a lifetime: objects that a `with` block closes, objects that belong to one process, and a thread pool that
+does not delay the interpreter's exit.
+
+Forks: a child has its parent's memory and files, but none of its threads: a lock may never become free, and open
+connections still belong to the parent. So each object records its process. In a child, it either refuses to work or
+starts again at its first use. What a child must not even keep open is dropped right after the fork.
+
+The pool: like the standard library's ThreadPoolExecutor, but the interpreter waits for that one's threads when it ends,
+however long a server keeps them waiting; these threads are daemons. A thread starts when it is needed. It ends after a
+minute without work, when the pool is shut down, or when the pool is garbage collected: threads refer to the pool's
+queue of work, not to the pool. A forked child has no threads and starts its own. If no thread can be started, the
+caller does the work itself.
+"""
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
+
+
+class Closing(ABC):
+    """A context manager whose exit is `close()`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all resources. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+KEPT: Final[list[Any]] = []
+"""Objects of the parent that we neither use nor close here: to destroy them could end the parent's session."""
+
+
+class OfProcess:
+    """Belongs to the process `_pid`, or to none yet (0)."""
+
+    _pid = 0
+    _this = staticmethod(os.getpid)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it belongs to another process, from which this one was forked."""
+        return self._pid not in (0, self._this())
+
+
+class Anew(OfProcess, ABC):
+    """An object that starts again in each process."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make new locks; forget threads and connections of the parent."""
+
+    def _here(self) -> None:
+        """Call before any use, before taking a lock."""
+        if self._pid != self._this():
+            with _child.beginning:
+                if self._pid != self._this():
+                    self._begin()
+                    self._pid = self._this()
+
+
+class Forgetting(Protocol):
+    """Something that a child must not keep open."""
+
+    def forget(self) -> None:
+        """Drop it, in a child that was just forked: takes no lock; no other thread runs."""
+        ...
+
+
+class _Child:
+    def __init__(self) -> None:
+        self.forgets: weakref.WeakSet[Forgetting] = weakref.WeakSet()
+        self.beginning = threading.RLock()
+
+    def forked(self) -> None:
+        self.beginning = threading.RLock()
+        for thing in list(self.forgets):
+            thing.forget()
+
+
+_child = _Child()
+forget_in_child: Final = _child.forgets.add
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_child.forked)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+IDLE_SECONDS: Final = 60.0
+
+
+class _Task:
+    """One call, and the future of its result."""
+
+    def __init__(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
+        self._future = future
+        self._call = call
+
+    def run(self) -> None:
+        if self._future.set_running_or_notify_cancel():
+            try:
+                result = self._call()
+            except BaseException as error:  # noqa: BLE001 raised where the result is asked for
+                self._future.set_exception(error)
+            else:
+                self._future.set_result(result)
+
+
+_Inbox = SimpleQueue[_Task | None]
+
+
+class _Work:
+    """The calls to run, and the threads that run them."""
+
+    def __init__(self, threads_max: int | None, name: str) -> None:
+        self._threads_max = threads_max
+        self._name = name
+        # Reentrant: garbage collection may end the pool in a thread that already holds the lock.
+        self._lock = threading.RLock()
+        self._waiting: deque[_Task] = deque()
+        self.idle: list[_Inbox] = []
+        self._threads = 0
+        self._numbers = 0
+        self._over = False
+
+    def put(self, task: _Task) -> bool:
+        """Whether a thread will run the task, now or after others. False: there is no thread, and none can be started.
+        Raises RuntimeError after the end."""
+        with self._lock:
+            if self._over:
+                raise RuntimeError("the pool was shut down")
+            if self.idle:
+                self.idle.pop().put(task)
+            elif self._threads_max is not None and self._threads >= self._threads_max:
+                self._waiting.append(task)
+            elif not self._start(task):
+                if not self._threads or self._threads_max is None:
+                    return False
+                self._waiting.append(task)
+            return True
+
+    def end(self) -> None:
+        """Accept no more tasks; those accepted are still run."""
+        with self._lock:
+            self._over = True
+            while self.idle:
+                self.idle.pop().put(None)
+
+    def _start(self, task: _Task) -> bool:
+        self._numbers += 1
+        name = f"{self._name} {self._numbers}"
+        self._threads += 1
+        inbox: _Inbox = SimpleQueue()
+        inbox.put(task)
+        try:
+            threading.Thread(target=self._serve, args=(inbox,), name=name, daemon=True).start()
+        except RuntimeError:  # "can't start new thread": the machine's limit
+            self._threads -= 1
+            return False
+        return True
+
+    def _serve(self, inbox: _Inbox) -> None:
+        task = inbox.get()
+        while task is not None:
+            task.run()
+            del task  # an idle thread must keep nothing alive
+            task = self._next(inbox)
+
+    def _next(self, inbox: _Inbox) -> _Task | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            if self._over:
+                return None
+            self.idle.append(inbox)
+        try:
+            return inbox.get(timeout=IDLE_SECONDS)
+        except Empty:
+            with self._lock:
+                if inbox in self.idle:
+                    self.idle.remove(inbox)
+                    self._threads -= 1
+                    return None
+            return inbox.get()  # a task was put meanwhile
+
+
+class DaemonPool(Executor, Anew):
+    """Runs calls on up to `threads_max` threads; None: no limit. Any thread may use it."""
+
+    def __init__(self, threads_max: int | None, name: str) -> None:
+        self._threads_max = threads_max
+        self._name = name
+        self._closed = False
+        self._here()
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
+        """See `concurrent.futures.Executor.submit`. If no thread can be started, the call is done when this returns.
+
+        Raises RuntimeError after shutdown.
+        """
+        self._here()
+        future: Future[R] = Future()
+        task = _Task(future, partial(fn, *args, **kwargs))
+        if not self._work.put(task):
+            task.run()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Accept no more calls; those submitted are still run. Neither waits nor cancels. Idempotent."""
+        self._closed = True
+        self._end()
+
+    def _begin(self) -> None:
+        if self.inherited:
+            self._end.detach()  # the lock of the parent's copy may never be free here
+        self._work = _Work(self._threads_max, self._name)
+        self._end: weakref.finalize[[], DaemonPool] = weakref.finalize(self, self._work.end)
+        self._end.atexit = False
+        if self._closed:
+            self._end()
