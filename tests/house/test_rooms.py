@@ -23,7 +23,7 @@ ROOM_LINES_MAX = 1_500
 """The modules of one directory together."""
 LARGE_ROOMS = {
     "admin", "cli", "client", "client/ordered", "client/worker", "model", "pipeline/drain", "pipeline/jobs",
-    "protocols/azure", "protocols/sqs", "protocols/sqs/operations", "push", "server", "testing/client_contract",
+    "protocols/sqs", "protocols/sqs/operations", "push", "server", "testing/client_contract",
 }  # fmt: skip
 """Those that are to be split by noun yet."""
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "manager", "managers"}

@@ -11,7 +11,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from veilmq.protocols.azure.bearer import TokenRefused
+from veilmq.protocols.azure.auth.bearer import TokenRefused
 from veilmq.server.settings import SettingInvalid, Settings
 from veilmq.server.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
 from veilmq.server.toml_file import FileInvalid

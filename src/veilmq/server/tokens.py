@@ -1,8 +1,8 @@
 """Checks bearer tokens: by an issuer's public keys; in development mode only their form.
 
-Strategy: the codec checks what a token claims (protocols/azure/bearer.py); this module does the cryptography, which is
-an optional extra (joserfc). The key file is read again when a token names an unknown key and the file has changed: a
-new key of the issuer needs no restart. A removed key is refused after SIGHUP. Source: RFC 7515, 7517, 7519.
+Strategy: the codec checks what a token claims (protocols/azure/auth/bearer.py); this module does the cryptography,
+which is an optional extra (joserfc). The key file is read again when a token names an unknown key and the file has
+changed: a new key of the issuer needs no restart. A removed key is refused after SIGHUP. Source: RFC 7515, 7517, 7519.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.protocols.azure.bearer import TokenRefused, Tokens
+from veilmq.protocols.azure.auth.bearer import TokenRefused, Tokens
 from veilmq.server.reading import DEADLINE_S, read_aside
 from veilmq.server.settings import Settings
 from veilmq.server.toml_file import FileInvalid

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from veilmq.model.access import NamedAccount
-from veilmq.protocols.azure import addresses, caller, instants
+from veilmq.protocols.azure import addresses, call, instants
 from veilmq.testing.for_each import for_each
 
 SECOND_SECRET = b"the second key of the account"
@@ -251,7 +251,7 @@ def test_what_strangers_send_at_length_is_not_remembered(wire: Any) -> None:
         assert wire.ask("GET", LIST, headers={"x-ms-date": long}).code == "AuthenticationFailed"
         assert wire.ask("GET", f"{LIST}&sig=x&sp=l&ss=q&srt=s&sv=2020-12-06&se={long}", auth=None).code
     assert [cache.cache_info().currsize for cache in caches] == before
-    assert caller.origin_of("a", b"x" * 999 + b"1") is caller.origin_of("a", b"x" * 999 + b"2")
+    assert call.origin_of("a", b"x" * 999 + b"1") is call.origin_of("a", b"x" * 999 + b"2")
 
 
 def test_an_account_reaches_its_own_queues_alone(wire: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.azure.policies import Policy, label_of
+from veilmq.protocols.azure.auth.sas import Policy, policies_label
 from veilmq.testing.for_each import for_each
 
 ORDERS = QueueKey("000000000000", "us-east-1", "orders")
@@ -61,5 +61,5 @@ def test_a_policy_kept_from_before_still_ends(wire: Any, ending: str) -> None:
     wire.queue("orders")
     for start, code in (("2001-01-01", None), ("2999-01-01", "AuthenticationFailed")):
         policy = Policy("old", f"{start}T00:00:00{ending}", f"2999-12-31T00:00:00{ending}", "r")
-        wire.stage.change(ORDERS, labels=label_of((policy,)))
+        wire.stage.change(ORDERS, labels=policies_label((policy,)))
         assert _peek(wire, wire.queue_sas("/orders", si="old", sp="", se="")).code == code

@@ -6,6 +6,7 @@ name means the secondary endpoint. Parameter names are case-insensitive; a repea
 signed and the used value cannot differ.
 """
 
+import re
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
@@ -13,15 +14,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.errors import (
-    INVALID_RESOURCE_NAME,
-    INVALID_URI,
-    OUT_OF_RANGE_INPUT,
-    REQUEST_URL_FAILED_TO_PARSE,
-    Refusal,
-    bad_parameter,
-)
+from veilmq.protocols.azure import errors, limits
+from veilmq.protocols.azure.errors import Refusal, bad_parameter, missing_parameter, out_of_range
 from veilmq.protocols.http import Request, is_secure
 
 SECONDARY: Final = "-secondary"
@@ -94,15 +88,15 @@ def _place(host: bytes, path: bytes, base_domain: str | None) -> Place:
     try:
         segments = unquote_to_bytes(path).decode().split("/")
     except UnicodeDecodeError:
-        raise Refusal(REQUEST_URL_FAILED_TO_PARSE) from None
+        raise Refusal(errors.REQUEST_URL_FAILED_TO_PARSE) from None
     if segments[0]:
-        raise Refusal(INVALID_URI)
+        raise Refusal(errors.INVALID_URI)
     segments = segments[1:-1] if segments[-1] == "" else segments[1:]
     account = (_known_account if len(host) <= _HOST_BYTES_MAX else account_of_host)(host, base_domain)
     path_style = account is None
     if account is None:
         if not segments:
-            raise Refusal(INVALID_URI, {"Reason": "The path must begin with the name of the storage account."})
+            raise Refusal(errors.INVALID_URI, {"Reason": "The path must begin with the name of the storage account."})
         account, *segments = segments
     secondary = account.endswith(SECONDARY)
     account = account.removesuffix(SECONDARY)
@@ -115,7 +109,7 @@ def _place(host: bytes, path: bytes, base_domain: str | None) -> Place:
     if len(segments) == 1:
         return Place(account, secondary, Kind.QUEUE, queue, "", path_style)
     if segments[1] != _MESSAGES or len(segments) > 3:
-        raise Refusal(INVALID_URI)
+        raise Refusal(errors.INVALID_URI)
     if len(segments) == 2:
         return Place(account, secondary, Kind.MESSAGES, queue, "", path_style)
     return Place(account, secondary, Kind.MESSAGE, queue, segments[2], path_style)
@@ -128,9 +122,9 @@ _known_place = lru_cache(4_096)(_place)
 def check_queue_name(name: str) -> str:
     """The name, if Azure allows it. Raises Refusal: OutOfRangeInput, InvalidResourceName."""
     if not limits.QUEUE_NAME_CHARACTERS_MIN <= len(name) <= limits.QUEUE_NAME_CHARACTERS_MAX:
-        raise Refusal(OUT_OF_RANGE_INPUT)
+        raise Refusal(errors.OUT_OF_RANGE_INPUT)
     if not limits.QUEUE_NAME.match(name):
-        raise Refusal(INVALID_RESOURCE_NAME)
+        raise Refusal(errors.INVALID_RESOURCE_NAME)
     return name
 
 
@@ -141,7 +135,7 @@ def read_query(query: bytes) -> dict[str, str]:
         return parameters
     pairs = query.split(b"&")
     if len(pairs) > limits.QUERY_PAIRS_MAX:
-        raise Refusal(REQUEST_URL_FAILED_TO_PARSE, {"Reason": f"More than {limits.QUERY_PAIRS_MAX} parameters."})
+        raise Refusal(errors.REQUEST_URL_FAILED_TO_PARSE, {"Reason": f"More than {limits.QUERY_PAIRS_MAX} parameters."})
     for pair in pairs:
         raw_name, _, raw = pair.partition(b"=")
         if not raw_name:
@@ -150,7 +144,7 @@ def read_query(query: bytes) -> dict[str, str]:
             name = (unquote_to_bytes(raw_name) if b"%" in raw_name else raw_name).decode().lower()
             value = (unquote_to_bytes(raw) if b"%" in raw else raw).decode()
         except UnicodeDecodeError:
-            raise Refusal(REQUEST_URL_FAILED_TO_PARSE) from None
+            raise Refusal(errors.REQUEST_URL_FAILED_TO_PARSE) from None
         if name in parameters:
             raise bad_parameter(name, value, "The parameter is given more than once.")
         parameters[name] = value
@@ -169,3 +163,33 @@ def service_endpoint(endpoint: Endpoint, request: Request, place: Place) -> str:
         host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
     start = f"{scheme.decode()}://{host.decode('latin-1')}/"
     return f"{start}{account}/" if place.path_style else start
+
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
+
+
+def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: int) -> int | None:
+    """The parameter's value; None if it is not given. Raises Refusal: not a number, or out of range."""
+    text = parameters.get(name)
+    if text is None:
+        return None
+    if not _INTEGER.match(text):
+        raise bad_parameter(name, text, "Not a whole number.")
+    value = int(text)
+    if not minimum <= value <= maximum:
+        raise out_of_range(name, text, minimum, maximum)
+    return value
+
+
+def required(parameters: dict[str, str], name: str) -> str:
+    """The parameter's text. Raises Refusal: MissingRequiredQueryParameter."""
+    text = parameters.get(name)
+    if not text:
+        raise missing_parameter(name)
+    return text
+
+
+def check_timeout(parameters: dict[str, str]) -> None:
+    """Check that `timeout` is a number of seconds; a value above the service's maximum means the maximum, so any is
+    accepted."""
+    whole_number(parameters, "timeout", 0, limits.TIMEOUT_SECONDS_MAX)

@@ -1,7 +1,7 @@
 """The codec of Azure Queue Storage: turns requests into calls, and outcomes into responses.
 
-Strategy: every request takes the same path: parse the address (addresses.py), verify the sender (signature.py), find
-the operation (operations/), check that a SAS covers it. Each step may refuse, and every refusal becomes a response
+Strategy: every request takes the same path: parse the address (addresses.py), verify the sender (auth/signature.py),
+find the operation (operations/), check that a SAS covers it. Each step may refuse, and every refusal becomes a response
 here. A SAS with a stored policy, and a request of a web page, depend on stored data: the first call reads it, and
 `encode` returns the call that follows. No exception leaves `decode` or `encode`.
 """
@@ -16,20 +16,17 @@ from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.protocols.azure import cors, errors, limits
-from veilmq.protocols.azure.addresses import Endpoint, read_place, read_query
-from veilmq.protocols.azure.bearer import Tokens
-from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, service_queue
-from veilmq.protocols.azure.caller import Way, origin_of
+from veilmq.protocols.azure.addresses import Endpoint, check_timeout, read_place, read_query
+from veilmq.protocols.azure.auth.bearer import Tokens
+from veilmq.protocols.azure.auth.sas import check_permission, policies_of, with_policy
+from veilmq.protocols.azure.auth.signature import Verifier
+from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, Way, origin_of, service_queue
 from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated
 from veilmq.protocols.azure.instants import print_iso
 from veilmq.protocols.azure.operations import table
+from veilmq.protocols.azure.operations.properties import CorsRule
 from veilmq.protocols.azure.operations.service import properties_from
-from veilmq.protocols.azure.parameters import check_timeout
-from veilmq.protocols.azure.policies import policies_of
-from veilmq.protocols.azure.properties import CorsRule
-from veilmq.protocols.azure.sas import check_permission, with_policy
-from veilmq.protocols.azure.signature import Verifier
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, write_error
+from veilmq.protocols.azure.xml import CONTENT_TYPE, write_error
 from veilmq.protocols.http import Request, Response
 
 __all__ = ["Call", "Codec", "Endpoint"]

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from veilmq.protocols.azure.errors import CORS_PREFLIGHT_FAILURE, INVALID_HEADER_VALUE, Refusal, bad_header
-from veilmq.protocols.azure.properties import CorsRule
+from veilmq.protocols.azure import errors
+from veilmq.protocols.azure.errors import Refusal, bad_header
+from veilmq.protocols.azure.operations.properties import CorsRule
 from veilmq.protocols.http import Request, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -54,7 +55,7 @@ def preflight(rules: tuple[CorsRule, ...], request: Request) -> Response:
     origin, method, headers = read_preflight(request)
     rule = _rule_for(rules, origin, method)
     if rule is None or not _headers_fit(rule, headers):
-        raise Refusal(CORS_PREFLIGHT_FAILURE)
+        raise Refusal(errors.CORS_PREFLIGHT_FAILURE)
     answer = [*_named(origin), (b"access-control-allow-methods", method.encode())]
     if headers:
         answer.append((b"access-control-allow-headers", ",".join(headers).encode("latin-1")))
@@ -69,7 +70,7 @@ def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
         value = request.headers.get(name, b"").decode("latin-1")
         if not value:
             extra = {"HeaderName": name.decode().title(), "HeaderValue": ""}
-            raise Refusal(INVALID_HEADER_VALUE, extra, message="A required CORS header is not present.")
+            raise Refusal(errors.INVALID_HEADER_VALUE, extra, message="A required CORS header is not present.")
         if not value.isascii() or not value.isprintable():
             raise bad_header(name.decode().title(), value)
         values.append(value)

@@ -56,6 +56,7 @@ COUNT_MAX: Final = 32
 LIST_MAX: Final = 5_000
 TIMEOUT_SECONDS_MAX: Final = 2_147_483_647
 
+METADATA_PREFIX: Final = b"x-ms-meta-"
 METADATA_BYTES_MAX: Final = 8_192
 METADATA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 """A C# identifier, limited to the characters of HTTP header names."""

@@ -17,21 +17,12 @@ from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.queue import XmlBody
 from veilmq.model.reports import REPORT_HEADER, read_header
 from veilmq.model.xml_bodies import encode_xml_body
-from veilmq.protocols.azure import limits
+from veilmq.protocols.azure import errors, limits
+from veilmq.protocols.azure.addresses import required, whole_number
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
-from veilmq.protocols.azure.errors import (
-    NO_ID,
-    UNSUPPORTED_QUERY_PARAMETER,
-    Refusal,
-    bad_node,
-    dead_before_visible,
-    missing_node,
-    too_large,
-)
+from veilmq.protocols.azure.errors import NO_ID, Refusal, bad_node, dead_before_visible, missing_node, too_large
 from veilmq.protocols.azure.instants import print_rfc1123
-from veilmq.protocols.azure.parameters import required, whole_number
-from veilmq.protocols.azure.xml_reading import members_of, read_document
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION
+from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, members_of, read_document
 from veilmq.protocols.http import Response
 from veilmq.protocols.xml import escape
 
@@ -96,7 +87,7 @@ def plan_put(asked: Asked) -> Plan:
     """Put Message."""
     queue = asked.queue()
     if asked.version < limits.VERSION_UPDATE and "visibilitytimeout" in asked.parameters:
-        raise Refusal(UNSUPPORTED_QUERY_PARAMETER, {"QueryParameterName": "visibilitytimeout"})
+        raise Refusal(errors.UNSUPPORTED_QUERY_PARAMETER, {"QueryParameterName": "visibilitytimeout"})
     delay_s, ttl_s = _visibility_seconds(asked, 0), _ttl_seconds(asked)
     if delay_s is not None and ttl_s is not None and delay_s >= ttl_s != limits.TTL_NEVER:
         raise dead_before_visible(str(delay_s))

@@ -2,32 +2,31 @@
 
 Strategy: a queue made here gets Azure's retention of 7 days, and equals an existing one if its metadata does. Queues
 whose names Azure does not allow are listed by their alias, or not at all; a marker names the last queue of its page.
-Source: the pages of these operations in the REST API.
+
+Metadata is `x-ms-meta-*` headers and one label, in JSON, because setting metadata replaces the whole. Names are
+compared without case but keep the case in which they were set. That case is a label of its own, which does not count
+when two queues are compared. Source: the pages of these operations in the REST API; "Setting and retrieving properties
+and metadata".
 """
 
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import first_forbidden_character
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import QueueInfo, shown_name
-from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.addresses import service_endpoint
+from veilmq.protocols.azure import errors, limits
+from veilmq.protocols.azure.addresses import service_endpoint, whole_number
+from veilmq.protocols.azure.auth.sas import policies_label, policies_of, read_policies, write_policies
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
-from veilmq.protocols.azure.errors import (
-    INVALID_MARKER,
-    Refusal,
-    bad_parameter,
-)
-from veilmq.protocols.azure.metadata import as_headers, labels_of, metadata_of, read_metadata, values_label
-from veilmq.protocols.azure.parameters import whole_number
-from veilmq.protocols.azure.policies import label_of as policies_label
-from veilmq.protocols.azure.policies import policies_of, read_policies, write_policies
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape_attribute
-from veilmq.protocols.http import Response
+from veilmq.protocols.azure.errors import Refusal, bad_parameter
+from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, escape_attribute
+from veilmq.protocols.http import Request, Response
 from veilmq.protocols.xml import escape
 
 _COOLDOWN_US: Final = 30 * SECOND_US
@@ -35,6 +34,10 @@ _COOLDOWN_US: Final = 30 * SECOND_US
 _DEFAULTS: Final = {"retention_us": limits.TTL_SECONDS_DEFAULT * SECOND_US}
 _MARKER_START: Final = "1!"
 _COUNT: Final = b"x-ms-approximate-messages-count"
+_METADATA: Final = "azure.metadata"
+_HEADER_CASE: Final = "azure.spelling"
+_PREFIX: Final = limits.METADATA_PREFIX
+_DECODER: Final = msgspec.json.Decoder(dict[str, str])
 
 
 def plan_create(asked: Asked) -> Plan:
@@ -169,7 +172,69 @@ def _read_marker(marker: str) -> str:
     try:
         name = b64decode(marker.removeprefix(_MARKER_START).encode("ascii"), b"-_", validate=True).decode()
     except ValueError:
-        raise Refusal(INVALID_MARKER) from None
+        raise Refusal(errors.INVALID_MARKER) from None
     if not marker.startswith(_MARKER_START) or not name:
-        raise Refusal(INVALID_MARKER)
+        raise Refusal(errors.INVALID_MARKER)
     return name
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """Metadata that a request gives."""
+
+    values: dict[str, str]
+    """Values by lower-case name."""
+    header_case: dict[str, str]
+    """Lower-case name -> name as sent, where they differ."""
+
+
+def read_metadata(request: Request) -> Metadata:
+    """Read the metadata in a request's headers. Raises Refusal."""
+    metadata: dict[str, str] = {}
+    total_bytes = 0
+    for name, value in request.headers.items():
+        if not name.startswith(_PREFIX):
+            continue
+        key = name[len(_PREFIX) :].decode("latin-1")
+        if not key:
+            raise Refusal(errors.EMPTY_METADATA_KEY)
+        text = value.decode("latin-1")
+        if not limits.METADATA_NAME.match(key) or name in request.duplicates or not _printable(text):
+            raise Refusal(errors.INVALID_METADATA, {"HeaderName": name.decode("latin-1")})
+        total_bytes += len(key) + len(value)
+        metadata[key] = text
+    if total_bytes > limits.METADATA_BYTES_MAX:
+        raise Refusal(errors.METADATA_TOO_LARGE, {"MaxLimit": str(limits.METADATA_BYTES_MAX)})
+    sent = ((name, (request.header_case or {}).get(_PREFIX + name.encode(), b"").decode()) for name in metadata)
+    header_case = {name: text[len(_PREFIX) :] for name, text in sent if text[len(_PREFIX) :] not in {"", name}}
+    return Metadata(metadata, header_case)
+
+
+def _printable(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def values_label(metadata: Metadata) -> dict[str, str]:
+    """The label that is compared when two queues are."""
+    return {_METADATA: _text(metadata.values)}
+
+
+def labels_of(metadata: Metadata) -> dict[str, str]:
+    """The labels that store exactly this metadata."""
+    return values_label(metadata) | {_HEADER_CASE: _text(metadata.header_case)}
+
+
+def _text(pairs: dict[str, str]) -> str:
+    return msgspec.json.encode(pairs, order="sorted").decode() if pairs else ""
+
+
+def metadata_of(labels: dict[str, str]) -> dict[str, str]:
+    """The metadata in a queue's labels, by name as it was set."""
+    text, spelled = labels.get(_METADATA), labels.get(_HEADER_CASE)
+    values = _DECODER.decode(text) if text else {}
+    header_case = _DECODER.decode(spelled) if spelled else {}
+    return {header_case.get(name, name): value for name, value in values.items()}
+
+
+def as_headers(metadata: dict[str, str]) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that show it."""
+    return tuple((_PREFIX + name.encode(), value.encode()) for name, value in metadata.items())

@@ -15,13 +15,18 @@ from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.auth.sas import delegation_value
 from veilmq.protocols.azure.call import Asked, Call, Plan, service_queue
 from veilmq.protocols.azure.errors import bad_node, bad_parameter, fault_of, missing_node
 from veilmq.protocols.azure.instants import print_iso, print_rfc1123, read_iso
-from veilmq.protocols.azure.properties import Properties, labels_of, properties_of, read_change, write_properties
-from veilmq.protocols.azure.sas import delegation_value
-from veilmq.protocols.azure.xml_reading import members_of, read_document
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION
+from veilmq.protocols.azure.operations.properties import (
+    Properties,
+    labels_of,
+    properties_of,
+    read_change,
+    write_properties,
+)
+from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, members_of, read_document
 from veilmq.protocols.http import Response
 from veilmq.protocols.xml import escape
 

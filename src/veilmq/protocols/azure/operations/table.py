@@ -7,16 +7,10 @@ service SAS": sufficient resource types and permissions.
 
 from typing import Final
 
-from veilmq.protocols.azure import limits
+from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Kind
 from veilmq.protocols.azure.call import Asked, Operation
-from veilmq.protocols.azure.errors import (
-    FEATURE_VERSION_MISMATCH,
-    UNSUPPORTED_HTTP_VERB,
-    Refusal,
-    bad_parameter,
-    missing_parameter,
-)
+from veilmq.protocols.azure.errors import Refusal, bad_parameter, missing_parameter
 from veilmq.protocols.azure.operations import messages, queues, service
 
 _GET_METADATA: Final = Operation(
@@ -127,11 +121,11 @@ def find(asked: Asked) -> Operation:
     row = rows.get(method)
     if row is None:
         allow = ((b"allow", ",".join(rows).encode()),)
-        raise Refusal(UNSUPPORTED_HTTP_VERB, headers=allow)
+        raise Refusal(errors.UNSUPPORTED_HTTP_VERB, headers=allow)
     if row is _GET and "peekonly" in parameters:
         row = _peek_or_get(parameters["peekonly"])
     if asked.version < row.since:
-        raise Refusal(FEATURE_VERSION_MISMATCH, {"Reason": f"{row.name} needs version {row.since} or later."})
+        raise Refusal(errors.FEATURE_VERSION_MISMATCH, {"Reason": f"{row.name} needs version {row.since} or later."})
     return row
 
 

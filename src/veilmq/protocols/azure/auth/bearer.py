@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 
 from veilmq.model.access import NamedAccount
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.caller import Identity
-from veilmq.protocols.azure.errors import AUTHORIZATION_PERMISSION_MISMATCH, INVALID_TOKEN, Refusal
+from veilmq.protocols.azure import errors, limits
+from veilmq.protocols.azure.call import Identity
+from veilmq.protocols.azure.errors import Refusal
 
 RESOURCE: Final = "https://storage.azure.com"
 _APPLICATION: Final = "e406a681-f3d4-42a8-90b6-c2b029497af1"
@@ -64,11 +64,11 @@ def identify(tokens: Tokens, authority: str, account: NamedAccount | None, token
         expiry = _check(claims, tokens.audiences, account, wall)
     except TokenRefused as refused:
         extra = {"AuthenticationErrorDetail": f"{refused}."}
-        raise Refusal(INVALID_TOKEN, extra, headers=challenge(authority, tokens)) from None
+        raise Refusal(errors.INVALID_TOKEN, extra, headers=challenge(authority, tokens)) from None
     object_id, tenant = _object_id(claims, account), _text(claims, "tid")
     key = None if account is None else account.identity(object_id)
     if key is None:
-        raise Refusal(AUTHORIZATION_PERMISSION_MISMATCH)
+        raise Refusal(errors.AUTHORIZATION_PERMISSION_MISMATCH)
     return Identity(key, object_id, tenant, expiry)
 
 

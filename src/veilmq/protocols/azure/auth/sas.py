@@ -1,11 +1,13 @@
-"""Shared access signatures: account SAS, queue SAS, user delegation SAS.
+"""Shared access signatures (account SAS, queue SAS, user delegation SAS), and a queue's stored access policies.
 
 Strategy: the signature is checked first, over the parameters as they are in the URL. A valid SAS is cached by all its
 parameters, so that the same token costs no second HMAC and strangers fill no memory. Then times, address and protocol
 are checked. The operation compares permissions, and the fields of a stored policy are merged in once the queue is
 known. A user delegation key is derived from the account's key and all fields signed with it, so none needs to be
-stored, and a new account key revokes them all. Source: "Create an account SAS", "Create a service SAS", "Create a user
-delegation SAS".
+stored, and a new account key revokes them all.
+
+A queue's policies are one label, in JSON. Times are stored as the client wrote them, because Get Queue ACL returns that
+text. Source: "Create an account SAS", "Create a service SAS", "Create a user delegation SAS", "Set Queue ACL".
 """
 
 import hmac
@@ -17,24 +19,88 @@ import msgspec
 
 from veilmq.model.access import NamedAccount
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.azure import limits
+from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
-from veilmq.protocols.azure.caller import Identity, Sas, Way
-from veilmq.protocols.azure.errors import (
-    AUTHORIZATION_FAILURE,
-    AUTHORIZATION_PERMISSION_MISMATCH,
-    AUTHORIZATION_PROTOCOL_MISMATCH,
-    AUTHORIZATION_RESOURCE_TYPE_MISMATCH,
-    AUTHORIZATION_SERVICE_MISMATCH,
-    AUTHORIZATION_SOURCE_IP_MISMATCH,
-    Refusal,
-    show,
-    unauthenticated,
-)
-from veilmq.protocols.azure.instants import print_rfc1123, read_iso
-from veilmq.protocols.azure.mac import matches, read_signature
-from veilmq.protocols.azure.policies import PERMISSIONS, Policy
+from veilmq.protocols.azure.auth.shared_key import matches, read_signature
+from veilmq.protocols.azure.call import Identity, Sas, Way
+from veilmq.protocols.azure.errors import Refusal, bad_xml, missing_node, show, unauthenticated
+from veilmq.protocols.azure.instants import print_rfc1123, read_iso, read_policy_time
+from veilmq.protocols.azure.xml import DECLARATION, members_of, only, read_document
 from veilmq.protocols.http import Request, is_secure, source_address
+from veilmq.protocols.xml import Element, escape
+
+_LABEL: Final = "azure.policies"
+PERMISSIONS: Final = "raup"
+"""What a queue's SAS and its policies can permit: read, add, update, process."""
+
+
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One SignedIdentifier. Fields of None are left to the SAS."""
+
+    id: str
+    start: str | None = None
+    expiry: str | None = None
+    permission: str | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(tuple[Policy, ...])
+
+
+def policies_of(labels: dict[str, str]) -> tuple[Policy, ...]:
+    """The policies in a queue's labels."""
+    text = labels.get(_LABEL)
+    return _DECODER.decode(text) if text else ()
+
+
+def policies_label(policies: tuple[Policy, ...]) -> dict[str, str]:
+    """The labels that store exactly these policies."""
+    return {_LABEL: msgspec.json.encode(policies).decode() if policies else ""}
+
+
+def read_policies(body: bytes) -> tuple[Policy, ...]:
+    """The policies of a Set Queue ACL request; no body means none. Raises Refusal."""
+    if not body:
+        return ()
+    root = read_document(body, "SignedIdentifiers", limits.DOCUMENT_BYTES_MAX)
+    policies = tuple(_policy(node) for node in only(root, "SignedIdentifier"))
+    if len(policies) > limits.POLICIES_MAX:
+        raise bad_xml(f"A queue has at most {limits.POLICIES_MAX} access policies.")
+    if len({policy.id for policy in policies}) != len(policies):
+        raise bad_xml("Two access policies have the same Id.")
+    return policies
+
+
+def _policy(node: Element) -> Policy:
+    known = members_of(node, ("Id", "AccessPolicy"))
+    identifier = known.get("Id")
+    if identifier is None or not identifier.text:
+        raise missing_node("Id")
+    if len(identifier.text) > limits.POLICY_ID_CHARACTERS_MAX:
+        raise bad_xml(f"An Id has at most {limits.POLICY_ID_CHARACTERS_MAX} characters.")
+    access = known.get("AccessPolicy")
+    if access is None:
+        return Policy(identifier.text)
+    fields = {name: member.text for name, member in members_of(access, ("Start", "Expiry", "Permission")).items()}
+    for name in ("Start", "Expiry"):
+        if fields.get(name) and read_policy_time(fields[name]) is None:
+            raise bad_xml(f"{name} is not a time in UTC in the form of ISO 8601, its fraction of seven digits.")
+    permission = fields.get("Permission") or None
+    if permission is not None and "".join(letter for letter in PERMISSIONS if letter in permission) != permission:
+        raise bad_xml(f"Permission has letters of {PERMISSIONS}, in this order and each once.")
+    return Policy(identifier.text, fields.get("Start") or None, fields.get("Expiry") or None, permission)
+
+
+def write_policies(policies: tuple[Policy, ...]) -> bytes:
+    """The body of Get Queue ACL."""
+    return f"{DECLARATION}<SignedIdentifiers>{''.join(map(_written, policies))}</SignedIdentifiers>".encode()
+
+
+def _written(policy: Policy) -> str:
+    members = (("Start", policy.start), ("Expiry", policy.expiry), ("Permission", policy.permission))
+    fields = "".join(f"<{name}>{escape(text)}</{name}>" for name, text in members if text is not None)
+    access = f"<AccessPolicy>{fields}</AccessPolicy>" if fields else "<AccessPolicy/>"
+    return f"<SignedIdentifier><Id>{escape(policy.id)}</Id>{access}</SignedIdentifier>"
+
 
 _KNOWN_MAX: Final = 1_024
 _NAMES: Final = (
@@ -76,11 +142,11 @@ class SasReader:
             check_times(sas.start, sas.expiry, wall)
         if sas.address is not None and not _within(sas.address, source_address(request, self._endpoint.trusted_proxy)):
             source = {"SourceIP": show(source_address(request, self._endpoint.trusted_proxy))}
-            raise Refusal(AUTHORIZATION_SOURCE_IP_MISMATCH, source)
+            raise Refusal(errors.AUTHORIZATION_SOURCE_IP_MISMATCH, source)
         if sas.https_only and not is_secure(request, self._endpoint.trusted_proxy):
-            raise Refusal(AUTHORIZATION_PROTOCOL_MISMATCH)
+            raise Refusal(errors.AUTHORIZATION_PROTOCOL_MISMATCH)
         if _SERVICE not in sas.services:
-            raise Refusal(AUTHORIZATION_SERVICE_MISMATCH)
+            raise Refusal(errors.AUTHORIZATION_SERVICE_MISMATCH)
         if sas.delegated_to is not None and (
             identity is None
             or identity.object_id != sas.delegated_to
@@ -127,16 +193,16 @@ def check_permission(sas: Sas, account_types: str, account_permissions: str, que
     """Raises Refusal if the SAS does not cover the operation of these letters. Empty: no SAS does."""
     if sas.way is Way.ACCOUNT_SAS:
         if not account_permissions:
-            raise Refusal(AUTHORIZATION_FAILURE)
+            raise Refusal(errors.AUTHORIZATION_FAILURE)
         if not any(each in sas.resource_types for each in account_types):
-            raise Refusal(AUTHORIZATION_RESOURCE_TYPE_MISMATCH)
+            raise Refusal(errors.AUTHORIZATION_RESOURCE_TYPE_MISMATCH)
         wanted = account_permissions
     else:
         if not queue_permissions:
-            raise Refusal(AUTHORIZATION_FAILURE)
+            raise Refusal(errors.AUTHORIZATION_FAILURE)
         wanted = queue_permissions
     if not any(each in (sas.permissions or "") for each in wanted):
-        raise Refusal(AUTHORIZATION_PERMISSION_MISMATCH)
+        raise Refusal(errors.AUTHORIZATION_PERMISSION_MISMATCH)
 
 
 def _read(parameters: dict[str, str], place: Place, account: NamedAccount | None) -> Sas:
@@ -238,7 +304,7 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
     assert account is not None
     identity = account.identity(get("skoid", ""))
     if identity is None:
-        raise Refusal(AUTHORIZATION_PERMISSION_MISMATCH)
+        raise Refusal(errors.AUTHORIZATION_PERMISSION_MISMATCH)
     start, expiry = _time(parameters, "st"), _time(parameters, "se")
     key_start, key_expiry = _time(parameters, "skt"), _time(parameters, "ske")
     assert expiry is not None

@@ -12,8 +12,7 @@ import msgspec
 
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.errors import bad_node, bad_xml, missing_node
-from veilmq.protocols.azure.xml_reading import members_of, only, read_document
-from veilmq.protocols.azure.xml_writing import DECLARATION
+from veilmq.protocols.azure.xml import DECLARATION, members_of, only, read_document
 from veilmq.protocols.xml import Element, escape
 
 LABEL_PREFIX: Final = "azure.service."

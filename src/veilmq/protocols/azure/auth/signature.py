@@ -9,21 +9,21 @@ from typing import Final
 
 from veilmq.model.access import NamedAccount, NamedAccounts
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.azure import limits
+from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Place
-from veilmq.protocols.azure.bearer import Tokens, challenge, identify
-from veilmq.protocols.azure.caller import Caller, Identity, Way, origin_of
-from veilmq.protocols.azure.canonical import check_single, readings, shared_key_lite_text, shared_key_text
-from veilmq.protocols.azure.errors import (
-    INVALID_AUTHENTICATION_INFO,
-    NO_AUTHENTICATION_INFORMATION,
-    Refusal,
-    show,
-    unauthenticated,
+from veilmq.protocols.azure.auth.bearer import Tokens, challenge, identify
+from veilmq.protocols.azure.auth.sas import SasReader
+from veilmq.protocols.azure.auth.shared_key import (
+    check_single,
+    matches,
+    read_signature,
+    readings,
+    shared_key_lite_text,
+    shared_key_text,
 )
+from veilmq.protocols.azure.call import Caller, Identity, Way, origin_of
+from veilmq.protocols.azure.errors import Refusal, show, unauthenticated
 from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
-from veilmq.protocols.azure.mac import matches, read_signature
-from veilmq.protocols.azure.sas import SasReader
 from veilmq.protocols.http import Request, external_path, is_secure
 
 _SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
@@ -50,7 +50,9 @@ class Verifier:
         if authorization is None:
             if "sig" in parameters:
                 return self._by_sas(request, place, parameters, account, wall, None)
-            raise Refusal(NO_AUTHENTICATION_INFORMATION, headers=challenge(self._endpoint.authority, self._tokens))
+            raise Refusal(
+                errors.NO_AUTHENTICATION_INFORMATION, headers=challenge(self._endpoint.authority, self._tokens)
+            )
         scheme, _, credentials = authorization.partition(b" ")
         scheme = scheme.lower()
         if scheme in {_SHARED_KEY, _SHARED_KEY_LITE}:
@@ -64,7 +66,7 @@ class Verifier:
             assert account is not None
             origin = origin_of(f"{account.name}/{identity.object_id}", request.headers.get(b"user-agent", b""))
             return Caller(account, identity.key, Way.BEARER, origin, None, identity)
-        raise Refusal(INVALID_AUTHENTICATION_INFO)
+        raise Refusal(errors.INVALID_AUTHENTICATION_INFO)
 
     def _by_key(
         self,
@@ -79,7 +81,7 @@ class Verifier:
     ) -> Caller:
         name, colon, signature = credentials.partition(b":")
         if not colon or not name:
-            raise Refusal(INVALID_AUTHENTICATION_INFO)
+            raise Refusal(errors.INVALID_AUTHENTICATION_INFO)
         if account is not None and name.decode("latin-1") != account.name:
             account = None
         _check_fresh(request, wall)

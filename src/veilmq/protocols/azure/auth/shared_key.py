@@ -1,4 +1,4 @@
-"""The strings that SharedKey and SharedKeyLite sign.
+"""The strings that SharedKey and SharedKeyLite sign, and the check of an HMAC by any of an account's keys.
 
 Strategy: headers as sent, in the two orders in which clients sort them: by bytes, and as the service does, where
 hyphens and apostrophes only break ties, and punctuation comes before digits before letters. Where the documented text
@@ -6,16 +6,20 @@ differs from what was sent (blanks folded to one, empty headers omitted before 2
 its suffix), both texts are accepted, because SDKs differ. Source: "Authorize with Shared Key" on learn.microsoft.com.
 """
 
+import binascii
 import re
+from base64 import b64decode
 from collections.abc import Iterator
+from functools import lru_cache
+from hmac import compare_digest
 from itertools import product
 from typing import Final
 
-from veilmq.protocols.azure import limits
+from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import SECONDARY
-from veilmq.protocols.azure.errors import INVALID_METADATA, Refusal, bad_header
-from veilmq.protocols.azure.metadata import PREFIX as METADATA_PREFIX
+from veilmq.protocols.azure.errors import Refusal, bad_header, unauthenticated
 from veilmq.protocols.http import Request
+from veilmq.protocols.keyed import Keyed
 
 _SIGNED: Final = (
     b"content-md5",
@@ -77,8 +81,8 @@ def _folded(value: bytes) -> bytes:
 def check_single(request: Request) -> None:
     """Raises Refusal if a signed header is repeated: the signed text would be ambiguous."""
     for name in sorted(request.duplicates):
-        if name.startswith(METADATA_PREFIX):
-            raise Refusal(INVALID_METADATA, {"HeaderName": name.decode("latin-1")})
+        if name.startswith(limits.METADATA_PREFIX):
+            raise Refusal(errors.INVALID_METADATA, {"HeaderName": name.decode("latin-1")})
         if name.startswith(b"x-ms-") or name in _FIRST or name in _SIGNED:
             raise bad_header(name.decode("latin-1"), request.headers[name].decode("latin-1"))
 
@@ -124,3 +128,23 @@ def shared_key_lite_text(
         path,
         b"" if comp is None else b"?comp=" + comp.encode(),
     )
+
+
+_SIGNATURE_BYTES: Final = 32
+_keyed = lru_cache(256)(Keyed)
+
+
+def read_signature(text: bytes) -> bytes:
+    """The 32 bytes of a signature. Raises Refusal."""
+    try:
+        raw = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != _SIGNATURE_BYTES:
+        raise unauthenticated("The signature is not 32 bytes in base64.")
+    return raw
+
+
+def matches(secrets: tuple[bytes, ...], text: bytes, signature: bytes) -> bool:
+    """Whether one of the secrets gives this signature of the text."""
+    return any(compare_digest(_keyed(secret).digest(text), signature) for secret in secrets)
