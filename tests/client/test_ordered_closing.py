@@ -338,7 +338,7 @@ def test_a_close_ends_a_receive_that_waits(sides: Sides, own: bool) -> None:
 def test_what_a_receive_brings_after_the_close_is_released(
     sides: Sides, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("veilmq.client.ordered.intake.END_SECONDS", 0)
+    monkeypatch.setattr("veilmq.client.ordered.receiving.intake.END_SECONDS", 0)
     queue, came = Parking(sides.queue), []
     with LeaseKeeper(queue, visibility_timeout=30, interval=10, minimal_life=5, clock=sides.embedded.clock) as keeper:
         receiver = sides.receiver(queue, keeper=None if own else keeper)
@@ -372,7 +372,7 @@ def test_a_close_waits_for_what_a_receive_brings(sides: Sides) -> None:
 
 def test_a_policy_may_close_the_receiver(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for itself."""
-    monkeypatch.setattr("veilmq.client.ordered.intake.END_SECONDS", 3_600)
+    monkeypatch.setattr("veilmq.client.ordered.receiving.intake.END_SECONDS", 3_600)
 
     told: list[Unreadable] = []
 
@@ -406,7 +406,7 @@ def test_what_the_keeper_takes_during_the_close_is_released(sides: Sides) -> Non
 
 
 def test_a_gap_is_nothing_to_who_leaves(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilmq.client.ordered.intake.END_SECONDS", 0)
+    monkeypatch.setattr("veilmq.client.ordered.receiving.intake.END_SECONDS", 0)
     sides.sender().send_batch(["1", "2"])
     _, second = sides.queue.receive(2, lease=1_000)
     sides.queue.release(second.handle)
@@ -548,7 +548,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sides: Sides, tmp_path
 
 
 def test_a_loop_that_waits_ends_at_once(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilmq.client.ordered.running.LOOK_SECONDS", 3_000)
+    monkeypatch.setattr("veilmq.client.ordered.queue.LOOK_SECONDS", 3_000)
     queue, handled = Asked(sides.queue), []
     receiver = sides.receiver(queue)
     loop = thread(lambda: handled.append(run(receiver, lambda message: None)))

@@ -1,7 +1,7 @@
 """Which arrivals count: the order as a pure function of its state, without a queue."""
 
-from veilmq.client.ordered.reorder import Fate, Gap, Place, Reorder
-from veilmq.client.ordered.state import ReceiverState
+from veilmq.client.ordered.numbering import ReceiverState
+from veilmq.client.ordered.receiving.reorder import Fate, Gap, Place, Reorder
 from veilmq.testing.client_contract import for_each
 
 

@@ -469,17 +469,17 @@ def test_a_forked_child_relays_over_a_connection_of_its_own(place: Place) -> Non
     relay = place.relay(NotAsked(place.queue))
     relay.start()
     assert relay.run_once() == 0
-    parents = relay.connection()
+    parents = relay._connection._open()
 
     def work() -> bool:
         relay.start()
         relay.wake()
         running = relay._thread is not None and relay._thread.is_alive()
         relay.close()
-        return running and relay.connection() is not parents
+        return running and relay._connection._open() is not parents
 
     assert code_of(in_child(work)) == 0
-    assert relay.connection() is parents
+    assert relay._connection._open() is parents
     place.add("after")
     assert relay.failures() == []
 
@@ -528,7 +528,7 @@ def test_a_dead_relay_s_rows_wait_no_hour_more_for_one_whose_clock_is_off(place:
     place.add("1")
     dead = place.relay()
     assert len(dead._take()) == 1
-    dead.drop()
+    dead._connection.close()
     other = place.relay(clock=Apart(place.embedded.clock, apart))
     place.embedded.pass_time(59)
     assert other.run_once() == 0

@@ -12,7 +12,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
@@ -23,8 +22,8 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.encoding import from_text, to_text
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
-from veilmq.client.records.tables import Connect, clock_of, end, paramstyle_of, run, table_name, transactional
-from veilmq.client.threads import KEPT, Anew, Closing
+from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
+from veilmq.client.threads import Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 ATTRIBUTE: Final = "veilmq.outbox"
@@ -129,19 +128,16 @@ class Relay(Closing, Anew):
         checks.positive(hold, "hold")
         checks.positive(check_every, "check_every", may_be_endless=True)
         self._outbox = outbox
-        self._connect = connect
+        self._connection = OneConnection(connect)
         self._queue = queue
         self._batch = batch
         self._hold = hold
         self._check_every = check_every
         self._clock = clock
-        self._connection: Any = None
         self._here()
 
     def _begin(self) -> None:
-        if self._connection is not None:
-            KEPT.append(self._connection)
-            self._connection = None
+        self._connection.leave()
         self._holder = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -180,13 +176,13 @@ class Relay(Closing, Anew):
             f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
             f" LIMIT {count_max:d}"
         )
-        with self._alone(), _Transaction(self) as cursor:
+        with self._alone(), self._connection.transaction() as cursor:
             return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchall()]
 
     def retry(self, identity: str) -> bool:
         """Try a failed row again; False if there is none with that id."""
         statement = f"UPDATE {self._outbox.table} SET failure = NULL WHERE id = ? AND failure IS NOT NULL"
-        with self._alone(), _Transaction(self) as cursor:
+        with self._alone(), self._connection.transaction() as cursor:
             return bool(self._outbox.run(cursor, statement, (identity,)).rowcount == 1)
 
     def prune(self, older_than: float) -> int:
@@ -221,29 +217,15 @@ class Relay(Closing, Anew):
             self._thread.join()
             self._thread = None
         with lock:
-            self.drop()
+            self._connection.close()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def connection(self) -> Any:
-        """The relay's own connection."""
-        if self._connection is None:
-            connection = transactional(self._connect)
-            self._database_clock = clock_of(connection)
-            self._connection = connection
-        return self._connection
-
     def _now(self) -> str:
         """The SQL expression for Unix seconds: the database's clock, which all relays share, or else our own."""
-        return self._database_clock or repr(self._clock.wall())
-
-    def drop(self) -> None:
-        """Close the connection; the next use opens a new one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            end(connection)
+        return self._connection.clock or repr(self._clock.wall())
 
     def _run(self) -> None:
         while not self._closing:
@@ -287,7 +269,7 @@ class Relay(Closing, Anew):
         connection. A sent row that cannot be marked would be sent again."""
         for left in reversed(range(_TRIES)):
             try:
-                with _Transaction(self) as cursor:
+                with self._connection.transaction() as cursor:
                     return work(cursor)
             except Exception as error:
                 if isinstance(error, VeilError) or not left:
@@ -352,35 +334,6 @@ class Relay(Closing, Anew):
                 self._outbox.run(cursor, statement, (*values, row.position, self._holder))
 
         self._tried(mark)
-
-
-class _Transaction:
-    """A cursor of the relay's connection: commits at the end; rolls back and drops the connection after any error."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-
-    def __enter__(self) -> Any:
-        connection = self._relay.connection()
-        try:
-            self._cursor = connection.cursor()  # one driver notices a lost connection here
-        except BaseException:
-            self._relay.drop()
-            raise
-        return self._cursor
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._relay.drop()
-            return
-        try:
-            self._relay.connection().commit()
-            self._cursor.close()
-        except BaseException:
-            self._relay.drop()
-            raise
 
 
 def _hopeless(error: VeilError) -> bool:

@@ -24,10 +24,18 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.encoding import plain
 from veilmq.client.errors import TransportError, may_have_happened
 from veilmq.client.messages import Message, Sent
-from veilmq.client.ordered.locks import locked
-from veilmq.client.ordered.marking import Mark, marking_of
-from veilmq.client.ordered.state import Pending, SenderState, check_queue, decode, packed, unpacked
-from veilmq.client.ordered.storage import Side, Storage
+from veilmq.client.ordered.numbering import (
+    Mark,
+    Pending,
+    SenderState,
+    Side,
+    check_queue,
+    decode,
+    marking_of,
+    packed,
+    unpacked,
+)
+from veilmq.client.ordered.storage import Storage, locked
 from veilmq.client.queue import Queue
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 
@@ -75,7 +83,7 @@ class OrderedSender(Side):
         self._storage.acquire()
         self._pid = self._this()
         self._checked = clock.monotonic()
-        """When the queue's incarnation was last checked."""
+        """When the queue's incarnation was last checks."""
         try:
             self._open(reset)
         except BaseException:

@@ -1,20 +1,40 @@
-"""Where the numbers are kept: the interface of a storage, and the local file.
+"""Where the numbers are kept: the interface of a storage, a local file, objects of any store, and the user's own.
 
 Strategy: a storage has two methods, `load` and `save`; `save` is durable when it returns. A storage that can lock
-itself also has `acquire` and `release`; any other gets a lock inside its state (locks.py). The local file is written to
-a temporary file, synced and renamed, and locked with flock, which the kernel releases when the process dies.
+itself also has `acquire` and `release`; any other gets a lock inside its state (`StateLock`). The local file is locked
+with flock, which the kernel releases when the process dies. All others write their holder into what they store
+(`OwnedStorage`, records/holders.py). The table is in tables.py.
+
+Objects: object stores have no compare-and-swap, but can create an object exclusively. So each holder has its own
+object, `<path>.<generation>`. To take over, a process creates the next one, then reads the previous one's state. After
+each save the holder checks whether a successor exists; if so, the save does not count, and it raises. Either the
+successor read the state after the save, or the saver sees the successor.
+
+Before changing it: the store must show a write to every later reader (S3 since 2020, OSS, Azure and GCS do) and refuse
+to create an object that exists (`mode="create"`). A holder's silence is judged by the store's clock: the age of its
+last write is compared with a new object, written to learn the time.
 """
 
 import fcntl
 import os
-from contextlib import AbstractContextManager
+import re
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
-from veilmq.client.errors import StorageHeld, StorageLost, TransportError
-from veilmq.client.queue import Queue
-from veilmq.client.threads import Closing, OfProcess, forget_in_child
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import StorageHeld, StorageLost
+from veilmq.client.records.holders import HOLD_SECONDS, Envelope, Watch, closed, opened
+from veilmq.client.records.objects import modified_of
+from veilmq.client.threads import OfProcess, forget_in_child
+from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write
+
+_GENERATION: Final = re.compile(r"\.(\d{12})\Z")
 
 
 class Storage(Protocol):
@@ -105,29 +125,235 @@ class LocalFile(OfProcess):
         durable_write(self.path, state, alone=True)
 
 
-class Side(Closing, OfProcess):
-    """The sending or the receiving side of an ordered queue."""
+class OwnedStorage(ABC):
+    """A storage that contains its holder's name. A storage says how it takes the hold, writes and gives up; all of
+    these are called with its lock held."""
 
-    queue: Queue
-    _storage: LockedStorage
-    _role: str
-    _closed = False
+    def __init__(self, storage: str, clock: Clock, hold_seconds: float) -> None:
+        self._watch = Watch(storage, clock, hold_seconds)
+        self._lock = threading.Lock()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
+    def acquire(self) -> None:
+        """See `LockedStorage.acquire`."""
+        self._watch.enter()
+        with self._lock:
+            self._watch.enter_free()
+            self._take()
+            self._watch.start(self._renew)
 
-    def _enter(self) -> None:
-        """Call it before anything else, including locks. Raises StorageHeld in a forked child: its parent has the
-        storage."""
-        if self.inherited:
-            raise StorageHeld(storage=str(self._storage), holder=f"pid {self._pid}")
+    def release(self) -> None:
+        """See `LockedStorage.release`. Does nothing in a forked child."""
+        if self._watch.inherited:
+            return
+        self._watch.stop()
+        with self._lock:
+            self._give_up()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._is_closed()
+    def load(self) -> bytes | None:
+        """See `Storage.load`."""
+        self._watch.enter()
+        with self._lock:
+            return self._state_now()
 
-    def _is_closed(self) -> TransportError:
-        reason = f"the ordered {self._role} of queue {self.queue.name} is closed"
-        return TransportError(reason=reason, may_have_happened=False)
+    def save(self, state: bytes) -> None:
+        """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
+        self._watch.enter()
+        with self._lock:
+            self._watch.check_held()
+            self._write(state)
+
+    def _renew(self) -> None:
+        with self._lock:
+            self._prolong()
+
+    @abstractmethod
+    def _take(self) -> None:
+        """Become the holder. Raises StorageHeld."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """Be the holder no longer, if this is the holder."""
+
+    @abstractmethod
+    def _state_now(self) -> bytes | None:
+        """The state that was saved last."""
+
+    @abstractmethod
+    def _write(self, state: bytes) -> None:
+        """Save the state, and the hold from now on. Raises StorageLost."""
+
+    @abstractmethod
+    def _prolong(self) -> None:
+        """Write the hold from now on, with the state as it is. Raises StorageLost."""
+
+
+class StateLock(OwnedStorage):
+    """A lock for a storage that has only `load` and `save`.
+
+    Two processes that acquire it at the same instant can both believe that they hold it until one of them saves; then
+    the other gets StorageLost. Storages with their own lock do not have this race. Each machine judges the expiry by
+    its own clock, because `load` and `save` tell no time.
+    """
+
+    def __init__(self, storage: Storage, *, clock: Clock = SYSTEM, hold_seconds: float = HOLD_SECONDS) -> None:
+        self.storage = storage
+        super().__init__(str(self), clock, hold_seconds)
+
+    def __str__(self) -> str:
+        return type(self.storage).__name__
+
+    def _take(self) -> None:
+        found = self._read()
+        self._watch.admit(found.owner)
+        self.storage.save(closed(self._watch.owner(), found.content))
+        self._watch.admit(self._read().owner)
+
+    def _give_up(self) -> None:
+        found = self._read()
+        try:
+            self._watch.check(found.owner)
+        except StorageLost:
+            return
+        self.storage.save(closed(None, found.content))
+
+    def _state_now(self) -> bytes | None:
+        return self._read().content
+
+    def _write(self, state: bytes) -> None:
+        self._watch.check(self._read().owner)
+        self.storage.save(closed(self._watch.owner(), state))
+
+    def _prolong(self) -> None:
+        found = self._read()
+        self._watch.check(found.owner)
+        self.storage.save(closed(self._watch.owner(), found.content))
+
+    def _read(self) -> Envelope:
+        return opened(self.storage.load(), str(self))
+
+
+class ObjectStorage(OwnedStorage):
+    """A storage of objects beside `url`. Raises the file system's errors (OSError)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        filesystem: Any = None,
+        clock: Clock = SYSTEM,
+        hold_seconds: float = HOLD_SECONDS,
+        **options: Any,
+    ) -> None:
+        """url: such as s3://bucket/orders/sender. filesystem: an existing fsspec file system; else `options` go to
+        fsspec. hold_seconds: after this long without a renewal another process may take over.
+        """
+        self._url = url
+        if filesystem is None:
+            import fsspec
+
+            filesystem, self._path = fsspec.core.url_to_fs(url, **options)
+        else:
+            self._path = filesystem._strip_protocol(url)
+        self._files = filesystem
+        super().__init__(url, clock, hold_seconds)
+        self._generation = 0
+        self._state: bytes | None = None
+
+    def __str__(self) -> str:
+        return self._url
+
+    def _take(self) -> None:
+        before = self._generations()
+        with self._gone_is_held():
+            latest = self._read(before[-1]) if before else Envelope()
+            if latest.owner is not None:
+                self._watch.admit(latest.owner, self._age(before[-1]))
+        generation = before[-1] + 1 if before else 1
+        try:
+            self._files.pipe_file(self._object(generation), closed(self._watch.owner(), None), mode="create")
+        except FileExistsError:
+            raise self._held() from None
+        # A predecessor that died between its creation and its first save left no state: use the one before it.
+        with self._gone_is_held():
+            self._state = self._newest(before)
+        self._generation = generation
+        self._put(self._state)
+        for each in before:
+            with suppress(FileNotFoundError):  # a successor has removed it already
+                self._files.rm_file(self._object(each))
+
+    def _give_up(self) -> None:
+        if self._generation and self._generations()[-1:] == [self._generation]:
+            self._files.pipe_file(self._object(self._generation), closed(None, self._state))
+        self._generation = 0
+
+    def _state_now(self) -> bytes | None:
+        return self._state if self._generation else self._newest(self._generations())
+
+    def _write(self, state: bytes) -> None:
+        self._put(state)
+        self._state = state
+
+    def _prolong(self) -> None:
+        if self._generation:
+            self._put(self._state)
+
+    def _put(self, state: bytes | None) -> None:
+        self._files.pipe_file(self._object(self._generation), closed(self._watch.owner(), state))
+        latest = self._generations()[-1]
+        if latest != self._generation:
+            raise StorageLost(storage=self._url, holder=str(self._read(latest).owner or "another process"))
+
+    def _newest(self, generations: list[int]) -> bytes | None:
+        """The state of the newest of these that has one."""
+        found = (self._read(each).content for each in reversed(generations))
+        return next((content for content in found if content is not None), None)
+
+    @contextmanager
+    def _gone_is_held(self) -> Iterator[None]:
+        """Raises StorageHeld if an object that existed a moment ago is missing: somebody took over."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise self._held() from None
+
+    def _held(self) -> StorageHeld:
+        return StorageHeld(storage=self._url, holder="another process")
+
+    def _read(self, generation: int) -> Envelope:
+        return opened(self._files.cat_file(self._object(generation)), self._url)
+
+    def _age(self, generation: int) -> float | None:
+        """Seconds since the object was written, by the store's clock; None: the store does not tell it."""
+        probe = f"{self._path}.{secrets.token_hex(8)}.now"
+        self._files.pipe_file(probe, b"now")
+        try:
+            self._files.invalidate_cache()
+            written, now = (modified_of(self._files.info(path)) for path in (self._object(generation), probe))
+        finally:
+            self._files.rm_file(probe)
+        return None if written is None or now is None else now - written
+
+    def _generations(self) -> list[int]:
+        """All generations, in rising order."""
+        parent, _, name = self._path.rpartition("/")
+        self._files.invalidate_cache()
+        try:
+            names = self._files.ls(parent, detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        found = (_GENERATION.search(each) for each in names if each.rpartition("/")[2][:-13] == name)
+        return sorted(int(each[1]) for each in found if each is not None)
+
+    def _object(self, generation: int) -> str:
+        return f"{self._path}.{generation:012d}"
+
+
+def locked(storage: Storage, clock: Clock) -> LockedStorage:
+    """The storage itself if it has a lock, else wrapped in a StateLock. Raises ParameterInvalid."""
+    for method in ("load", "save"):
+        if not callable(getattr(storage, method, None)):
+            raise ParameterInvalid(parameter="storage", reason=f"{type(storage).__name__} has no method {method}")
+    if hasattr(storage, "acquire") and hasattr(storage, "release"):
+        return cast(LockedStorage, storage)
+    return StateLock(storage, clock=clock)

@@ -1,13 +1,11 @@
 """Numbers in a database table, over any DB-API driver: SQLite, PostgreSQL, MySQL.
 
 Strategy: one row for each storage, changed only by `UPDATE ... WHERE version = ?`: a process that lost the race changes
-nothing and gets an error. The row also names the holder, with an expiry by the database's clock (locks.py). One
-connection, opened when needed and again after an error, used by one thread at a time. `saving` lends a cursor, so that
-the application's own rows and the acknowledged number are one transaction: then nothing is done twice, wherever the
-process dies.
+nothing and gets an error. The row also names the holder, with an expiry by the database's clock (records/holders.py).
+One connection, used by one thread at a time. `saving` lends a cursor, so that the application's own rows and the
+acknowledged number are one transaction: then nothing is done twice, wherever the process dies.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,25 +14,24 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StateInvalid, StorageLost
-from veilmq.client.ordered.locks import HOLD_SECONDS, Owner, Watch
+from veilmq.client.ordered.storage import OwnedStorage
+from veilmq.client.records.holders import HOLD_SECONDS, Owner
 from veilmq.client.records.tables import (
     EXACT,
     TEXT,
     Connect,
-    clock_of,
-    end,
+    OneConnection,
     paramstyle_of,
     row_lock_of,
     run,
     table_name,
-    transactional,
 )
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 NAME_CHARACTERS_MAX: Final = 120
 
 
-class TableStorage:
+class TableStorage(OwnedStorage):
     """A row of a table. Any thread, one at a time; the driver must allow its connection to change threads (sqlite3:
     check_same_thread=False).
     """
@@ -61,12 +58,10 @@ class TableStorage:
             raise ParameterInvalid(parameter="name", reason=reason)
         self.name = name
         self._table = table_name(table)
-        self._connect = connect
         self._create = create
         self._paramstyle = paramstyle
-        self._watch = Watch(str(self), clock, hold_seconds)
-        self._lock = threading.Lock()
-        self._connection: Any = None
+        self._connection = OneConnection(connect)
+        super().__init__(str(self), clock, hold_seconds)
         self._version = 0
         self._acquired = False
 
@@ -81,27 +76,23 @@ class TableStorage:
             f" version BIGINT NOT NULL, holder TEXT, state {TEXT}) {EXACT}"
         )
 
-    def acquire(self) -> None:
-        """See `LockedStorage.acquire`. Raises StorageLost if another process was faster."""
-        self._watch.enter()
-        with self._lock:
-            self._watch.enter_free()
-            if self._create:
-                self._make()
-            with self._cursor() as cursor:
-                self._look_at_clock(cursor)
-                row = self._row(cursor)
-                if row is None:
-                    # Two at once: the primary key admits one of them, and the driver's error stops the other.
-                    values = (self.name, _text(self._watch.owner()))
-                    self._run(cursor, f"INSERT INTO {self._table} VALUES (?, 1, ?, NULL)", values)
-                    self._version = 1
-                else:
-                    self._version, holder, _ = row
-                    self._watch.admit(holder)
-                    self._change(cursor, "holder = ?", _text(self._watch.owner()))
-            self._acquired = True
-            self._watch.start(self._renew)
+    def _take(self) -> None:
+        """Raises StorageLost if another process was faster."""
+        if self._create:
+            self._make()
+        with self._cursor() as cursor:
+            self._look_at_clock(cursor)
+            row = self._row(cursor)
+            if row is None:
+                # Two at once: the primary key admits one of them, and the driver's error stops the other.
+                values = (self.name, _text(self._watch.owner()))
+                self._run(cursor, f"INSERT INTO {self._table} VALUES (?, 1, ?, NULL)", values)
+                self._version = 1
+            else:
+                self._version, holder, _ = row
+                self._watch.admit(holder)
+                self._change(cursor, "holder = ?", _text(self._watch.owner()))
+        self._acquired = True
 
     def _make(self) -> None:
         try:
@@ -114,32 +105,24 @@ class TableStorage:
             with self._cursor() as cursor:
                 self._row(cursor)
 
-    def release(self) -> None:
-        """See `LockedStorage.release`."""
-        if self._watch.inherited:
-            return
-        self._watch.stop()
-        with self._lock:
-            try:
-                if self._acquired:
-                    with self._cursor() as cursor:
-                        self._change(cursor, "holder = NULL")
-            except StorageLost:
-                pass
-            finally:
-                self._drop()
-            self._acquired = False
+    def _give_up(self) -> None:
+        try:
+            if self._acquired:
+                with self._cursor() as cursor:
+                    self._change(cursor, "holder = NULL")
+        except StorageLost:
+            pass
+        finally:
+            self._connection.close()
+        self._acquired = False
 
-    def load(self) -> bytes | None:
-        """See `Storage.load`."""
-        self._watch.enter()
-        with self._lock, self._cursor() as cursor:
+    def _state_now(self) -> bytes | None:
+        with self._cursor() as cursor:
             row = self._row(cursor)
         return None if row is None or row[2] is None else row[2].encode()
 
-    def save(self, state: bytes) -> None:
-        """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
-        with self._holding() as cursor:
+    def _write(self, state: bytes) -> None:
+        with self._cursor() as cursor:
             self._store(cursor, state)
 
     @contextmanager
@@ -150,33 +133,28 @@ class TableStorage:
         over however long the block lasts. SQLite locks only on a change: there the lock begins with the cursor's first
         change.
         """
-        with self._holding() as cursor:
-            if row_lock := row_lock_of(self._clock):
-                row = self._row(cursor, row_lock)
-                self._watch.check(None if row is None else row[1])
-            yield cursor
-            self._store(cursor, state)
-
-    @contextmanager
-    def _holding(self) -> Iterator[Any]:
         self._watch.enter()
         with self._lock:
             self._watch.check_held()
             with self._cursor() as cursor:
+                if row_lock := row_lock_of(self._connection.clock):
+                    row = self._row(cursor, row_lock)
+                    self._watch.check(None if row is None else row[1])
                 yield cursor
+                self._store(cursor, state)
 
     def _store(self, cursor: Any, state: bytes) -> None:
         self._change(cursor, "holder = ?, state = ?", _text(self._watch.owner()), state.decode())
 
-    def _renew(self) -> None:
-        with self._lock, self._cursor() as cursor:
+    def _prolong(self) -> None:
+        with self._cursor() as cursor:
             self._look_at_clock(cursor)
             self._change(cursor, "holder = ?", _text(self._watch.owner()))
 
     def _look_at_clock(self, cursor: Any) -> None:
         """Read the database's clock at every renewal, because two clocks drift apart over months."""
-        if self._clock is not None:
-            self._run(cursor, f"SELECT {self._clock}")
+        if self._connection.clock is not None:
+            self._run(cursor, f"SELECT {self._connection.clock}")
             self._watch.told(float(cursor.fetchone()[0]))
 
     def _row(self, cursor: Any, row_lock: str = "") -> tuple[int, Owner | None, str | None] | None:
@@ -208,33 +186,15 @@ class TableStorage:
         self._changed = True
 
     def _run(self, cursor: Any, statement: str, values: tuple[object, ...] = ()) -> None:
-        run(cursor, paramstyle_of(self._paramstyle, self._connection), statement, values)
+        run(cursor, paramstyle_of(self._paramstyle, cursor), statement, values)
 
     @contextmanager
     def _cursor(self) -> Iterator[Any]:
-        """A cursor in a transaction: committed at the end; after any error rolled back, and the connection is
-        reopened."""
-        if self._connection is None:
-            connection = transactional(self._connect)
-            self._clock = clock_of(connection)
-            self._connection = connection
+        """A cursor in a transaction."""
         self._changed = False
-        done = False
-        try:
-            cursor = self._connection.cursor()  # one driver notices a lost connection here
+        with self._connection.transaction() as cursor:
             yield cursor
-            self._connection.commit()
-            done = True
-        finally:
-            if not done:
-                self._drop()
-        cursor.close()
         self._version += self._changed
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            end(connection)
 
 
 def _text(owner: Owner) -> str:

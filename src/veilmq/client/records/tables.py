@@ -1,7 +1,7 @@
 """Records in a table, and SQL through any DB-API driver: parameter styles, connections, and the database's clock.
 
 Strategy: statements are written with `?` and rewritten for the driver's paramstyle (PEP 249); a value never becomes
-text of a statement. Table names do, so they are checked. What several machines decide by time is decided by the one
+text of a statement. Table names do, so they are checks. What several machines decide by time is decided by the one
 clock that they share, the database's (`clock_of`).
 
 Records: one row for each key. A change is one statement that names the content it expects, so it is correct at any

@@ -18,8 +18,8 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import Unordered
 from veilmq.client.keeper import Lease, LeaseKeeper
 from veilmq.client.messages import Extension, Received
-from veilmq.client.ordered.marking import Mark, Marking
-from veilmq.client.ordered.reorder import Entry, Fate, Place, Reorder, give_back
+from veilmq.client.ordered.numbering import Mark, Marking
+from veilmq.client.ordered.receiving.reorder import Entry, Fate, Place, Reorder, give_back
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Policy, set_aside
 from veilmq.client.unreadable import give_back as release_all

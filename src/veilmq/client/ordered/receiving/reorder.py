@@ -23,7 +23,7 @@ from veilmq.client import checks
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import Received
-from veilmq.client.ordered.state import ReceiverState
+from veilmq.client.ordered.numbering import ReceiverState
 from veilmq.model.errors import ParameterInvalid, ReceiptInvalid, VeilError
 
 Item = TypeVar("Item")

@@ -1,9 +1,9 @@
-"""Locks for storages without a kernel lock: who holds it, until when, and the renewal of the hold.
+"""Who holds a storage, until when, and the renewal of the hold: locks for storages without a kernel lock.
 
 Strategy: the holder writes its name and an expiry into what it stores, and a separate thread renews it. Another process
 is refused until the expiry, or let in at once if the holder ran on this machine and is dead. The expiry is judged by
-the storage's own clock if it has one, because all processes share it. `StateLock` adds such a lock to any object that
-can load and save. Source: document 002 (one sender process, one receiver process).
+the storage's own clock if it has one, because all processes share it. Source: document 002 (one sender process, one
+receiver process).
 """
 
 import logging
@@ -12,16 +12,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
 from veilmq.client import checks
-from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.clock import Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
-from veilmq.client.ordered.storage import LockedStorage, Storage
 from veilmq.client.threads import OfProcess
-from veilmq.model.errors import ParameterInvalid
 
 HOLD_SECONDS: Final = 30.0
 """How long a storage stays held after its holder's last renewal."""
@@ -161,77 +159,6 @@ class Watch(OfProcess):
                 return
             except Exception:  # a storage may raise anything, and the next renewal may succeed
                 log.exception("%s: the hold was not renewed", self._storage)
-
-
-class StateLock:
-    """A lock for a storage that has only `load` and `save`.
-
-    Two processes that acquire it at the same instant can both believe that they hold it until one of them saves; then
-    the other gets StorageLost. Storages with their own lock do not have this race. Each machine judges the expiry by
-    its own clock, because `load` and `save` tell no time.
-    """
-
-    def __init__(self, storage: Storage, *, clock: Clock = SYSTEM, hold_seconds: float = HOLD_SECONDS) -> None:
-        self.storage = storage
-        self._watch = Watch(str(self), clock, hold_seconds)
-        self._lock = threading.Lock()
-
-    def __str__(self) -> str:
-        return type(self.storage).__name__
-
-    def acquire(self) -> None:
-        """See `LockedStorage.acquire`."""
-        self._watch.enter()
-        with self._lock:
-            self._watch.enter_free()
-            found = opened(self.storage.load(), str(self))
-            self._watch.admit(found.owner)
-            self.storage.save(closed(self._watch.owner(), found.content))
-            self._watch.admit(opened(self.storage.load(), str(self)).owner)
-            self._watch.start(self._renew)
-
-    def release(self) -> None:
-        """See `LockedStorage.release`."""
-        if self._watch.inherited:
-            return
-        self._watch.stop()
-        with self._lock:
-            found = opened(self.storage.load(), str(self))
-            try:
-                self._watch.check(found.owner)
-            except StorageLost:
-                return
-            self.storage.save(closed(None, found.content))
-
-    def load(self) -> bytes | None:
-        """See `Storage.load`."""
-        self._watch.enter()
-        with self._lock:
-            return opened(self.storage.load(), str(self)).content
-
-    def save(self, state: bytes) -> None:
-        """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
-        self._watch.enter()
-        with self._lock:
-            self._watch.check_held()
-            self._watch.check(opened(self.storage.load(), str(self)).owner)
-            self.storage.save(closed(self._watch.owner(), state))
-
-    def _renew(self) -> None:
-        with self._lock:
-            found = opened(self.storage.load(), str(self))
-            self._watch.check(found.owner)
-            self.storage.save(closed(self._watch.owner(), found.content))
-
-
-def locked(storage: Storage, clock: Clock) -> LockedStorage:
-    """The storage itself if it has a lock, else wrapped in a StateLock. Raises ParameterInvalid."""
-    for method in ("load", "save"):
-        if not callable(getattr(storage, method, None)):
-            raise ParameterInvalid(parameter="storage", reason=f"{type(storage).__name__} has no method {method}")
-    if hasattr(storage, "acquire") and hasattr(storage, "release"):
-        return cast(LockedStorage, storage)
-    return StateLock(storage, clock=clock)
 
 
 def _alive(pid: int) -> bool:

@@ -20,10 +20,9 @@ from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.ordered.intake import Intake
-from veilmq.client.ordered.locks import locked
-from veilmq.client.ordered.marking import marking_of
-from veilmq.client.ordered.reorder import (
+from veilmq.client.ordered.numbering import ReceiverState, Side, check_queue, decode, marking_of
+from veilmq.client.ordered.receiving.intake import Intake
+from veilmq.client.ordered.receiving.reorder import (
     FOREVER,
     Entry,
     GapPolicy,
@@ -35,8 +34,7 @@ from veilmq.client.ordered.reorder import (
     place_of,
     shown,
 )
-from veilmq.client.ordered.state import ReceiverState, check_queue, decode
-from veilmq.client.ordered.storage import Side, Storage
+from veilmq.client.ordered.storage import Storage, locked
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Policy, checked_policy, keep
 from veilmq.model.errors import (
