@@ -22,12 +22,12 @@ def work(client: Any, queue: Any, keeper: LeaseKeeper, seconds: float) -> None:
     queue.send(Message("job", type="resize"))
     (message,) = queue.receive(lease=30)
     lease = keeper.register(message)
-    keeper.settle()
+    keeper.extend_due()
     left = seconds
     while left > 0:
         step = min(left, 5.0)
         client.pass_time(step)
-        keeper.settle()
+        keeper.extend_due()
         left -= step
     lease.delete()
 
@@ -68,7 +68,7 @@ def test_a_lost_lease_is_learnt(client: EmbeddedClient, fifo: Queue) -> None:
         client.pass_time(6)
         (other,) = queue.receive(lease=60)
         assert other.receive_count == 2
-        keeper.settle()
+        keeper.extend_due()
         assert lease.lost.is_set()
         with pytest.raises(LeaseError):
             queue.delete(message.handle)
@@ -89,11 +89,11 @@ def test_the_documents_rule_is_told_of_what_came_back(
             (message,) = queue.receive(lease=30)
             client.pass_time(0.2)
             lease = keeper.register(message)
-            keeper.settle()
+            keeper.extend_due()
             assert keeper.stats.extensions == 0
             assert plan.timeout == 30
             client.pass_time(31)  # nobody extended it, as in the document, or could not
-            keeper.settle()
+            keeper.extend_due()
             assert lease.lost.is_set()
             (again,) = queue.receive(lease=30)
             queue.delete(again.handle)
@@ -102,7 +102,7 @@ def test_the_documents_rule_is_told_of_what_came_back(
         (message,) = queue.receive(lease=60)
         lease = keeper.register(message)
         client.pass_time(55)
-        keeper.settle()
+        keeper.extend_due()
         assert (keeper.stats.extensions == 1) is extended
         lease.delete()
 

@@ -303,7 +303,7 @@ class TestTask:
         for message in (kept, taken):
             manager.RegisterMessage(message)
         embedded.pass_time(6)
-        manager.keeper.settle()
+        manager.keeper.extend_due()
         assert manager.held(kept) is None
         manager.DeleteMessage(kept)
         (again,) = queue.receive()

@@ -33,7 +33,7 @@ def pass_kept(client: EmbeddedClient, manager: Manager, seconds: float, step: fl
     """Time passes, and the manager's timer with it."""
     while seconds > 0:
         client.pass_time(min(step, seconds))
-        manager.keeper.settle()
+        manager.keeper.extend_due()
         seconds -= step
 
 
@@ -96,7 +96,7 @@ class TestLongOrShort:
             assert message is not None
             lease = manager.RegisterMessage(message)
             embedded.pass_time(5 * MINUTE - 20)
-            manager.keeper.settle()
+            manager.keeper.extend_due()
             assert lease.remaining() == pytest.approx(5 * MINUTE, abs=5)
 
     def test_the_first_look_is_at_the_registration(self, embedded: EmbeddedClient) -> None:
@@ -106,7 +106,7 @@ class TestLongOrShort:
             message = CloudQueue(queue).popMessage()  # 12 s are left: less than interval and minimal life together
             assert message is not None
             lease = manager.RegisterMessage(message)
-            manager.keeper.settle()
+            manager.keeper.extend_due()
             assert lease.remaining() == pytest.approx(60, abs=5)
 
 
@@ -213,7 +213,7 @@ class TestOrderedGuard:
             for _ in range(60):
                 assert queue.receive() == []
                 embedded.pass_time(10)
-                receiver._keeper.settle()
+                receiver._keeper.extend_due()
             bodies = []
             while found := receiver.receive():
                 bodies.append((found[0].body, found[0].receive_count))

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 from tests.client.worker_stage import WAIT_S, Stage
 
-from veilmq.client import gathering
+from veilmq.client import wrapping
 from veilmq.client.errors import TransportError
-from veilmq.client.gathering import UNDER_WAY_MAX, GatheredDeletes, can_gather
 from veilmq.client.queue import Capabilities, Queue
-from veilmq.client.wrapping import Wrapping
+from veilmq.client.wrapping import UNDER_WAY_MAX, GatheredDeletes, Wrapping, can_gather
 from veilmq.model.errors import LeaseTaken, MessageGone, VeilError
 
 
@@ -103,7 +102,7 @@ def signal_when_in_line(gathered: GatheredDeletes) -> None:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine as on a quiet one."""
-    monkeypatch.setattr(gathering, "PATIENCE_S", 2 * WAIT_S)
+    monkeypatch.setattr(wrapping, "PATIENCE_S", 2 * WAIT_S)
 
 
 class TestGatheredDeletes:
@@ -152,7 +151,7 @@ class TestGatheredDeletes:
         gathered = GatheredDeletes(slow)
         given = handles(stage, UNDER_WAY_MAX + 2)
         held = under_way(gathered, slow, given[:UNDER_WAY_MAX])
-        monkeypatch.setattr(gathering, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(wrapping, "PATIENCE_S", 0.2)
         waits = [Asking(gathered, handle) for handle in given[UNDER_WAY_MAX:]]
         assert [each.end() for each in waits] == [None] * 2
         slow.go.set()

@@ -14,7 +14,6 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease, LeaseKeeper, Reason, State
 from veilmq.client.messages import Extension, Message, Received, Template
 from veilmq.client.queue import Capabilities, Queue
-from veilmq.client.worker.hand import PlainLease
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -147,7 +146,7 @@ def wait(account: EmbeddedAccount, clock: MovableClock) -> Callable[..., None]:
         for _ in range(int(seconds * 4)):
             clock.passed += 0.25
             for keeper in keepers:
-                keeper.settle()
+                keeper.extend_due()
             account.settle()
 
     return wait
@@ -230,7 +229,7 @@ def test_a_delete_waits_for_the_extension_and_takes_its_handle(
         rotating.entered.clear()
         rotating.gate.clear()
         clock.passed += 15
-        extending = threading.Thread(target=keeper.settle)
+        extending = threading.Thread(target=keeper.extend_due)
         extending.start()
         eventually(rotating.entered.is_set)
         assert lease.state is State.EXTENDING
@@ -353,7 +352,7 @@ def test_after_a_long_sleep_of_the_machine_a_lease_that_nobody_took_is_held_agai
 ) -> None:
     lease = keeper.register(received(queue)[0])
     clock.passed += 3_600
-    keeper.settle()
+    keeper.extend_due()
     assert not lease.lost
     assert caplog.messages == []
     wait(60, keeper)
@@ -380,8 +379,8 @@ def test_after_a_long_sleep_of_the_machine_what_is_gone_is_lost_and_new_ones_kep
             queue.release(lease.handle)  # behind the keeper's back: somebody else has it when the machine wakes
             (taken,) = queue.receive(lease=7_200)
         clock.passed += 3_600
-        keeper.settle()
-        keeper.settle()
+        keeper.extend_due()
+        keeper.extend_due()
         assert lease.lost.reason is (Reason.EXPIRED if fifo else Reason.TAKEN)
         assert f"queue {name}: 1 leases lost, first message {lease.message.id}: {lease.lost.reason}" in caplog.text
         account.settle()
@@ -493,9 +492,13 @@ def test_a_delete_that_was_done_and_repeated_in_vain_is_done(queue: Queue, clock
             self.inner.delete(handle)
 
     faults = [UNREACHABLE, LOST_ANSWER]
-    with LeaseKeeper(Line(queue), clock=clock, **SETTINGS) as keeper:
+    with (
+        LeaseKeeper(Line(queue), clock=clock, **SETTINGS)
+        if kept
+        else LeaseKeeper.passive(Line(queue), clock=clock) as keeper
+    ):
         (message,) = received(queue)
-        lease = keeper.register(message) if kept else PlainLease(Line(queue), message, clock)
+        lease = keeper.register(message)
         for _ in range(2):
             with pytest.raises(TransportError):
                 lease.delete()
@@ -548,7 +551,7 @@ def test_too_late_is_lease_expired(queue: Queue, keeper: LeaseKeeper, wait: Call
 
 def test_a_lease_of_its_own_length(queue: Queue, keeper: LeaseKeeper, wait: Callable[..., None]) -> None:
     lease = keeper.register(received(queue)[0], lease=300)
-    keeper.settle()
+    keeper.extend_due()
     assert lease.remaining() == 300
     wait(310, keeper)
     assert queue.receive(1) == []
@@ -568,7 +571,7 @@ def test_a_plan_decides_the_lengths(queue: Queue, clock: MovableClock, wait: Cal
 
     with LeaseKeeper(queue, clock=clock, plan=Growing()) as keeper:
         lease = keeper.register(received(queue)[0])
-        keeper.settle()
+        keeper.extend_due()
         assert lease.remaining() == 8
         wait(6, keeper)
         assert 9 <= lease.remaining() <= 10

@@ -71,7 +71,7 @@ class Table(LeaseDecisions[Hold]):
         """Its extension leaves and is answered at once; what it asked for."""
         assert self.begin(hold)
         seconds = self.length(hold, now)
-        self.settle(hold, hold.newest + "'" if answer is None else answer, seconds, now, now)
+        self.extended(hold, hold.newest + "'" if answer is None else answer, seconds, now, now)
         return seconds
 
 
@@ -114,7 +114,7 @@ def test_the_lease_counts_from_before_the_call() -> None:
     hold = table.hold(1_000, left=6)
     assert table.extends(1_000) == [hold]
     assert table.begin(hold)
-    table.settle(hold, "next", 30, before=1_000.5, now=1_004)
+    table.extended(hold, "next", 30, before=1_000.5, now=1_004)
     assert hold.deadline == 1_030.5
     assert hold.newest == "next"
     assert hold.status is State.HELD
@@ -143,7 +143,7 @@ def test_a_users_own_extension_is_not_overwritten() -> None:
     table = Table()
     hold = table.hold(1_000)
     table.claim(hold, "extend")
-    table.settle(hold, "mine", 300, before=1_001, now=1_001, own=False)
+    table.extended(hold, "mine", 300, before=1_001, now=1_001, own=False)
     assert hold.deadline == 1_301
     at = table.next_extension(1_001)
     assert 284 <= at - 1_001 <= 285
@@ -154,7 +154,7 @@ def test_a_users_short_extension_lives_to_its_second_half() -> None:
     table = Table()
     hold = table.hold(1_000)
     table.claim(hold, "extend")
-    table.settle(hold, "mine", 4, before=1_000, now=1_000, own=False)
+    table.extended(hold, "mine", 4, before=1_000, now=1_000, own=False)
     at = table.next_extension(1_000)
     assert 2 - table.schedule.width <= at - 1_000 <= 2
     assert table.extend(hold, at) == 30
@@ -192,7 +192,7 @@ def test_a_lease_that_may_have_been_shortened_counts_as_shortened(
         assert table.begin(hold)
     else:
         table.claim(hold, "extend")
-    table.settle(hold, answer, seconds, before=1_000, now=1_000, own=own)
+    table.extended(hold, answer, seconds, before=1_000, now=1_000, own=own)
     assert hold.deadline == deadline
     assert table.next_extension(1_000) < (deadline if own else max(deadline - 14, 1_000.5))
     assert table.failures == own
@@ -245,7 +245,7 @@ def test_a_call_that_never_returns_does_not_keep_the_loss_from_being_told(extend
     assert hold.deadline + grace - table.schedule.width <= now <= hold.deadline + grace
     assert table.losses == [hold]
     assert table.next_look() == math.inf
-    table.settle(hold, "late", 30, before=1_000, now=1_100)
+    table.extended(hold, "late", 30, before=1_000, now=1_100)
     assert (hold.status, hold.newest, hold.busy) == (State.LOST, "late", False)
 
 
@@ -255,7 +255,7 @@ def test_an_extension_that_is_answered_after_the_lease_holds_it_again() -> None:
     table.extends(1_000)
     assert table.begin(hold)
     assert table.extends(1_014) == []
-    table.settle(hold, "late", 30, before=1_000, now=1_016)
+    table.extended(hold, "late", 30, before=1_000, now=1_016)
     assert (hold.status, hold.deadline, hold.newest) == (State.HELD, 1_030, "late")
     assert table.losses == []
     assert abs(table.next_extension(1_016) - 1_015) <= 1, "and it is kept from there on"
@@ -526,7 +526,7 @@ class Keeping(RuleBasedStateMachine):
             "unreachable": UNREACHABLE, "answer lost": LOST_ANSWER, "answer lost, not done": LOST_ANSWER,
             "taken": LeaseTaken(sequence=1, attempt=1),
         }  # fmt: skip
-        self.table.settle(hold, errors.get(answer, "next"), seconds, before, self.now)
+        self.table.extended(hold, errors.get(answer, "next"), seconds, before, self.now)
 
     @rule(index=st.integers(0, 9), seconds=st.floats(0.5, 40), lost=st.booleans())
     def extend_myself(self, index: int, seconds: float, lost: bool) -> None:
@@ -534,7 +534,7 @@ class Keeping(RuleBasedStateMachine):
         if hold is not None:
             self.table.claim(hold, "extend")
             self.queue_ends[hold] = self.now + seconds
-            self.table.settle(hold, LOST_ANSWER if lost else "mine", seconds, self.now, self.now, own=False)
+            self.table.extended(hold, LOST_ANSWER if lost else "mine", seconds, self.now, self.now, own=False)
 
     @rule(index=st.integers(0, 9), fails=st.booleans())
     def delete(self, index: int, fails: bool) -> None:

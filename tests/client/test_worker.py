@@ -13,7 +13,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker import Backoff, Cause, Kind, Options, Reject, Retry, Worker, worker
-from veilmq.client.worker.parameters import Parameters
+from veilmq.client.worker.options import Parameters
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.reports import Failure

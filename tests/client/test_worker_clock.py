@@ -65,7 +65,7 @@ def pass_by(embedded: EmbeddedClient, working: Worker, seconds: float, step: flo
     assert working._run.keeper is not None
     for _ in range(int(seconds / step)):
         embedded.clock.advance(step)
-        working._run.keeper.settle()
+        working._run.keeper.extend_due()
         embedded.account.settle()
 
 

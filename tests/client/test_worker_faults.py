@@ -71,7 +71,7 @@ def test_what_is_given_up_comes_back_when_its_lease_ends(embedded: EmbeddedClien
         down.down = False
         assert queue.stats().in_flight == 1
         embedded.clock.advance(HOUR / 2)
-        keeper.settle()
+        keeper.extend_due()
         embedded.pass_time(HOUR / 2)
         eventually(lambda: working.counts and working.counts.outcomes.get("done"))
     assert receives == [1, 2]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from veilmq.client.worker import Cancelled, Cause
 from veilmq.client.worker.alarm import Alarm
+from veilmq.client.worker.flow import Ready
 from veilmq.client.worker.job import Cancellation
-from veilmq.client.worker.ready import Ready
 from veilmq.testing.client_contract.clock import MovableClock
 
 WAIT_S = 30.0

@@ -14,7 +14,7 @@ from tests.client.guards import KINDS, guard_of
 from tests.client.too_deep import TOO_DEEP
 from tests.client.worker_stage import Stage
 
-from veilmq.client.clock import SYSTEM
+from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities
 from veilmq.client.records.objects import ObjectStore
@@ -33,7 +33,7 @@ from veilmq.client.worker import (
     TableGuard,
 )
 from veilmq.client.worker.checkpoints import unwrap, wrap
-from veilmq.client.worker.hand import Hand, PlainLease
+from veilmq.client.worker.job import Hand
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, MessageTooLarge, ParameterInvalid
 
@@ -346,7 +346,8 @@ def test_a_hand_writes_above_all_that_was_there(
     message = msgspec.structs.replace(came, receive_count=receive_count)
     records = FileCheckpoints(tmp_path / "records")
     records.save(f"work/{message.id}", Saved(there, "earlier"))
-    hand = Hand("work", message, PlainLease(stage.queue, message, SYSTEM), capabilities=stage.queue.capabilities,
+    lease = LeaseKeeper.passive(stage.queue).register(message)
+    hand = Hand("work", message, lease, capabilities=stage.queue.capabilities,
                 seconds=30, stop_before=0, checkpoints=records)  # fmt: skip
     hand.load()
     assert (hand.state, hand.fence) == ("earlier", fence)

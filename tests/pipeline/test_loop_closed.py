@@ -119,7 +119,7 @@ def test_a_keeper_takes_its_leases_from_there(veilmq_server: LocalServer) -> Non
             queue.send_batch([Message("a", type="film"), Message("b")])
             # Five seconds are less than the plan's margin, so the keeper extends at once.
             leases = [keeper.register(message) for message in queue.receive(10, lease=5)]
-            keeper.settle()
+            keeper.extend_due()
             for lease in leases:
                 lease.delete()
     extensions = {

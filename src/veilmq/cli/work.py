@@ -33,7 +33,7 @@ from veilmq.client.worker import (
     PrometheusMeter,
     Worker,
 )
-from veilmq.client.worker.child import resolve
+from veilmq.client.worker.processes import resolve
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
 from veilmq.server.logs import set_up
 from veilmq.server.settings import PORT_MAX

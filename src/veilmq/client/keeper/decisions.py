@@ -1,8 +1,8 @@
 """The keeper's decisions: which lease to extend, and which is lost. No thread, clock or queue.
 
 Strategy: the caller holds the keeper's lock and passes the time. `due` checks the leases whose time has come and
-returns those to extend. The senders report back through `begin` and `settle`; the user's own calls through `claim`,
-`ended` and `settle`. Leases lost on the way are collected in `losses`, and the shell reports them. All instants are
+returns those to extend. The senders report back through `begin` and `extended`; the user's own calls through `claim`,
+`ended` and `extended`. Leases lost on the way are collected in `losses`, and the shell reports them. All instants are
 seconds on the client's monotonic clock.
 
 A lease is checked when its extension is due, when its retry is due, and when it ends, whichever its state asks for. So
@@ -32,6 +32,7 @@ from veilmq.client.keeper.lease import (
     REFUSALS,
     STEPS,
     Hold,
+    KeeperStats,
     Look,
     Plan,
     Reason,
@@ -184,6 +185,8 @@ class LeaseDecisions(Generic[H]):
 
     def __init__(self, parameters: Parameters, capabilities: Capabilities, plan: Plan | None, jitter: float) -> None:
         self.parameters = parameters
+        self.renews = True
+        """False: no lease is extended or watched by itself; only the user's own calls reach the queue."""
         self.capabilities = capabilities
         self.plan = plan
         self.holds: dict[str, H] = {}
@@ -239,6 +242,20 @@ class LeaseDecisions(Generic[H]):
         chosen.sort(key=_deadline)
         return chosen
 
+    def stats(self, senders: int) -> KeeperStats:
+        """Counts since the keeper was made."""
+        return KeeperStats(
+            leases=len(self.holds),
+            registered=self.registered,
+            extensions=self.extensions,
+            failures=self.failures,
+            losses=dict(self.lost),
+            late=tuple(self.late),
+            late_seconds=self.late_seconds,
+            late_seconds_max=self.late_seconds_max,
+            senders=senders,
+        )
+
     def next_look(self) -> float:
         """When `due` next has something to do."""
         return self.schedule.next()
@@ -270,7 +287,7 @@ class LeaseDecisions(Generic[H]):
         hold.busy = True
         return True
 
-    def settle(
+    def extended(
         self, hold: H, answer: str | VeilError | None, seconds: float, before: float, now: float, *, own: bool = True
     ) -> None:
         """An extension for `seconds`, sent at `before`, has ended.
@@ -383,6 +400,8 @@ class LeaseDecisions(Generic[H]):
         return False
 
     def _plan_look(self, hold: H, now: float) -> None:
+        if not self.renews:
+            return
         at = min(hold.deadline if hold.late_until is None else hold.late_until, hold.hold_end)
         if self._may_extend(hold):
             at = min(at, hold.renew_at)

@@ -18,16 +18,7 @@ from typing import Final, Self
 
 from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
-from veilmq.client.keeper.decisions import (
-    INTERVAL,
-    MAX_HOLD,
-    MINIMAL_LIFE,
-    VISIBILITY_TIMEOUT,
-    LeaseDecisions,
-    Parameters,
-    batch_size,
-    check_lease,
-)
+from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, batch_size, check_lease
 from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State, may_have_happened
 from veilmq.client.keeper.sending import SenderPool, Teller
 from veilmq.client.messages import Extension, Received
@@ -43,6 +34,7 @@ LATE_SECONDS: Final = 1.0
 RELEASE_SECONDS: Final = 10.0
 """The longest time that `close` spends on releases. Messages not released by then come back when their leases end."""
 _JITTERS: Final = 1 << 30
+_USUAL: Final = Parameters()
 
 log = logging.getLogger("veilmq.keeper")
 
@@ -61,10 +53,10 @@ class LeaseKeeper(Closing, OfProcess):
         self,
         queue: Queue,
         *,
-        minimal_life: float = MINIMAL_LIFE,
-        interval: float = INTERVAL,
-        visibility_timeout: float = VISIBILITY_TIMEOUT,
-        max_hold: float = MAX_HOLD,
+        minimal_life: float = _USUAL.minimal_life,
+        interval: float = _USUAL.interval,
+        visibility_timeout: float = _USUAL.visibility_timeout,
+        max_hold: float = _USUAL.max_hold,
         plan: Plan | None = None,
         clock: Clock = SYSTEM,
         senders: int | None = None,
@@ -73,6 +65,7 @@ class LeaseKeeper(Closing, OfProcess):
         self.queue = queue
         self.clock = clock
         self.plan = plan
+        self.renews = True
         self.parameters = Parameters(
             minimal_life=minimal_life,
             interval=interval,
@@ -113,6 +106,14 @@ class LeaseKeeper(Closing, OfProcess):
         life = lead / 3
         return cls(queue, visibility_timeout=extend, interval=lead - life, minimal_life=life, clock=clock)
 
+    @classmethod
+    def passive(cls, queue: Queue, *, clock: Clock = SYSTEM) -> Self:
+        """A keeper that extends nothing by itself and starts no thread: its leases are those of the receives, until
+        their handlers extend them. It tells of a loss only when an extension is refused, in the caller's thread."""
+        keeper = cls(queue, clock=clock)
+        keeper.renews = keeper._decisions.renews = False
+        return keeper
+
     @property
     def leases(self) -> int:
         """Messages held now."""
@@ -122,18 +123,7 @@ class LeaseKeeper(Closing, OfProcess):
     def stats(self) -> KeeperStats:
         """Counts since the keeper was made."""
         with self._lock:
-            table = self._decisions
-            return KeeperStats(
-                leases=len(table.holds),
-                registered=table.registered,
-                extensions=table.extensions,
-                failures=table.failures,
-                losses=dict(table.lost),
-                late=tuple(table.late),
-                late_seconds=table.late_seconds,
-                late_seconds_max=table.late_seconds_max,
-                senders=self._pool.started,
-            )
+            return self._decisions.stats(self._pool.started)
 
     def register(self, received: Received, *, lease: float | None = None, max_hold: float | None = None) -> Lease:
         """Hold a message from now on. Register it when it is received, not when its handler starts.
@@ -158,6 +148,10 @@ class LeaseKeeper(Closing, OfProcess):
             hold_end=table.hold_end(self.parameters.max_hold if max_hold is None else max_hold, now, received),
             now=now,
         )
+        if not self.renews:
+            if lease is not None:
+                self.extend(held, lease)
+            return held
         held.wanted = None if wanted is None else table.clamped(wanted, held.hold_end - now)
         if received.lease_end - now < min(self.parameters.minimal_life, held.lead):
             self._revive(held, now)
@@ -174,7 +168,8 @@ class LeaseKeeper(Closing, OfProcess):
     def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
         """Let the lease end `seconds` from now. Raises like `Lease.extend`; ParameterInvalid if it is not held."""
         self._check_process()
-        check_lease("seconds", seconds, self._capabilities)
+        if self.renews:
+            check_lease("seconds", seconds, self._capabilities)
         lease = self._held(message)
         with self._lock:
             self._take_turn(lease)
@@ -190,7 +185,7 @@ class LeaseKeeper(Closing, OfProcess):
             raise
         finally:
             with self._lock:
-                self._decisions.settle(lease, answer, seconds, before, self.clock.monotonic(), own=False)
+                self._decisions.extended(lease, answer, seconds, before, self.clock.monotonic(), own=False)
                 told = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
@@ -215,7 +210,7 @@ class LeaseKeeper(Closing, OfProcess):
         """Stop extending it: the message comes back when its lease ends. Raises ParameterInvalid if it is not held."""
         self._end(self._held(message), lambda: None)
 
-    def settle(self) -> None:
+    def extend_due(self) -> None:
         """Make every extension that is due and wait for the answers. For tests that move the clock."""
         while batches := self._look():
             for batch in batches:
@@ -405,7 +400,7 @@ class LeaseKeeper(Closing, OfProcess):
                     if self._learner is not None and isinstance(answer, str):
                         late = now - max(lease.deadline - lease.lead, lease.registered)
                         self._learner.late(late if late > LATE_SECONDS and lease.wanted is None else 0.0)
-                    self._decisions.settle(lease, answer, seconds, before, now)
+                    self._decisions.extended(lease, answer, seconds, before, now)
                 self._handed -= 1
                 told = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
@@ -456,6 +451,10 @@ class LeaseKeeper(Closing, OfProcess):
                 calls.append(partial(self._on_lost, lease))
             if self._learner is not None and lease.reason in (Reason.EXPIRED, Reason.TAKEN):
                 self._learner.lost(lease.message, self.clock.monotonic() - lease.registered)
+        if not self.renews:
+            for call in calls:
+                call()
+            return
         first = lost[0]
         log.log(
             logging.INFO if first.reason is Reason.CLOSED else logging.WARNING,

@@ -240,6 +240,7 @@ class Calls(Protocol):
     """What a lease needs from its keeper."""
 
     clock: Clock
+    renews: bool
 
     def extend(self, lease: "Lease", seconds: float, body: str | None = None) -> None: ...
     def release(self, lease: "Lease", delay: float = 0, *, failure: Failure | None = None) -> None: ...
@@ -314,6 +315,12 @@ class Lease(Hold):
     def lost(self) -> Loss:
         """The handler's cancellation token."""
         return Loss(self)
+
+    @property
+    def held_until(self) -> float:
+        """Until when the message can be this process's: the end of the longest hold, or of a lease that is not
+        renewed."""
+        return self.hold_end if self.keeper.renews else self.deadline
 
     def remaining(self) -> float:
         """Seconds until the lease ends, as far as this process knows; negative after that."""

@@ -1,9 +1,9 @@
 """The worker: runs handlers on messages, in threads, processes or coroutines; with checkpoints and an idempotency
 guard.
 
-Strategy: intake.py receives messages, each becomes a `Hand` (hand.py) and waits in line (ready.py); runners take them
-from there through a flow (flow.py) that settles them (settling.py). Source: docs/patterns/worker.md and
-docs/patterns/checkpoint.md.
+Strategy: a run (run.py) receives messages. Each becomes a `Hand` (job.py) and waits in line until a runner takes it
+(flow.py; runners.py, processes.py). After the handler it is deleted, released or dead-lettered (settling.py). Source:
+docs/patterns/worker.md and docs/patterns/checkpoint.md.
 """
 
 from veilmq.client.worker.checkpoints import Checkpoints, FileCheckpoints, ObjectCheckpoints, Saved
@@ -20,7 +20,7 @@ from veilmq.client.worker.guard import (
 )
 from veilmq.client.worker.job import AsyncJob, Cancellation, Cancelled, Cause, Job, Reject, Retry
 from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
-from veilmq.client.worker.parameters import Backoff, Kind
+from veilmq.client.worker.options import Backoff, Kind
 from veilmq.client.worker.worker import Options, Worker, worker
 
 __all__ = [

@@ -1,28 +1,193 @@
-"""A message's way through the worker, except for the handler's call itself.
+"""A message's way through the worker, except for the handler's call itself: it waits in `Ready`, then `Flow` takes it.
 
 Strategy: `prepare` takes out the messages that must not be worked (lost, expired, poisoned, done before); `finish`
-settles the others. In a FIFO group the first message that stays in the queue blocks the rest, which is given back in
-order, unworked. Threads, child processes and coroutines differ only in how they call the handler in between. `work` is
-the edge: any error inside costs its message one receive, like a failed handler, and never ends a runner.
+carries out the results of the others. In a FIFO group the first message that stays in the queue blocks the rest, which
+is given back in order, unworked. Threads, child processes and coroutines differ only in how they call the handler in
+between. `work` is the edge: any error inside costs its message one receive, like a failed handler, and never ends a
+runner.
+
+Ready: one line. On FIFO queues each group has a lane and stands in the line once, and not at all while one of its
+messages is worked; so no two messages of a group run at the same time and none overtakes another. Receives reserve
+their places first, so the messages in hand never exceed the capacity. Only as many takers are woken as there are items,
+because there may be hundreds. Generic over the items; starts no threads.
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from veilmq.client.clock import Clock
 from veilmq.client.threads import DaemonPool
 from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
-from veilmq.client.worker.hand import Hand, HeldClaim
-from veilmq.client.worker.job import STOPPED, Cause, Result, Verdict, of_error
+from veilmq.client.worker.job import STOPPED, Cause, Hand, HeldClaim, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts, Spans
-from veilmq.client.worker.parameters import Parameters, chance
-from veilmq.client.worker.ready import Ready
+from veilmq.client.worker.options import Parameters, chance
 from veilmq.client.worker.settling import Settling
 from veilmq.model.errors import LeaseTaken
+
+
+class Grouped(Protocol):
+    """An item that can wait here."""
+
+    @property
+    def lane(self) -> str | None: ...
+
+
+Item = TypeVar("Item", bound=Grouped)
+
+
+class Ready(Generic[Item]):
+    """Up to `capacity` items, reserved or in hand (waiting or being worked). Thread-safe."""
+
+    def __init__(self, capacity: int, quota: int | None = None) -> None:
+        """quota: how many places can be reserved in total."""
+        self.capacity = capacity
+        self._quota = quota
+        self.in_hand = 0
+        self._reserved = 0
+        self._line: deque[Item | str] = deque()
+        self._lanes: dict[str, deque[Item]] = {}
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+        self._more = threading.Condition(self._lock)
+        """Notified when the line grows, for takers."""
+        self._less = threading.Condition(self._lock)
+        """Notified when fewer places are in use, for receives and `wait_until_free`."""
+        self._closed = False
+
+    def reserve(self, most: int, timeout: float | None = None) -> int:
+        """Reserve places for a receive: at least 1, at most `most`.
+
+        0 if it is closed, the quota is used up, or `timeout` seconds have passed.
+        """
+        with self._lock:
+            self._less.wait_for(lambda: self._closed or self._used_up() or self._free() > 0, timeout)
+            if self._closed:
+                return 0
+            found = max(0, min(most, self._free()))
+            self._reserved += found
+            if self._quota is not None:
+                self._quota -= found
+            return found
+
+    def give_back(self, places: int) -> None:
+        """Return reserved places that no item took."""
+        with self._lock:
+            self._reserved -= places
+            if self._quota is not None:
+                self._quota += places
+            self._less.notify_all()
+
+    def put(self, items: Sequence[Item]) -> bool:
+        """Put all items in line, in reserved places. False if it is closed: the caller keeps the items and the
+        places."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._reserved -= len(items)
+            self.in_hand += len(items)
+            for item in items:
+                self._append(item)
+            self._more.notify(len(items))
+            return True
+
+    def take(self, most: int) -> list[Item]:
+        """Wait for items and take up to `most`; empty when closed. Their groups wait until `done`."""
+        with self._lock:
+            while not self._line:
+                if self._closed:
+                    return []
+                self._more.wait()
+            taken: list[Item] = []
+            while self._line and len(taken) < most:
+                first = self._line.popleft()
+                if not isinstance(first, str):
+                    taken.append(first)
+                    continue
+                self._busy.add(first)
+                lane = self._lanes[first]
+                while lane and len(taken) < most:
+                    taken.append(lane.popleft())
+                if not lane:
+                    del self._lanes[first]
+            return taken
+
+    def done(self, items: Sequence[Item]) -> None:
+        """Report taken items as finished, whatever their outcome."""
+        with self._lock:
+            self.in_hand -= len(items)
+            for lane in {item.lane for item in items} - {None}:
+                assert lane is not None
+                self._busy.discard(lane)
+                if lane in self._lanes:
+                    self._line.append(lane)
+                    self._more.notify()
+            self._less.notify_all()
+
+    def holds(self, lane: str | None) -> bool:
+        """Whether items of this group wait."""
+        with self._lock:
+            return lane in self._lanes
+
+    def withdraw(self, lane: str) -> list[Item]:
+        """Remove a group's waiting items, in order: they must not run after a failure. Their places become free."""
+        with self._lock:
+            rest = list(self._lanes.pop(lane, ()))
+            self.in_hand -= len(rest)
+            if lane not in self._busy and lane in self._line:
+                self._line.remove(lane)
+            self._less.notify_all()
+            return rest
+
+    def close(self) -> list[Item]:
+        """Accept and hand out nothing more. Returns all waiting items, in order."""
+        with self._lock:
+            self._closed = True
+            rest: list[Item] = []
+            for each in self._line:
+                rest += [each] if not isinstance(each, str) else self._lanes.pop(each)
+            for lane in self._lanes.values():
+                rest += lane
+            self._line.clear()
+            self._lanes.clear()
+            self.in_hand -= len(rest)
+            self._more.notify_all()
+            self._less.notify_all()
+            return rest
+
+    def wait_until_free(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds until nothing is in hand. Returns whether that happened."""
+        with self._lock:
+            return self._less.wait_for(lambda: self.in_hand == 0, timeout)
+
+    def wait_until_closed(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until it is closed. Returns whether it is."""
+        with self._lock:
+            return self._less.wait_for(lambda: self._closed, timeout)
+
+    def _append(self, item: Item) -> None:
+        lane = item.lane
+        if lane is None:
+            self._line.append(item)
+            return
+        waiting = self._lanes.get(lane)
+        if waiting is None:
+            waiting = self._lanes[lane] = deque()
+            if lane not in self._busy:
+                self._line.append(lane)
+        waiting.append(item)
+
+    def _free(self) -> int:
+        free = self.capacity - self.in_hand - self._reserved
+        return free if self._quota is None else min(free, self._quota)
+
+    def _used_up(self) -> bool:
+        return self._quota == 0 and self._reserved == 0
+
 
 _SETTLERS: Final = 16
 """Threads that settle a batch's messages, so that a batch takes about one round trip."""
@@ -232,7 +397,7 @@ class Flow:
     def _begin(self, hand: Hand, guard: Guard) -> bool | None:
         """Like `_sort_out`; None: the message has the claim."""
         key = hand.key if self.parameters.guard_key is None else self.parameters.guard_key(hand.message)
-        held_until = hand.held_until
+        held_until = hand.lease.held_until
         wall = self.clock.wall()
         until = wall + max(held_until - self.clock.monotonic(), 0.0)
         answer = guard.begin(key, Claim(hand.key, hand.message.receive_count, wall, until))
@@ -249,7 +414,7 @@ class Flow:
 
     def _keep_claim(self, hand: Hand, guard: Prolonging) -> None:
         """Extend the claim so that it ends no earlier than the lease."""
-        claim, until = hand.held_claim, hand.held_until
+        claim, until = hand.held_claim, hand.lease.held_until
         if claim is None or until <= claim.until:
             return
         wall = self.clock.wall()

@@ -1,7 +1,11 @@
-"""What a handler gets: the message, its deadline, its cancellation token, and its last checkpoint.
+"""A message in hand (`Hand`), and what its handler gets of it: the `Job`, its cancellation token, and its result.
 
-Strategy: a `Job` is the same in a thread, in a child process and, with coroutines instead of calls, on an event loop.
-It calls the message in hand or a pipe to it (`Calls`). To say more than "done" and "failed", a handler raises.
+Strategy: a `Hand` joins the message (its body unwrapped), its lease, the handler's token and the place of its progress,
+from the receive until it is deleted, released or dead-lettered. A checkpoint extends the lease first: if the lease is
+gone, nothing is saved. Calls on one message run one after another, each with the newest handle.
+
+A `Job` is the same in a thread, in a child process and, with coroutines instead of calls, on an event loop. It calls
+the message in hand or a pipe to it (`Calls`). To say more than "done" and "failed", a handler raises.
 
 Cancellation: set once, from any thread, by whoever learns of the cause first: the lease keeper, the timer before the
 lease's end, or a worker that shuts down. A handler checks `job.cancelled`, waits for it, or calls
@@ -26,8 +30,18 @@ from typing import Any, Protocol
 import msgspec
 
 from veilmq.client.clock import Clock
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.keeper import Lease
 from veilmq.client.messages import AttributeValue, Received
-from veilmq.model.errors import ParameterInvalid
+from veilmq.client.queue import Capabilities
+from veilmq.client.worker.alarm import Entry
+from veilmq.client.worker.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
+from veilmq.model.errors import (
+    CapabilityMissing,
+    LeaseExpired,
+    MessageTooLarge,
+    ParameterInvalid,
+)
 
 log = logging.getLogger("veilmq.worker")
 
@@ -327,3 +341,123 @@ def call(handler: Callable[[Any], Any], jobs: Sequence[JobView], batch: bool) ->
         return of_return(jobs, handler(list(jobs) if batch else jobs[0]), batch)
     except BaseException as error:  # noqa: BLE001 the handler's edge: even its sys.exit() must not end a worker
         return [of_error(error)] * len(jobs)
+
+
+class HeldClaim(msgspec.Struct):
+    """The claim that the guard granted."""
+
+    key: str
+    fence: int
+    until: float
+    """On the monotonic clock."""
+
+
+class Hand:
+    """One message. `message` has the original body; `state` is its last checkpoint. Thread-safe."""
+
+    def __init__(
+        self,
+        queue: str,
+        message: Received,
+        lease: Lease,
+        *,
+        capabilities: Capabilities,
+        seconds: float,
+        stop_before: float,
+        checkpoints: Checkpoints | None,
+    ) -> None:
+        self.state: Any = None
+        if capabilities.body_replaceable:
+            body, self.state = unwrap(message.body)
+            if body is not message.body:
+                message = msgspec.structs.replace(message, body=body)
+        self.message = message
+        self.lease = lease
+        self.seconds = seconds
+        """Length of the lease that a checkpoint sets."""
+        self.cancelled = Cancellation()
+        self.key = f"{queue}/{message.id}"
+        self.lane = message.group if capabilities.native_fifo else None
+        self.fence = message.receive_count
+        """The number under which side records are written."""
+        self.on_extended: Callable[[], object] | None = None
+        """Called after the handler has changed the lease's end."""
+        self.held_claim: HeldClaim | None = None
+        """The claim on the guard's record, while this message has it."""
+        self.keep_claim: Callable[[], object] | None = None
+        """Called after the handler has changed the lease's end, to change the claim's too. Raises LeaseTaken, and the
+        errors of the guard's storage."""
+        self.before_release: Callable[[], object] | None = None
+        """Called before this message is given back: gives back the later messages of its group that we hold."""
+        self.timer: Entry | None = None
+        """Notifies the handler before its time is over."""
+        self.settled = False
+        """It has its outcome."""
+        self._capabilities = capabilities
+        self._stop_before = stop_before
+        self._checkpoints = checkpoints
+
+    @property
+    def deadline(self) -> float:
+        """When its handler must be done, on the monotonic clock."""
+        return self.lease.held_until - self._stop_before
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease is known to be gone."""
+        return self.cancelled.cause is Cause.LOST
+
+    def disarm(self) -> None:
+        """Cancel its timer, which would keep the body alive until a deadline that may be hours away."""
+        timer, self.timer, self.on_extended = self.timer, None, None
+        if timer is not None:
+            timer.cancel()
+
+    def load(self) -> None:
+        """Read the side record, if there is one. Raises the storage's errors."""
+        if self._checkpoints is None:
+            return
+        saved = self._checkpoints.load(self.key)
+        if saved is not None:
+            self.state = saved.state
+            self.fence = max(self.fence, saved.fence + 1)
+
+    def forget(self) -> None:
+        """Delete the side record: the message is done. Raises the storage's errors."""
+        if self._checkpoints is not None:
+            self._checkpoints.drop(self.key)
+
+    def extend(self, seconds: float, body: str | None = None) -> None:
+        """Let the lease end `seconds` from now, and the guard's claim with it. Raises like `Queue.extend`."""
+        self.lease.extend(seconds, body)
+        if self.on_extended is not None:
+            self.on_extended()
+        if self.keep_claim is not None:
+            self.keep_claim()
+
+    def checkpoint(self, state: Any, lease: float | None) -> None:
+        """See `Job.checkpoint`."""
+        seconds = self.seconds if lease is None else lease
+        if self.lost:
+            raise LeaseExpired(sequence=0, attempt=self.message.receive_count)
+        if self._checkpoints is not None:
+            encode_state(state)
+            self._extend_or_go_on(seconds)
+            self._checkpoints.save(self.key, Saved(self.fence, state))
+        elif self._capabilities.body_replaceable:
+            body = wrap(self.message.body, state)
+            size_bytes = self._capabilities.transmitted_bytes(body)
+            if size_bytes > self._capabilities.body_bytes_max:
+                raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=self._capabilities.body_bytes_max)
+            self.extend(seconds, body)
+        else:
+            raise CapabilityMissing(capability="checkpoint (bodies stay here: give the worker `checkpoints`)")
+
+    def _extend_or_go_on(self, seconds: float) -> None:
+        """Extend the lease; if the queue cannot be reached, go on: the lease still runs, so progress can be saved."""
+        try:
+            self.extend(seconds)
+        except (TransportError, ServiceError) as error:
+            if self.lease.remaining() <= 0:
+                raise
+            log.warning("%s: saving a checkpoint without an extension: %s", self.key, error)

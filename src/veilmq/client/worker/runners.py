@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from veilmq.client.threads import DaemonPool
 from veilmq.client.worker.flow import Flow
-from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.job import STOPPED, AsyncJob, Job, Result, call, of_error, of_return
+from veilmq.client.worker.job import STOPPED, AsyncJob, Hand, Job, Result, call, of_error, of_return
 
 _BLOCKING_MAX: Final = 32
 

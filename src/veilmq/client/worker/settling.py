@@ -18,10 +18,9 @@ from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker.guard import Superseded
-from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.job import Cause, HandlerFailed, Result, Verdict, of_error
+from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
-from veilmq.client.worker.parameters import Backoff, ErrorReport, Parameters, chance
+from veilmq.client.worker.options import Backoff, ErrorReport, Parameters, chance
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,

@@ -22,10 +22,10 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker.checkpoints import Checkpoints
-from veilmq.client.worker.child import reference
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.metrics import Counts, Meter
-from veilmq.client.worker.parameters import Backoff, ErrorReport, Kind, Parameters
+from veilmq.client.worker.options import Backoff, ErrorReport, Kind, Parameters
+from veilmq.client.worker.processes import reference
 from veilmq.client.worker.run import Run, Said
 from veilmq.model.errors import ParameterInvalid, VeilError
 
