@@ -3,7 +3,8 @@
 Strategy: each input is the stream of one connection. Its first byte selects the protocol, and whether the stream is
 sent as it is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all).
 The intake's requests go through the codec in development mode, so that no signature is needed, to a real SQLite store
-and back. An exception, an answer of 500 or more, or a line break in a header is a finding; libFuzzer keeps the input.
+and back. An exception, an answer of 500 or more, or a line break in a header is a finding; so is a request that plain.py
+reads in another way than llhttp. libFuzzer keeps the input.
 `make fuzz` runs it.
 
     python tools/fuzz.py CORPUS_DIRECTORY [libFuzzer's flags, e.g. -max_total_time=600]
@@ -52,13 +53,31 @@ class NoTokens:
         return {"oid": token, "tid": "t"}
 
 
-def codecs() -> list[tuple[Any, type[Intake]]]:
-    """Each protocol's codec and intake."""
+class ParsedIntake(Intake):
+    """Leaves every request to llhttp."""
+
+    def _take_plain(self, data: bytes) -> bool:
+        return False
+
+
+class ParsedHeaderCaseIntake(HeaderCaseIntake):
+    """Leaves every request to llhttp."""
+
+    def _take_plain(self, data: bytes) -> bool:
+        return False
+
+
+def codecs() -> list[tuple[Any, type[Intake], type[Intake]]]:
+    """Each protocol's codec, its intake, and the same without plain.py."""
     keyring = DevelopmentKeyring()
     return [
-        (sqs.Codec(keyring, sqs.Endpoint(base_domain="test", cors_origins=("https://a.example",))), Intake),
-        (azure.Codec(keyring, azure.Endpoint(), NoTokens()), HeaderCaseIntake),
-        (mns.Codec(keyring, mns.Endpoint()), Intake),
+        (
+            sqs.Codec(keyring, sqs.Endpoint(base_domain="test", cors_origins=("https://a.example",))),
+            Intake,
+            ParsedIntake,
+        ),
+        (azure.Codec(keyring, azure.Endpoint(), NoTokens()), HeaderCaseIntake, ParsedHeaderCaseIntake),
+        (mns.Codec(keyring, mns.Endpoint()), Intake, ParsedIntake),
     ]
 
 
@@ -80,18 +99,28 @@ def one_input(store: SqliteStore) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         if not data:
             return
-        codec, intake_type = kinds[data[0] % len(kinds)]
+        codec, intake_type, parsing_type = kinds[data[0] % len(kinds)]
+        stream = framed(data[1:]) if data[0] < RAW else data[1:]
         intake = intake_type(LIMITS, "127.0.0.1", False, lambda: "00000000-0000-4000-8000-000000000000")
-        rest = framed(data[1:]) if data[0] < RAW else data[1:]
-        while rest and intake.refusal is None:
-            rest = intake.feed(rest)
-            while intake.ready:
-                request, _ = intake.ready.popleft()
-                check(answered(store, codec, request))
+        parsing = parsing_type(LIMITS, "127.0.0.1", False, lambda: "00000000-0000-4000-8000-000000000000")
+        requests = read(intake, stream)
+        assert requests == read(parsing, stream), "two readers disagree"
+        for request, _ in requests:
+            check(answered(store, codec, request))
         if intake.refusal is not None:
             check(codec.refuse(intake.refusal.status, intake.refusal.reason))
 
     return run
+
+
+def read(intake: Intake, rest: bytes) -> list[tuple[Request, int]]:
+    """The requests of a stream, each with the form of its answer."""
+    requests = []
+    while rest and intake.refusal is None:
+        rest = intake.feed(rest)
+        while intake.ready:
+            requests.append(intake.ready.popleft())
+    return requests
 
 
 def framed(data: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """Parses the bytes of one connection into complete requests, or into the one refusal that ends it.
 
-Strategy: llhttp (through httptools) parses and refuses what RFC 9112 forbids. This module adds the limits, and rules
-where two parsers could read the same bytes differently. Input is fed in slices, and none is fed while requests wait, so
-a burst of tiny requests is never expanded at once. Nothing here knows a socket or a clock.
+Strategy: a request that came whole and plain is read by plain.py. llhttp (through httptools) parses everything else,
+and refuses what RFC 9112 forbids. This module adds the limits, and rules where two parsers could read the same bytes
+differently. Input is fed in slices, and none is fed while requests wait, so a burst of tiny requests is never expanded
+at once. Nothing here knows a socket or a clock.
 """
 
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Final
 import httptools
 
 from veilmq.protocols.http import Request
+from veilmq.server import plain
 from veilmq.server.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
 from veilmq.server.limits import Limits
 
@@ -52,6 +54,7 @@ class Intake:
 
     __slots__ = (
         "_authority",
+        "_begun",
         "_body",
         "_chunked",
         "_doubled",
@@ -89,6 +92,7 @@ class Intake:
         self.in_body = False
         self.expects = False
         self.fed_bytes = 0
+        self._begun = False
         self._replaying = False
         self._upgrading = False
         self._chunked = False
@@ -107,6 +111,8 @@ class Intake:
     def feed(self, data: bytes) -> bytes:
         """Parse until a request is ready or the data is used up; return the rest for the next call."""
         while data and not self.ready and self.refusal is None:
+            if not self._begun and self.fed_bytes == 0 and len(data) <= SLICE_BYTES and self._take_plain(data):
+                return b""
             if len(data) <= SLICE_BYTES:
                 data = self._feed_slice(data)
             else:
@@ -117,6 +123,14 @@ class Intake:
         """End of input. Drops the parser, which holds this object's methods, to break the reference cycle."""
         self.ready.clear()
         del self._parser
+
+    def _take_plain(self, data: bytes) -> bool:
+        """Read the data as one plain request, if it is one."""
+        request = plain.read(data, self._limits, self._peer, self._secure, self._next_id)
+        if request is None:
+            return False
+        self.ready.append((request, 0))
+        return True
 
     def _feed_slice(self, data: bytes) -> bytes:
         rest = b""
@@ -165,6 +179,9 @@ class Intake:
         self._replaying = False
 
     # Callbacks of httptools. An exception raised here ends the parsing and is the context of feed_data's exception.
+
+    def on_message_begin(self) -> None:
+        self._begun = True
 
     def on_url(self, part: bytes) -> None:
         if not self._replaying:
@@ -311,7 +328,7 @@ class Intake:
         body = self._body
         request = self._request(body if type(body) is bytes else bytes(body))
         self.ready.append((request, self._form))
-        self.in_body = self.expects = self._chunked = False
+        self._begun = self.in_body = self.expects = self._chunked = False
         self._target = self._body = b""
         self.fed_bytes = 0
         if self._headers:

@@ -1,0 +1,94 @@
+"""Reads a request that arrived whole and is written plainly, without a parser's callbacks.
+
+Strategy: almost every request of an SDK is one piece of input: a request line with a usual method, headers that come
+once each, and exactly the body that Content-Length announces. `read` takes such a request apart with a few calls in C.
+Everything else is None, and goes to llhttp (intake.py), which decides alone what is malformed: `read` accepts less than
+llhttp does, and refuses nothing.
+
+Before changing it: two parsers must not read the same bytes differently (request smuggling). What `read` accepts must
+give the same request and form in `Intake` without it. tests/server/test_plain.py and `make fuzz` compare the two.
+Source: RFC 9112.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from veilmq.protocols.bounded import Bounded
+from veilmq.protocols.http import Request
+from veilmq.server.limits import Limits
+
+_REQUEST_LINE: Final = re.compile(rb"(POST|GET|PUT|DELETE) (/[A-Za-z0-9/?&=%._~:@!$'()*+,;-]*) HTTP/1\.1\Z")
+_HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~]*)\Z")
+_FRAMING: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
+_OWN_CASE: Final = b"x-ms-meta-"
+"""Azure's metadata, whose names keep their case (header_case.py)."""
+_ENTRIES_MAX: Final = 512
+_ENTRY_BYTES_MAX: Final = 512
+
+_LINES: Final[Bounded[bytes, tuple[str, bytes]]] = Bounded(_ENTRIES_MAX)
+_HEADERS: Final[Bounded[bytes, tuple[bytes, bytes]]] = Bounded(_ENTRIES_MAX)
+"""Lines that were read before, of names whose values repeat."""
+_SIGNATURE_HEX: Final = 64
+_SIGNED: Final[Bounded[bytes, tuple[bytes, bytes]]] = Bounded(_ENTRIES_MAX)
+"""Authorization lines of AWS without their signature, which ends them."""
+_REPEATING: Final = frozenset(
+    {
+        b"host", b"user-agent", b"content-type", b"content-length", b"connection", b"accept", b"accept-encoding",
+        b"x-amz-target", b"x-amz-date", b"x-amzn-query-mode", b"amz-sdk-request", b"x-ms-version", b"x-mns-version",
+        b"x-ms-date", b"date",
+    }
+)  # fmt: skip
+
+
+def read(data: bytes, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> Request | None:
+    """The request that `data` is, neither more nor less; None if llhttp has to look at it."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    if not end or len(head) > limits.header_bytes_max or len(body) > limits.body_bytes_max:
+        return None
+    first, *lines = head.split(b"\r\n")
+    asked = _LINES.get(first) or _request_line(first)
+    if asked is None:
+        return None
+    headers = {}
+    for line in lines:
+        header = _HEADERS.get(line) or _header(line)
+        if header is None:
+            return None
+        headers[header[0]] = header[1]
+    if len(headers) != len(lines) or len(lines) > limits.header_count_max or b"host" not in headers:
+        return None
+    if headers.get(b"content-length", b"0") != b"%d" % len(body):
+        return None
+    return Request(asked[0], asked[1], headers, body, peer, secure, next_id())
+
+
+def _request_line(line: bytes) -> tuple[str, bytes] | None:
+    found = _REQUEST_LINE.match(line)
+    if found is None:
+        return None
+    known = found[1].decode(), found[2]
+    return _LINES.keep(line, known) if len(line) <= _ENTRY_BYTES_MAX else known
+
+
+def _header(line: bytes) -> tuple[bytes, bytes] | None:
+    signature = line[-_SIGNATURE_HEX:]
+    if len(line) > 2 * _SIGNATURE_HEX:
+        known = _SIGNED.get(line[:-_SIGNATURE_HEX])
+        if known is not None and signature.isalnum():
+            return known[0], known[1] + signature
+    found = _HEADER.match(line)
+    if found is None:
+        return None
+    name, value = found[1].lower(), found[2].strip()
+    if name in _FRAMING or name.startswith(_OWN_CASE):
+        return None
+    if name == b"connection" and value.lower() != b"keep-alive":
+        return None
+    if len(line) > _ENTRY_BYTES_MAX:
+        pass
+    elif name in _REPEATING:
+        _HEADERS.keep(line, (name, value))
+    elif name == b"authorization" and value.endswith(signature) and value[:-_SIGNATURE_HEX].endswith(b"Signature="):
+        _SIGNED.keep(line[:-_SIGNATURE_HEX], (name, value[:-_SIGNATURE_HEX]))
+    return name, value
