@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from veilmq.pipeline.java import find_java
+from veilmq.pipeline.session import find_java
 from veilmq.testing.server import VEILMQ
 
 HOME = Path(pyspark.__file__).parent

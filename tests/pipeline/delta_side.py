@@ -9,8 +9,8 @@ import sys
 
 from pyspark.sql.types import StructType
 
+from veilmq.pipeline.options import DeltaOptions
 from veilmq.pipeline.sinks.delta import DeltaWriter, Written
-from veilmq.pipeline.sinks.options import DeltaOptions
 
 SCHEMA = StructType().add("n", "long")
 QUERY = "a query"

@@ -22,8 +22,8 @@ from veilmq.model.errors import VeilError
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Offset
 from veilmq.pipeline.drain.source import DrainReader, QueueSource
+from veilmq.pipeline.options import read_delta_options
 from veilmq.pipeline.sinks.delta import DeltaSink, DeltaWriter
-from veilmq.pipeline.sinks.options import read_delta_options
 
 STEPS = {
     "in-read": "all",
@@ -155,14 +155,13 @@ class DyingSink(DeltaSink):
 
 
 def read_options(options: Any) -> Any:
-    from veilmq.pipeline.drain import options as module
+    from veilmq.pipeline import options as module
 
     return module.read_options(options)
 
 
 def main(url: str, directory: str, step: str, master: str = "local[2]") -> None:
-    from veilmq.pipeline.java import is_submitted
-    from veilmq.pipeline.session import session
+    from veilmq.pipeline.session import is_submitted, session
 
     if is_submitted():
         Path(f"{directory}/code").mkdir()

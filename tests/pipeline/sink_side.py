@@ -13,8 +13,8 @@ from typing import Any
 from tests.pipeline.drain_side import Killer
 
 from veilmq.pipeline.drain.source import QueueSource
+from veilmq.pipeline.options import read_send_options
 from veilmq.pipeline.session import session
-from veilmq.pipeline.sinks.options import read_send_options
 from veilmq.pipeline.sinks.queue import QueueStreamWriter
 
 ROWS_SENT = 700

@@ -13,7 +13,7 @@ import pytest
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.java import find_java
+from veilmq.pipeline.session import find_java
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "examples" / "declarative"

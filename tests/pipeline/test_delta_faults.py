@@ -25,9 +25,9 @@ from tests.pipeline import delta_side, s3_side
 from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.pipeline.errors import SourceUnreachable
+from veilmq.pipeline.options import read_delta_options
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaSink, DeltaWriter, Written, add_files
-from veilmq.pipeline.sinks.options import read_delta_options
 
 SCHEMA = pa.schema([("n", pa.int64())])
 NOW = 2e9

@@ -15,9 +15,9 @@ from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
 from veilmq.pipeline.drain import Drained, DrainUnfinished, checkpoint, drain, quarantined
 from veilmq.pipeline.drain.manifests import Directory
-from veilmq.pipeline.drain.options import DrainOptions
-from veilmq.pipeline.drain.rows import check_schema
+from veilmq.pipeline.drain.source import check_schema
 from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.options import DrainOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -19,8 +19,8 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, open_manifest
-from veilmq.pipeline.drain.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
 
 START = Offset()
 

@@ -7,8 +7,7 @@ import pytest
 
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.pipeline.drain.batch_leases import BatchLeases
-from veilmq.pipeline.drain.ledger import Batch
+from veilmq.pipeline.drain.batches.ledger import Batch, BatchLeases
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LEASE_S = 30.0

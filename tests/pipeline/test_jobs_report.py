@@ -14,7 +14,7 @@ from veilmq.cli.pipeline_options import Asked
 from veilmq.cli.pipeline_output import show
 from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.report import figures
-from veilmq.pipeline.report.drawing import ROLES, say
+from veilmq.pipeline.report.figures import ROLES, say
 from veilmq.pipeline.report.page import page
 from veilmq.testing.for_each import for_each
 

@@ -11,8 +11,8 @@ import pytest
 from tests.pipeline.page_side import ORDERS, WORKED
 from tests.pipeline.test_jobs_cli import inherited
 
-from veilmq.pipeline.drain.options import DrainOptions
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
+from veilmq.pipeline.options import DrainOptions
 from veilmq.testing.server import ServerProcess
 
 ROOT = Path(__file__).parents[2]

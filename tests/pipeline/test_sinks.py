@@ -17,10 +17,9 @@ import veilmq
 from veilmq.client.queue import Queue
 from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.options import read_delta_options, read_send_options
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import Written, add_files, check_place, is_committed
-from veilmq.pipeline.sinks.fitting import DeltaRefused, nulls_of
-from veilmq.pipeline.sinks.options import read_delta_options, read_send_options
+from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
 from veilmq.testing.for_each import for_each
 
 SCHEMA = pa.schema([("n", pa.int64())])

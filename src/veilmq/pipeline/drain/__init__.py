@@ -1,14 +1,15 @@
 """Drains a live queue into a table, each message once: the stream source `veilmq` and the helper `drain`.
 
-Strategy: `driver` does the work, without Spark: it receives, writes manifests (`manifests`), holds leases
-(`batch_leases`), and deletes what Spark has committed (`ledger`, `deleting`). Executors only read manifests (`rows`,
-with `unwrapping` and `decoding`; `quarantine` keeps what cannot be decoded). `source` is the adapter to Spark; `table`
-refuses a table that would lose rows.
+Strategy: `driver` does the work, without Spark: it receives, writes manifests (`manifests`), holds leases, and deletes
+what Spark has committed (`batches`). Executors only read manifests (`source`, with `decoding`; `quarantine` keeps what
+cannot be decoded). `source` is the adapter to Spark; `checkpoint` refuses a table that would lose rows.
 
 Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
-from veilmq.pipeline.drain.errors import (
+from veilmq.pipeline.drain.quarantine import Quarantined, quarantined
+from veilmq.pipeline.drain.run import Drained, drain
+from veilmq.pipeline.errors import (
     DirectoryForeign,
     DirectoryTaken,
     DirectoryUnwritable,
@@ -16,8 +17,6 @@ from veilmq.pipeline.drain.errors import (
     ManifestDamaged,
     TableForeign,
 )
-from veilmq.pipeline.drain.quarantine import Quarantined, quarantined
-from veilmq.pipeline.drain.run import Drained, drain
 
 __all__ = [
     "DirectoryForeign",

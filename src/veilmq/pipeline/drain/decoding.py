@@ -1,8 +1,12 @@
-"""Decodes JSON bodies into the columns of a schema; a bad body never stops the others.
+"""Restores the bodies that a sender's patterns wrapped, and decodes JSON bodies into the columns of a schema.
 
-Strategy: msgspec decodes each body into a type built from Spark's schema, strictly except where the schema is less
-strict; fields that are not in the schema are ignored, missing ones become null. A body that does not fit goes unchanged
-into the column for corrupt records if the schema has one, as in Spark's own reader; else the message is quarantined.
+Strategy: it runs on executors, and a bad body never stops the others. The client's own readers restore a body (fetch
+its object, decrypt it) in the order of the option `unwrap`; if a message is faulty, Unreadable quarantines it; if a
+store cannot be reached, the task fails and Spark retries it.
+
+msgspec decodes each JSON body into a type built from Spark's schema, strictly except where the schema is less strict;
+fields that are not in the schema are ignored, missing ones become null. A body that does not fit goes unchanged into
+the column for corrupt records if the schema has one, as in Spark's own reader; else the message is quarantined.
 """
 
 import datetime
@@ -14,8 +18,21 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import types
 
-from veilmq.pipeline.drain.columns import ARROW_SCHEMA
+from veilmq.client import urls
+from veilmq.client.clock import SYSTEM
+from veilmq.client.encrypted import Keys
+from veilmq.client.encrypted.cipher import Cipher
+from veilmq.client.errors import KeyFileInvalid
+from veilmq.client.large import PointerFormat
+from veilmq.client.large.fetching import Fetcher
+from veilmq.client.large.queue import BODY_BYTES_MAX
+from veilmq.client.messages import Peeked
+from veilmq.client.records.objects import ObjectStore
+from veilmq.client.unreadable import keep
+from veilmq.model.errors import ParameterInvalid
+from veilmq.pipeline.drain.manifests import ARROW_SCHEMA
 from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.options import DrainOptions, store_options_of
 
 _FLOAT: Final = struct.Struct("<f")
 _DECIMAL: Final = re.compile(rb'("?)(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\1')
@@ -167,3 +184,32 @@ def _scaled(value: decimal.Decimal, kind: types.DecimalType) -> decimal.Decimal:
         if len(rounded.as_tuple().digits) <= kind.precision:
             return rounded
     raise ValueError(f"{value} is no {kind.simpleString()}")
+
+
+class Unwrapping:
+    """The steps of one query. Raises OptionInvalid for invalid keys or an invalid store."""
+
+    def __init__(self, options: DrainOptions) -> None:
+        try:
+            self._steps = [_large(options) if step == "large" else _encrypted(options) for step in options.unwrap]
+        except (ParameterInvalid, KeyFileInvalid, ValueError) as error:
+            raise OptionInvalid(f"unwrap={','.join(options.unwrap)}: {error}.", "") from None
+
+    def body(self, message: Peeked) -> str:
+        """The body as it was sent. Raises Unreadable, and ObjectStoreFailed, which says nothing about the message."""
+        for step in self._steps:
+            message = Peeked(message.id, step(message), message.attributes)
+        return message.body
+
+
+def _large(options: DrainOptions) -> Any:
+    store = ObjectStore(str(options.store), options=store_options_of(options))
+    nowhere: Any = None  # without leases there is nothing to ask the queue
+    fetcher = Fetcher(nowhere, store, PointerFormat(options.pointers), BODY_BYTES_MAX, keep, SYSTEM)
+    return lambda message: fetcher.peeked(message).body
+
+
+def _encrypted(options: DrainOptions) -> Any:
+    name = options.bound_to or urls.parse(options.url).queue or ""
+    cipher = Cipher(Keys.read(str(options.keys)), options.algorithms, name, ())
+    return lambda message: cipher.decrypt(message.body, message.id)

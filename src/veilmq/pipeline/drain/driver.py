@@ -25,16 +25,13 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
-from veilmq.pipeline.drain import ledger
-from veilmq.pipeline.drain.batch_leases import BatchLeases
-from veilmq.pipeline.drain.cleanup import Cleanup
-from veilmq.pipeline.drain.columns import table_of
-from veilmq.pipeline.drain.deleting import Deleter
-from veilmq.pipeline.drain.ledger import Batch, Remembered
-from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
-from veilmq.pipeline.drain.options import DrainOptions, rows_default
-from veilmq.pipeline.drain.receiving import Room, each_chunk, gather
+from veilmq.pipeline.drain.batches import ledger
+from veilmq.pipeline.drain.batches.deleting import Cleanup, Deleter
+from veilmq.pipeline.drain.batches.ledger import Batch, BatchLeases, Remembered
+from veilmq.pipeline.drain.batches.receiving import Room, each_chunk, gather
+from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.options import DrainOptions, rows_default
 
 REMEMBER_SECONDS: Final = 14 * 86_400.0
 _PAUSE_SECONDS: Final = 0.2

@@ -8,8 +8,13 @@
 Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset contains its
 SHA-256. Names are never reused, so that an orphan of a crash is never mistaken for the batch that was logged. The lock
 is an flock: the kernel releases it when the process ends, however that happens.
+
+The columns of a drained message are here too, for Arrow and for Spark. A manifest holds these and the handle, in
+exactly the types that Spark's Arrow reader expects, so that a plain drain passes record batches on without touching a
+row.
 """
 
+import base64
 import fcntl
 import hashlib
 import os
@@ -25,8 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
-from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
+from veilmq.client.messages import AttributeValue, Received
+from veilmq.pipeline.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
 from veilmq.store.files import durable_write, make_directory
 
 ROWS_PER_BATCH: Final = 1_000
@@ -234,3 +239,56 @@ def _locked(path: Path, seconds: float, clock: Clock) -> int:
     os.ftruncate(file, 0)
     os.pwrite(file, str(os.getpid()).encode(), 0)
     return file
+
+
+SPARK_SCHEMA: Final = (
+    "`id` string, `body` string, `attributes` map<string, string>, `type` string, `group` string, "
+    "`sequence` decimal(38, 0), `sent` timestamp_ltz, `receive_count` int, `batch` bigint, `position` int"
+)
+"""`sequence` is the FIFO sequence number (up to 128 bits); `batch` and `position` say where in which manifest a row
+is."""
+
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.string()),
+        ("body", pa.string()),
+        ("attributes", pa.map_(pa.string(), pa.field("value", pa.string(), True))),
+        ("type", pa.string()),
+        ("group", pa.string()),
+        ("sequence", pa.decimal128(38, 0)),
+        ("sent", pa.timestamp("us", "UTC")),
+        ("receive_count", pa.int32()),
+        ("batch", pa.int64()),
+        ("position", pa.int32()),
+    ]
+)
+MANIFEST_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("handle", pa.string()))
+
+
+def table_of(messages: Sequence[Received], batch: int) -> Any:
+    """The rows of a manifest."""
+    columns = [
+        pa.array([each.id for each in messages], pa.string()),
+        pa.array([each.body for each in messages], pa.string()),
+        pa.array([_texts(each.attributes) for each in messages], ARROW_SCHEMA.field("attributes").type),
+        pa.array([each.type for each in messages], pa.string()),
+        pa.array([each.group for each in messages], pa.string()),
+        pa.array([each.sequence_number for each in messages], pa.decimal128(38, 0)),
+        pa.array([None if each.sent is None else round(each.sent * 1e6) for each in messages], pa.int64()).cast(
+            pa.timestamp("us", "UTC")
+        ),
+        pa.array([each.receive_count for each in messages], pa.int32()),
+        pa.repeat(pa.scalar(batch, pa.int64()), len(messages)),
+        pa.array(range(len(messages)), pa.int32()),
+        pa.array([each.handle for each in messages], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=MANIFEST_SCHEMA)
+
+
+def _texts(attributes: Any) -> list[tuple[str, str]]:
+    return [(name, _text(value)) for name, value in attributes.items()] if attributes else []
+
+
+def _text(value: AttributeValue) -> str:
+    """Bytes as base64, numbers in Python's notation."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -16,13 +16,12 @@ from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
+from veilmq.pipeline.directories import locked
 from veilmq.pipeline.drain import checkpoint
-from veilmq.pipeline.drain.errors import DirectoryTaken, DrainUnfinished
-from veilmq.pipeline.drain.options import read_options
+from veilmq.pipeline.drain.checkpoint import check_table
 from veilmq.pipeline.drain.quarantine import quarantined
-from veilmq.pipeline.drain.table import check_table
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.locking import locked
+from veilmq.pipeline.errors import DirectoryTaken, DrainUnfinished, OptionInvalid, SourceUnreachable
+from veilmq.pipeline.options import read_options
 from veilmq.pipeline.sinks.delta import check_place
 
 if TYPE_CHECKING:

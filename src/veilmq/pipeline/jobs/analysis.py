@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from veilmq.pipeline import publish
-from veilmq.pipeline.jobs import attempts, buckets, deleted, health, split, survival, timeouts
+from veilmq.pipeline.jobs import attempts, buckets, health, split, survival, timeouts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,13 +59,13 @@ class Analysis:
         """Queues (account, region, name) that have leases here but no recommendation, because they were deleted."""
         if self.cells.empty:
             return []
-        known = set(self.cells[list(deleted.QUEUE)].itertuples(index=False, name=None))
-        gone = deleted.lives(self._of(deleted.KINDS)).where("deleted").select(*deleted.QUEUE).collect()
+        known = set(self.cells[list(timeouts.QUEUE)].itertuples(index=False, name=None))
+        gone = timeouts.queue_lives(self._of(timeouts.LIFE_KINDS)).where("deleted").select(*timeouts.QUEUE).collect()
         return sorted(known & {tuple(row) for row in gone})
 
     @cached_property
     def _current(self) -> "DataFrame":
-        rows = deleted.without(self.cells, set(self.left_out))
+        rows = timeouts.without_deleted(self.cells, set(self.left_out))
         return self._events.sparkSession.createDataFrame(rows, buckets.SCHEMA)
 
     @cached_property

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from veilmq.pipeline import publish
-from veilmq.pipeline.durable import restore, sync_tree
+from veilmq.pipeline.directories import locked, restore, sync_tree
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
-from veilmq.pipeline.jobs import attempts, buckets, deleted, tables, timeouts
-from veilmq.pipeline.locking import locked
+from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
 from veilmq.store.files import durable_write, make_directory
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class Loop:
             if until is not None:
                 events = _events(spark, options, attempts.KINDS, start, bounds.following)
                 settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
-                _see_deleted(state, _events(spark, options, deleted.KINDS, start, bounds.following))
+                _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
                 if floors:
                     _raise_floors(state, events)
             planned, groups, left_out = self._plan(spark, state, costs)
@@ -218,12 +217,12 @@ class Loop:
         if learnt.empty:
             return 0, 0, 0
         gone = {_queue(name) for name in state.deleted}
-        cells = deleted.without(learnt, gone)
-        left_out = len(gone & set(learnt[list(deleted.QUEUE)].itertuples(index=False, name=None)))
+        cells = timeouts.without_deleted(learnt, gone)
+        left_out = len(gone & set(learnt[list(timeouts.QUEUE)].itertuples(index=False, name=None)))
         group = list(buckets.GROUP)
         before: Any = tables.load(self.timeouts).to_pandas() if self.timeouts.exists() else None
         rows_before = 0 if before is None else len(before)
-        before = None if before is None else deleted.without(before, gone)
+        before = None if before is None else timeouts.without_deleted(before, gone)
         known = set() if before is None else {_key(row) for row in before[group].itertuples(index=False, name=None)}
         found = [(_key(key), rows) for key, rows in cells.groupby(group, dropna=False)]
         fresh = {key: state.unplanned.get(_name(key), 0.0) for key, _ in found}
@@ -302,7 +301,7 @@ def _events(spark: "SparkSession", options: dict[str, str], kinds: Sequence[str]
 
 
 def _see_deleted(state: _State, events: "DataFrame") -> None:
-    for *queue, is_deleted in deleted.lives(events).collect():
+    for *queue, is_deleted in timeouts.queue_lives(events).collect():
         (state.deleted.add if is_deleted else state.deleted.discard)("/".join(queue))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from veilmq.client.timeouts.schedule import Costs, Schedule
 from veilmq.pipeline.jobs.buckets import BOUNDS
-from veilmq.pipeline.jobs.survival_fit import at_bounds
+from veilmq.pipeline.jobs.survival import at_bounds
 
 _ENDS_MAX: Final = 200
 """Lease ends considered per attempt."""

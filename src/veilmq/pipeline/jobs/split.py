@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from veilmq.client.timeouts.schedule import Costs
     from veilmq.pipeline.jobs.pricing import Price
-    from veilmq.pipeline.jobs.survival_fit import Curve
+    from veilmq.pipeline.jobs.survival import Curve
 
 QUEUE_FEE: Final = log(3) ** 2 / 2
 """Two types deserve two queues when one takes three times as long as the other."""
@@ -52,7 +52,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     import numpy as np
 
     from veilmq.pipeline.jobs.buckets import MIDDLES
-    from veilmq.pipeline.jobs.survival_fit import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.jobs.survival import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.jobs.timeouts import crash_share, rated
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
@@ -117,7 +117,7 @@ def _best_cuts(logs: list[float]) -> list[tuple[int, int]]:
 
 
 def _together(samples: list[Any]) -> Any:
-    from veilmq.pipeline.jobs.survival_fit import Sample
+    from veilmq.pipeline.jobs.survival import Sample
 
     return Sample(
         sum(each.finished for each in samples),

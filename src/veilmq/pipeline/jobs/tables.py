@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from veilmq.pipeline.durable import restore, take_place
+from veilmq.pipeline.directories import restore, take_place
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import alone
 from veilmq.store.files import make_directory, take_name

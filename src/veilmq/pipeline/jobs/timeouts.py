@@ -4,10 +4,14 @@ Strategy: compute the curve and crash rate from a group's histogram and run the 
 (veilmq.client.timeouts) on them, so that the recommendation is what AdaptiveTimeout would arrive at. There are two
 answers: a plain timeout for workers that never extend, and a first lease with a renewal interval for those that do.
 Each cost comes with its 95 % interval from resampled histograms. Where the best timeout depends on durations that were
-never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. Source:
-docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documents.md.
+never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. Deleted queues get
+no recommendation (`queue_lives`, `without_deleted`): the durations of their work remain valid, but nobody needs a lease
+for them. A queue is identified by its name, so one that is deleted and created again keeps all that was learnt.
+
+Source: docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documents.md.
 """
 
+from collections.abc import Set
 from math import log
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.client.timeouts.schedule import Costs, Schedule
-    from veilmq.pipeline.jobs.survival_fit import Curve, Sample
+    from veilmq.pipeline.jobs.survival import Curve, Sample
+
 
 SCHEMA: Final = (
     "account string, region string, queue string, type string, attempts double, finished double,"
@@ -136,8 +141,7 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.client.timeouts.schedule import Costs
-    from veilmq.pipeline.jobs.survival import names_of
-    from veilmq.pipeline.jobs.survival_fit import FINISHED_MIN, Curve, doubted, sample_of
+    from veilmq.pipeline.jobs.survival import FINISHED_MIN, Curve, doubted, names_of, sample_of
 
     curve = Curve(sample_of(rows))
     costs = rated(curve.sample, given)
@@ -256,7 +260,7 @@ def _resampled(curve: "Curve", believed: float) -> tuple[Any, Any]:
     """Curves and crash rates as other histories of the same length might have shown (Poisson bootstrap)."""
     import numpy as np
 
-    from veilmq.pipeline.jobs.survival_fit import survival
+    from veilmq.pipeline.jobs.survival import kaplan_meier
 
     # A fixed seed: the same history gives the same interval.
     random = np.random.default_rng(4)
@@ -264,7 +268,7 @@ def _resampled(curve: "Curve", believed: float) -> tuple[Any, Any]:
     shape = (RESAMPLES, len(sample.finished))
     finished = random.poisson(sample.finished, shape).astype(float)
     censored = random.poisson(sample.censored, shape).astype(float)
-    alive = survival(finished, censored)
+    alive = kaplan_meier(finished, censored)
     if curve.fits and curve.law is not None:
         mean, deviation = curve.law
         number = max(curve.finished, 2.0)
@@ -289,8 +293,7 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
 
     from veilmq.pipeline.jobs.buckets import BOUNDS, FINE
     from veilmq.pipeline.jobs.pricing import timeout_price
-    from veilmq.pipeline.jobs.survival import names_of
-    from veilmq.pipeline.jobs.survival_fit import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.jobs.survival import FINISHED_MIN, Curve, names_of, sample_of
 
     curve = Curve(sample_of(rows))
     if curve.finished < FINISHED_MIN:
@@ -315,3 +318,27 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
             "within_reach": at <= curve.reach_s,
         }
     )
+
+
+QUEUE: Final = ("account", "region", "queue")
+"""Columns that identify a queue."""
+LIFE_KINDS: Final = ("queue_created", "queue_deleted")
+"""The kinds of events that report it."""
+
+
+def queue_lives(events: "DataFrame") -> "DataFrame":
+    """One row per queue that was created or deleted in the events: `QUEUE`, and whether it is `deleted` after them."""
+    from pyspark.sql import functions as F
+
+    return (
+        events.where(F.col("kind").isin(*LIFE_KINDS))
+        .groupBy(*QUEUE)
+        .agg((F.max_by("kind", "offset") == "queue_deleted").alias("deleted"))
+    )
+
+
+def without_deleted(rows: Any, deleted: Set[tuple[str, ...]]) -> Any:
+    """The rows of a pandas frame that belong to other queues."""
+    if not deleted or rows.empty:
+        return rows
+    return rows[[key not in deleted for key in rows[list(QUEUE)].itertuples(index=False, name=None)]]

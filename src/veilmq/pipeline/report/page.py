@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.pipeline.report import figures
-from veilmq.pipeline.report.drawing import say
+from veilmq.pipeline.report.figures import say
 
 if TYPE_CHECKING:
     from veilmq.pipeline.jobs.analysis import Analysis

@@ -7,11 +7,17 @@ of a micro-batch in one transaction that carries (application, batch number), an
 table already has. The application is the query's id, which its checkpoint keeps. If the user chose a name, it is that
 name, and a second entry of name and id tells one query's batch 0 from the next query's.
 
+A transaction accepts any files, so the sink checks that they fit the table (`check_fits`, `check_nulls`): columns and
+types before anything is written, and nulls in each file. It refuses all files if the table has requirements that this
+writer does not meet, for rows (constraints, invariants, values that the writer must generate) or for files (column
+mapping, partitions), and every unknown feature of the protocol.
+
 Before changing it: nothing here removes a file. A commit that raised may have landed (its answer was lost, or the
 checkpoint after it failed), and so may the commit of a process that died, so a version may name any file that was
 written. After an error the code asks the table what landed. A vacuum removes files that no version names.
 
-Source: the Delta protocol, "Transaction Identifiers".
+Source: the Delta protocol, "Transaction Identifiers", "Column Mapping", "CHECK Constraints", "Column Invariants",
+"Generated Columns", "Identity Columns", "Table Features".
 """
 
 import json
@@ -29,9 +35,8 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from veilmq.client.clock import SYSTEM
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.sinks.fitting import DeltaRefused, check_nulls, check_table, nulls_of
-from veilmq.pipeline.sinks.options import DeltaOptions, read_delta_options
+from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
+from veilmq.pipeline.options import DeltaOptions, read_delta_options
 from veilmq.store.files import sync_directory, sync_file
 
 _ROWS_FLUSHED: Final = 65_536
@@ -104,7 +109,7 @@ def _commit(
     if not DeltaTable.is_deltatable(path, storage):
         write_deltalake(path, schema.empty_table(), storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
-    check_table(table, schema)
+    check_fits(table, schema)
     check_nulls(table, frozenset().union(*(each.nulls for each in files)))
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
@@ -163,7 +168,7 @@ def check_place(path: str, schema: Any) -> None:
     if files.get_file_info(root).is_file:
         raise OptionInvalid(f"path={path!r} cannot be: it is a file.", "It is a directory.")
     if DeltaTable.is_deltatable(path):
-        check_table(DeltaTable(path), schema)
+        check_fits(DeltaTable(path), schema)
 
 
 def _has(table: Any, app: str, batch: int) -> bool:
@@ -274,3 +279,140 @@ class DeltaSink(DataSource):
         if overwrite:
             raise OptionInvalid("veilmq-delta appends.", "Use outputMode('append').")
         return DeltaWriter(schema, read_delta_options(self.options))
+
+
+_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
+_FEATURES: Final = frozenset(
+    {
+        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
+        "invariants", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview",
+    }
+)  # fmt: skip
+"""Features that allow appends, or that a table only may use: its properties say whether it does."""
+_OF_COLUMNS: Final = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "an expression that makes its values",
+    "delta.identity.": "values that count up",
+}
+_CONSTRAINTS: Final = "delta.constraints."
+_ELEMENT: Final = "element"
+_VALUE: Final = "value"
+_MEND: Final = "Write another table, or with foreachBatch and what sees to that."
+
+
+class DeltaRefused(PipelineError):
+    """The table does not accept these rows."""
+
+
+def check_fits(table: Any, schema: Any) -> None:
+    """Raise DeltaRefused unless files of that Arrow schema may be added to a deltalake table."""
+    from deltalake import Schema
+
+    path = table.table_uri
+    _check_wants(table)
+    there = {field.name: field for field in table.schema().fields}
+    ours = {field.name: field for field in Schema.from_arrow(schema).fields}
+    for name, field in ours.items():
+        if name not in there:
+            raise DeltaRefused(f"The table {path} has no column {name}.", f"It has {', '.join(there)}.")
+        if _kind(field) != _kind(there[name]):
+            mend = f"It is {_said(there[name])}."
+            raise DeltaRefused(f"The column {name} of the table {path} is no {_said(field)}.", mend)
+    needed = [name for name, field in there.items() if name not in ours and not field.nullable]
+    if needed:
+        raise DeltaRefused(f"The table {path} needs a column {needed[0]}.", "")
+
+
+def check_nulls(table: Any, nulls: frozenset[str]) -> None:
+    """`nulls`: see `nulls_of`. Raises DeltaRefused if one of these columns of the table allows no null."""
+    for name in sorted(nulls.intersection(_filled(table))):
+        mend = "Filter such rows, or give them a value."
+        raise DeltaRefused(f"The column {name} of the table {table.table_uri} takes no null, and a row has one.", mend)
+
+
+def nulls_of(rows: Any) -> Iterator[str]:
+    """Columns of an Arrow record batch that contain nulls; nested ones as `a.b`, `a.element`, `a.value`.
+
+    A null whose parent is null does not count.
+    """
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        yield from _nulls(name, column, 0)
+
+
+def _nulls(name: str, column: Any, above: int) -> Iterator[str]:
+    """above: how many of the values are null because their parent is."""
+    if column.null_count > above:
+        yield name
+    if pa.types.is_map(column.type):
+        column = column.cast(pa.list_(pa.struct([("key", column.type.key_type), (_VALUE, column.type.item_type)])))
+        values = column.flatten()
+        yield from _nulls(f"{name}.{_VALUE}", values.field(1), 0)
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        yield from _nulls(f"{name}.{_ELEMENT}", column.flatten(), 0)
+    elif pa.types.is_struct(column.type):
+        for number, part in enumerate(column.flatten()):
+            yield from _nulls(f"{name}.{column.type.field(number).name}", part, column.null_count)
+
+
+def _check_wants(table: Any) -> None:
+    """Check what the table requires of files and rows beyond their columns. Raises DeltaRefused."""
+    path, metadata = table.table_uri, table.metadata()
+    if metadata.partition_columns:
+        names = ", ".join(metadata.partition_columns)
+        raise DeltaRefused(f"The table {path} is partitioned by {names}, and veilmq-delta writes no partitions.", _MEND)
+    strange = sorted(set(table.protocol().writer_features or ()) - _FEATURES)
+    if strange:
+        raise DeltaRefused(f"The table {path} has {', '.join(strange)}, which veilmq-delta does not know.", _MEND)
+    mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        raise DeltaRefused(f"The table {path} maps its columns by {mapping}, and veilmq-delta writes names.", _MEND)
+    constraints = [name for name in metadata.configuration if name.startswith(_CONSTRAINTS)]
+    if constraints:
+        name = constraints[0].removeprefix(_CONSTRAINTS)
+        raise DeltaRefused(f"The table {path} has a constraint {name}, and veilmq-delta checks none.", _MEND)
+    for name, field in _fields(json.loads(table.schema().to_json())):
+        for key, said in _OF_COLUMNS.items():
+            if any(each.startswith(key) for each in field["metadata"]):
+                raise DeltaRefused(f"The column {name} of the table {path} has {said}.", _MEND)
+
+
+def _filled(table: Any) -> Iterator[str]:
+    """The names, as in `nulls_of`, of the columns and fields that allow no null."""
+    for name, field in _fields(json.loads(table.schema().to_json())):
+        if not field["nullable"]:
+            yield name
+
+
+def _fields(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All fields below a type of Delta's JSON, including elements of lists and values of maps."""
+    if not isinstance(kind, dict):
+        return
+    below = f"{name}." if name else ""
+    match kind["type"]:
+        case "struct":
+            found = kind["fields"]
+        case "array":
+            found = [{"name": _ELEMENT, "type": kind["elementType"], "nullable": kind["containsNull"], "metadata": {}}]
+        case "map":
+            nullable = kind["valueContainsNull"]
+            found = [{"name": _VALUE, "type": kind["valueType"], "nullable": nullable, "metadata": {}}]
+        case _:
+            return
+    for each in found:
+        yield f"{below}{each['name']}", each
+        yield from _fields(each["type"], f"{below}{each['name']}")
+
+
+def _said(field: Any) -> str:
+    return str(field.type.to_json().strip('"'))
+
+
+def _kind(field: Any) -> Any:
+    """The field's type without nullability."""
+
+    def bare(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return [bare(each) for each in value] if isinstance(value, list) else value
+        return {name: bare(each) for name, each in value.items() if name not in _OF_NULLS}
+
+    return bare(json.loads(field.type.to_json()))

@@ -27,7 +27,7 @@ from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, StoreError, VeilError
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
-from veilmq.pipeline.sinks.options import SendOptions
+from veilmq.pipeline.options import SendOptions
 
 COLUMNS: Final = (
     "body",
