@@ -10,7 +10,7 @@ from typing import TypeVar
 import fsspec
 
 from veilmq.client.clock import Clock
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 
 Connection = TypeVar("Connection", bound=sqlite3.Connection)
 HOUR = 3_600.0

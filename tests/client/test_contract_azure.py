@@ -10,7 +10,7 @@ from veilmq.client.adapters.azure import AzureAccount
 from veilmq.client.connect import DEVELOPMENT_KEYS
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

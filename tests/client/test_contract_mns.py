@@ -9,7 +9,7 @@ from mns.account import Account
 from veilmq.client.adapters.mns import MnsAccount
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from botocore.config import Config
 from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

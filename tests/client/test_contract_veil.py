@@ -9,7 +9,7 @@ import pytest
 from veilmq.client.adapters.veil import VeilAccount
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 

@@ -14,7 +14,7 @@ from veilmq.client.errors import TransportError
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 
 PROLOGUE = """
 import os, sys, threading, time

@@ -20,7 +20,7 @@ from veilmq.client.records.tables import TableRecords
 from veilmq.client.worker import TableGuard
 from veilmq.client.worker.guard import Begun, Busy, Claim, Done, RecordGuard
 from veilmq.model.errors import ParameterInvalid
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 
 CLAIM = Claim("orders 1", 1, now=1_000.0, until=1_030.0)
 

@@ -26,8 +26,8 @@ from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, ReceiptInvalid
 from veilmq.store import files
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,7 @@ from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times,
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 WINDOW = 300

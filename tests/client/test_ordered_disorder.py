@@ -12,7 +12,7 @@ from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.server.settings import SettingInvalid, Settings
 from veilmq.store.options import Options
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 
 
 def account(directory: Path, clock: MovableClock, disorder: int) -> EmbeddedAccount:

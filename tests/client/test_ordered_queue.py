@@ -25,8 +25,8 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.disordered import Disordered
 
 

@@ -11,7 +11,7 @@ from moto.server import ThreadedMotoServer
 
 from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.ordered import ObjectStorage
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from veilmq.client.ordered.storage import LockedStorage
 from veilmq.client.records.tables import rewritten
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.client_contract.stage import MovableClock
 
 
 class TwoMethods:

@@ -15,7 +15,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.ordered import LocalFile, OrderedQueue
 from veilmq.client.queue import Account, Queue
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

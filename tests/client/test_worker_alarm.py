@@ -10,8 +10,8 @@ from tests.client.test_worker_clock import HOUR, eventually, worker
 
 from veilmq.client.messages import Template
 from veilmq.client.worker.alarm import Alarm
-from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.client_contract.stage import MovableClock
 
 
 class Body:

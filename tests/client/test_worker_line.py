@@ -13,7 +13,7 @@ from veilmq.client.worker import Cancelled, Cause
 from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.flow import Ready
 from veilmq.client.worker.job import Cancellation
-from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.client_contract.stage import MovableClock
 
 WAIT_S = 30.0
 

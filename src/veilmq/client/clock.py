@@ -37,7 +37,7 @@ SYSTEM = SystemClock()
 
 @runtime_checkable
 class Moved(Protocol):
-    """The additional method of a clock that tests move (`veilmq.testing.client_contract.clock.MovableClock`)."""
+    """The additional method of a clock that tests move (`veilmq.testing.client_contract.stage.MovableClock`)."""
 
     def wakes(self, sleeper: threading.Condition) -> None:
         """Notify `sleeper` whenever the clock is moved, as long as `sleeper` exists."""

@@ -1,6 +1,6 @@
 """The client contract: an adapter is what passes these cases.
 
-Strategy: one file per noun, one class per file; every case creates its own queues in the account of a fixture.
+Strategy: one file per noun; every case creates its own queues in the account of a fixture.
 `Capabilities` say what a queue can do; for what it cannot do, a case checks that it refuses before any I/O. An
 adapter's tests provide a fixture `client_account` (`ClientAccount`) and import the cases:
 
@@ -27,22 +27,21 @@ form can change:
 and names each that was not refused (`unrefused`, `for_each`).
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
 from veilmq.testing.client_contract.accounts import TestAccounts
 from veilmq.testing.client_contract.batches import TestBatches
-from veilmq.testing.client_contract.bodies import TestBodies
-from veilmq.testing.client_contract.capabilities import TestCapabilities
-from veilmq.testing.client_contract.closing import TestClosing
+from veilmq.testing.client_contract.capabilities import TestCapabilities, TestSendable
+from veilmq.testing.client_contract.concurrency import TestClosing, TestThreads
 from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
-from veilmq.testing.client_contract.forms import in_forms
 from veilmq.testing.client_contract.leases import TestLeases
-from veilmq.testing.client_contract.options import TestOptions
-from veilmq.testing.client_contract.receives import TestReceives
-from veilmq.testing.client_contract.sendable import TestSendable
-from veilmq.testing.client_contract.smoke import TestSmoke
+from veilmq.testing.client_contract.messages import TestBodies, TestOptions
+from veilmq.testing.client_contract.receives import TestReceives, TestWaiting
 from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage, unrefused
-from veilmq.testing.client_contract.threads import TestThreads
-from veilmq.testing.client_contract.values import TestValues
-from veilmq.testing.client_contract.waiting import TestWaiting
+from veilmq.testing.client_contract.values import TestSmoke, TestValues
 from veilmq.testing.for_each import for_each
 
 SUITE = (
@@ -91,3 +90,19 @@ __all__ = [
     "stage",
     "unrefused",
 ]
+
+
+def in_forms(suites: Mapping[str, Sequence[type[Any]]]) -> dict[str, type[Any]]:
+    """By name, the classes of all suites: each runs in the forms whose suite it is in.
+
+    suites: by form. The fixture `client_account` finds its form in `request.param`.
+
+        globals().update(in_forms({"plain": SUITE, "base64": SUITE_OF_ENCODINGS}))
+    """
+    classes = {cases: None for suite in suites.values() for cases in suite}
+    return {
+        cases.__name__: pytest.mark.parametrize(
+            "client_account", [form for form, suite in suites.items() if cases in suite], indirect=True
+        )(type(cases.__name__, (cases,), {"__doc__": cases.__doc__}))
+        for cases in classes
+    }

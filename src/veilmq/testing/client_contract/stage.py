@@ -3,16 +3,20 @@
 Strategy: durations are whole seconds, because some protocols know no others. `SECOND` is the shortest, for cases that
 do not care when it ends. Where something must not have ended yet, it lasts `Stage.brief`: the clock runs on between
 moves, and a machine may stall for a second between two calls.
+
+For those who write a `ClientAccount`: `MovableClock` runs in real time and can be moved forward; `WrappedClient` wraps
+each queue of an account in a pattern, because a pattern is a `Queue` and must pass the cases that an adapter passes.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 import pytest
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -140,3 +144,60 @@ def message_with(queue: Queue, **fields: Any) -> Message:
 def stage(client_account: ClientAccount) -> Iterator[Stage]:
     """A stage on the adapter's account."""
     yield Stage(client_account)
+
+
+class MovableClock:
+    """`veilmq.client.clock.Clock`: the system's clock plus the time added."""
+
+    def __init__(self) -> None:
+        self._added = 0.0
+        self._sleepers: weakref.WeakSet[threading.Condition] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return SYSTEM.monotonic() + self._added
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return SYSTEM.wall() + self._added
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass (not negative)."""
+        assert seconds >= 0, "no clock of ours runs backwards"
+        self._added += seconds
+        with self._lock:
+            sleepers = list(self._sleepers)
+        for sleeper in sleepers:
+            with sleeper:
+                sleeper.notify_all()
+
+    def wakes(self, sleeper: threading.Condition) -> None:
+        """See `veilmq.client.clock.Moved`."""
+        with self._lock:
+            self._sleepers.add(sleeper)
+
+
+class WrappedClient:
+    """See `veilmq.testing.client_contract.ClientAccount`. `wrap` builds the pattern over a queue of the adapter."""
+
+    def __init__(self, brought: ClientAccount, wrap: Callable[[Queue], Queue]) -> None:
+        self.account = WrappedAccount(brought.account, wrap)
+        self.clock = brought.clock
+        self.brief = brought.brief
+        self.pass_time = brought.pass_time
+        self.name = brought.name
+
+
+class WrappedAccount:
+    """An account that returns wrapped queues, and is otherwise unchanged."""
+
+    def __init__(self, account: Any, wrap: Callable[[Queue], Queue]) -> None:
+        self._account, self._wrap = account, wrap
+
+    def queue(self, name: str) -> Queue:
+        """See `Account.queue`."""
+        return self._wrap(self._account.queue(name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._account, name)
