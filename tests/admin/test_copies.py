@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from veilmq.admin import copies
-from veilmq.admin.copies import COPIES_MAX
-from veilmq.admin.feed import Feed
+from veilmq.admin.history import copies
+from veilmq.admin.history.copies import COPIES_MAX
+from veilmq.admin.history.feed import Feed
 from veilmq.model.commands import CreateQueue, Origin, Send
 from veilmq.model.queue import QueueKey
 

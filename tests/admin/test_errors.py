@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from veilmq.admin import inputs
-from veilmq.admin.errors import STATUS, described
+from veilmq.admin.api import inputs
+from veilmq.admin.api.errors import STATUS, described
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
 from veilmq.model.instant import DAY_US
 from veilmq.testing.for_each import for_each

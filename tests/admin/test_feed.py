@@ -17,16 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from tests.support.sqlite import read_events
 
-from veilmq.admin import columns, feed
 from veilmq.admin.access import Caller
-from veilmq.admin.copies import Copies
-from veilmq.admin.reading import Scope
+from veilmq.admin.history import feed
+from veilmq.admin.history.copies import Copies
+from veilmq.admin.history.reading import Scope
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
-ARROW = {"Accept": columns.MEDIA_TYPE}
+ARROW = {"Accept": feed.MEDIA_TYPE}
 
 
 @pytest.fixture
@@ -76,33 +76,33 @@ def test_json_lines_are_the_stored_events(lively: httpx.Client, server: Any) -> 
         ("", False),
         ("*/*", False),
         ("application/x-ndjson", False),
-        (columns.MEDIA_TYPE, True),
-        (columns.MEDIA_TYPE.upper(), True),
-        (f"text/html, {columns.MEDIA_TYPE} ; q=0.5", True),
-        (f"{columns.MEDIA_TYPE}, */*", True),
-        (f"{columns.MEDIA_TYPE};q=0", False),
-        (f"{columns.MEDIA_TYPE};Q=0.000, */*", False),
-        (f"{columns.MEDIA_TYPE};q=0.5, application/x-ndjson", False),
-        (f"{columns.MEDIA_TYPE};q=0.5, application/x-ndjson;q=0.1, */*", True),
-        (f"{columns.MEDIA_TYPE};q=0.5, application/*;q=0.6", False),
-        (f"{columns.MEDIA_TYPE}ing", False),
-        (f"{columns.MEDIA_TYPE};q=high", False),
+        (feed.MEDIA_TYPE, True),
+        (feed.MEDIA_TYPE.upper(), True),
+        (f"text/html, {feed.MEDIA_TYPE} ; q=0.5", True),
+        (f"{feed.MEDIA_TYPE}, */*", True),
+        (f"{feed.MEDIA_TYPE};q=0", False),
+        (f"{feed.MEDIA_TYPE};Q=0.000, */*", False),
+        (f"{feed.MEDIA_TYPE};q=0.5, application/x-ndjson", False),
+        (f"{feed.MEDIA_TYPE};q=0.5, application/x-ndjson;q=0.1, */*", True),
+        (f"{feed.MEDIA_TYPE};q=0.5, application/*;q=0.6", False),
+        (f"{feed.MEDIA_TYPE}ing", False),
+        (f"{feed.MEDIA_TYPE};q=high", False),
     ],
 )
 def test_arrow_is_sent_to_who_accepts_it(accept: str, wanted: bool) -> None:
-    assert columns.is_wanted(accept) is wanted
+    assert feed.is_arrow_wanted(accept) is wanted
 
 
 def test_what_is_accepted_is_sent(lively: httpx.Client) -> None:
-    several = [("Accept", "text/html"), ("Accept", columns.MEDIA_TYPE.title())]
-    assert lively.get("/api/v1/events", headers=several).headers["content-type"] == columns.MEDIA_TYPE
-    answer = lively.get("/api/v1/events", headers={"Accept": f"{columns.MEDIA_TYPE};q=0"})
+    several = [("Accept", "text/html"), ("Accept", feed.MEDIA_TYPE.title())]
+    assert lively.get("/api/v1/events", headers=several).headers["content-type"] == feed.MEDIA_TYPE
+    answer = lively.get("/api/v1/events", headers={"Accept": f"{feed.MEDIA_TYPE};q=0"})
     assert answer.headers["content-type"].startswith("application/x-ndjson")
 
 
 @pytest.mark.parametrize("rows_a_piece", [1, 3, 7, 8_192])
 def test_arrow_says_what_json_says(lively: httpx.Client, server: Any, rows_a_piece: int) -> None:
-    from veilmq.admin import feed
+    from veilmq.admin.history import feed
 
     before = feed.ROWS_A_PIECE
     feed.ROWS_A_PIECE = rows_a_piece  # type: ignore[misc]
@@ -417,7 +417,7 @@ def test_pages_of_arrow_pass_over_the_bounds_of_commits(lively: httpx.Client, se
     with store.reader.look() as view:
         for start in range(total):
             for stop in range(start + 1, min(start + 9, total + 1)):
-                written = columns.ArrowStream()
+                written = feed.ArrowStream()
                 data = written.batch(view, start, stop, Scope()) + written.end()
                 table = pa.ipc.open_stream(data).read_all()
                 assert table["offset"].to_pylist() == list(range(start, stop))

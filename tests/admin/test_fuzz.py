@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from veilmq.admin import inputs
-from veilmq.admin.operations import OPERATIONS
+from veilmq.admin.api import inputs
+from veilmq.admin.api.operations import OPERATIONS
 
 QUEUE = "/api/v1/queues/000000000000/us-east-1/orders"
 SHAPES = [operation.shape for operation in OPERATIONS.values()]

@@ -7,7 +7,7 @@ import httpx
 from admin_under_test import TOKEN
 from prometheus_client.parser import text_string_to_metric_families
 
-from veilmq.admin import metrics, queue_events
+from veilmq.admin import metrics
 from veilmq.model.commands import SERVER, CreateQueue, StartMove, Sweep
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.moves import MoveStatus
@@ -230,7 +230,7 @@ def test_events_are_counted_by_queue(http: httpx.Client) -> None:
 
 
 def test_queues_beyond_the_bound_share_one_count_that_never_goes_back(http: httpx.Client, monkeypatch: Any) -> None:
-    monkeypatch.setattr(queue_events, "QUEUES_MAX", 2)
+    monkeypatch.setattr(metrics, "QUEUES_MAX", 2)
     for number in range(4):
         http.put(f"{QUEUES}/q{number}")
         http.post(f"{QUEUES}/q{number}/messages", json={"messages": [{"body": "a"}]})

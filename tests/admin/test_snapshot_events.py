@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from admin_under_test import OPTIONS, TOKEN, Keys
 
-from veilmq.admin import columns, reading
+from veilmq.admin.history import feed, reading
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import Sweep
 from veilmq.store.sqlite.reading.history import bounds
@@ -94,7 +94,7 @@ def test_its_messages_are_those_of_the_state(told: Any) -> None:
 def test_arrow_says_what_json_says(told: Any) -> None:
     with whole(told) as http:
         lines = events(http)
-        answer = http.get("/api/v1/events", params={"from": "snapshot"}, headers={"Accept": columns.MEDIA_TYPE})
+        answer = http.get("/api/v1/events", params={"from": "snapshot"}, headers={"Accept": feed.MEDIA_TYPE})
     rows = pa.ipc.open_stream(answer.content).read_all().to_pylist()
     assert [row["kind"] for row in rows] == [line["kind"] for line in lines]
     assert [row["detail"] and json.loads(row["detail"]) for row in rows] == [line["detail"] for line in lines]
@@ -114,7 +114,7 @@ def test_they_come_in_pieces_that_are_not_too_large(told: Any, monkeypatch: pyte
 def test_a_key_sees_that_it_happened_and_its_own_queues(told: Any) -> None:
     with scoped(told) as http, whole(told) as every:
         own = [each for each in events(http) if each["kind"] == "snapshot"]
-        answer = http.get("/api/v1/events", params={"from": "snapshot"}, headers={"Accept": columns.MEDIA_TYPE})
+        answer = http.get("/api/v1/events", params={"from": "snapshot"}, headers={"Accept": feed.MEDIA_TYPE})
         all_of_it = [each for each in events(every) if each["kind"] == "snapshot"]
     assert [each["detail"]["part"] for each in own] == ["begin", "queue", "messages", "end"]
     assert {each["account"] for each in own} == {None, OWN}

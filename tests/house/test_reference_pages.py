@@ -12,7 +12,7 @@ from typing import Any
 import typer.main
 from tests.house.test_cli_page import leaves
 
-from veilmq.admin.operations import OPERATIONS
+from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli import application
 from veilmq.cli.sources import variable
 from veilmq.client.transaction import Times

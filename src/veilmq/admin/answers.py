@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from veilmq.admin.access import Caller, asked
-from veilmq.admin.errors import STATUS, Refused, described
+from veilmq.admin.api.errors import STATUS, Refused, described
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 

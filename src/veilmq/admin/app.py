@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin import answers, inputs
+from veilmq.admin import answers
 from veilmq.admin.access import Access
-from veilmq.admin.copies import Copies
-from veilmq.admin.errors import Refused
-from veilmq.admin.feed import Feed
+from veilmq.admin.api import inputs
+from veilmq.admin.api.errors import Refused
+from veilmq.admin.history.copies import Copies
+from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.queues import Queues
 from veilmq.admin.service import Service, home_region, knows

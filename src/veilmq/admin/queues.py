@@ -9,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin import inputs, views
-from veilmq.admin.ages import oldest_ages_us
 from veilmq.admin.answers import answer, body_of, caller_of, members_of
-from veilmq.admin.errors import Refused
-from veilmq.admin.operations import OPERATIONS, Asked, Operation
-from veilmq.admin.reading import message_page
+from veilmq.admin.api import inputs, views
+from veilmq.admin.api.errors import Refused
+from veilmq.admin.api.operations import OPERATIONS, Asked, Operation
+from veilmq.admin.history.reading import message_page, oldest_ages_us
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.model.access import Action
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin import inputs
 from veilmq.admin.answers import answer, caller_of, members_of
+from veilmq.admin.api import inputs
+from veilmq.admin.api.views import shown_counts, shown_move
 from veilmq.admin.service import Service, home_region
-from veilmq.admin.views import shown_counts, shown_move
 from veilmq.model.access import Action
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin import answers, inputs
-from veilmq.admin.copies import Copies
-from veilmq.admin.errors import Refused
+from veilmq.admin import answers
+from veilmq.admin.api import inputs
+from veilmq.admin.api.errors import Refused
+from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.store.errors import DatabaseFailed

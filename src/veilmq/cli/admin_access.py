@@ -2,7 +2,7 @@
 holds.
 
 Strategy: one small interface, `AdminAccess`, with two implementations (remote_http.py, remote_direct.py); both read the
-same table of operations (admin/operations.py), so that a command is written once and prints the same either way.
+same table of operations (admin/api/operations.py), so that a command is written once and prints the same either way.
 `open_access` chooses: a flag takes precedence over a variable, and a directory that a server holds is reached through
 that server.
 """

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import veilmq
-from veilmq.admin import inputs, views
-from veilmq.admin.ages import oldest_ages_us
-from veilmq.admin.errors import described
-from veilmq.admin.operations import OPERATIONS, Asked
-from veilmq.admin.reading import Scope, event_lines, find_start, trace
+from veilmq.admin.api import inputs, views
+from veilmq.admin.api.errors import described
+from veilmq.admin.api.operations import OPERATIONS, Asked
+from veilmq.admin.history.reading import Scope, event_lines, find_start, oldest_ages_us, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
 from veilmq.cli.admin_access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.exits import Exit, Failure, foreign

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
-from veilmq.admin import inputs
-from veilmq.admin.errors import described
-from veilmq.admin.operations import OPERATIONS
+from veilmq.admin.api import inputs
+from veilmq.admin.api.errors import described
+from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli.admin_access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
 from veilmq.cli.words import refused_value

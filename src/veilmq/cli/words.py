@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 _OPTIONS: Final = {
-    # Members of /api/v1 (admin/inputs.py) and fields of the store's errors, without `_us`.
+    # Members of /api/v1 (admin/api/inputs.py) and fields of the store's errors, without `_us`.
     "name": "QUEUE",
     "source": "QUEUE",
     "message_id": "MESSAGE_ID",

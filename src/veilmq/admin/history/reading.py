@@ -1,4 +1,4 @@
-"""Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history.
+"""Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history, oldest messages.
 
 Strategy: functions of a `View`, one committed state of the store; they block and belong in a thread. Pages seek by
 index and never count. What scans the history looks for the packed id in the packed rows before it decodes any, and
@@ -6,21 +6,22 @@ stops at a bound. `Scope` cuts every one of them down to what a key may see.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.admin.chosen import Wanted
-from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_settings
+from veilmq.admin.api.inputs import Wanted
+from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_settings
 from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
+from veilmq.model.instant import Instant
 from veilmq.model.message import id_text
 from veilmq.model.queue import QueueKey
 from veilmq.store import Reader, View
-from veilmq.store.reader import Held
+from veilmq.store.reader import Held, QueueState
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
@@ -365,3 +366,9 @@ def _live(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
 
 def _line(value: dict[str, Any]) -> bytes:
     return _JSON.encode(value) + b"\n"
+
+
+def oldest_ages_us(reader: Reader, queues: Iterable[tuple[QueueState, list[int]]], now: Instant) -> dict[int, int]:
+    """By incarnation, for queues with messages; with each queue its lines, as the loop saw them. Blocks."""
+    with reader.look() as view:
+        return {incarnation: max(0, now - sent) for incarnation, sent in view.oldest_sent(queues).items()}

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from veilmq.admin import inputs, views
-from veilmq.admin.errors import described
+from veilmq.admin.api import inputs, views
+from veilmq.admin.api.errors import described
 from veilmq.model.access import Action
 from veilmq.model.commands import (
     AfterExpiry,
