@@ -21,7 +21,7 @@ from azure.storage.queue import (
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.adapters.azure import AzureAccount, AzureQueue
-from veilmq.client.adapters.azure.calls import Said, error_of
+from veilmq.client.adapters.azure.calls import AzureRefusal, error_of
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import DEVELOPMENT_KEYS, connect, connect_account
 from veilmq.client.errors import ServiceError, TransportError
@@ -462,12 +462,12 @@ class TestTheWay:
             assert not thread.is_alive()
 
 
-def said(code: str, **fields: Any) -> Said:
+def said(code: str, **fields: Any) -> AzureRefusal:
     known: dict[str, Any] = {
         "status": 400, "request_id": "r", "message": "said", "extra": {}, "queue": "q", "names": {}, "size_bytes": 7,
         "creating": False,
     }  # fmt: skip
-    return Said(**{"code": code, **known, **fields})
+    return AzureRefusal(**{"code": code, **known, **fields})
 
 
 class TestErrors:
@@ -504,7 +504,7 @@ class TestErrors:
             (said("Unheard"), ServiceError(code="Unheard", status=400, request_id="r", message="said")),
         ],
     )
-    def test_what_a_code_means(self, what: Said, error: VeilError) -> None:
+    def test_what_a_code_means(self, what: AzureRefusal, error: VeilError) -> None:
         assert error_of(what) == error
 
     def test_every_code_of_our_own_server_means_something(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from veilmq.client.adapters.embedded import limits
+from veilmq.client.adapters.embedded import translation
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, Schedule
 from veilmq.client.keeper.lease import LOOKS, STEPS, Hold, Look, Reason, State
@@ -38,7 +38,7 @@ class Table(LeaseDecisions[Hold]):
     """With what a keeper does around it."""
 
     def __init__(self, parameters: Parameters = PARAMETERS, plan: "Growing | None" = None, **abilities: object) -> None:
-        capabilities = msgspec.structs.replace(limits.CAPABILITIES, **abilities)
+        capabilities = msgspec.structs.replace(translation.CAPABILITIES, **abilities)
         super().__init__(parameters, capabilities, plan, jitter=0.0)
         self.ids = 0
 
@@ -430,7 +430,7 @@ def test_nothing_leads_out_of_done_and_lost() -> None:
 )
 def test_parameters_that_cannot_work_are_refused(values: dict[str, float], named: str) -> None:
     parameters = msgspec.structs.replace(PARAMETERS, **values)
-    capabilities = msgspec.structs.replace(limits.CAPABILITIES, lease_max=43_200)
+    capabilities = msgspec.structs.replace(translation.CAPABILITIES, lease_max=43_200)
     with pytest.raises(ParameterInvalid) as refused:
         parameters.check(capabilities, None)
     assert refused.value.parameter == named

@@ -15,7 +15,7 @@ from mns.queue import Message as SdkMessage
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.adapters.mns import MnsAccount, MnsQueue
-from veilmq.client.adapters.mns.thread_clients import Said, error_of
+from veilmq.client.adapters.mns.calls import Refusal, error_of
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import connect, connect_account
 from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE
@@ -403,12 +403,12 @@ class TestErrors:
         ],
     )
     def test_what_a_code_means(self, code: str, text: str, error: VeilError) -> None:
-        assert error_of(Said(code, 400, "r", text, "q", 7)) == error
+        assert error_of(Refusal(code, 400, "r", text, "q", 7)) == error
 
     def test_every_code_of_our_own_server_means_something(self) -> None:
         assert len(FAULTS) > 20
         for code in FAULTS:
-            assert isinstance(error_of(Said(code, 400, "r", "said", "q")), VeilError)
+            assert isinstance(error_of(Refusal(code, 400, "r", "said", "q")), VeilError)
 
 
 class TestAccount:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import botocore
 
-from veilmq.client.adapters.service_errors import Said, error_of
+from veilmq.client.adapters.service_errors import Refusal, error_of
 from veilmq.client.errors import ServiceError
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -80,8 +80,8 @@ SAID: list[tuple[str, str, VeilError]] = [
 ]
 
 
-def said(code: str, message: str, status: int = 400, queue: str = "q") -> Said:
-    return Said(code, status, "r-1", message, queue, 77)
+def said(code: str, message: str, status: int = 400, queue: str = "q") -> Refusal:
+    return Refusal(code, status, "r-1", message, queue, 77)
 
 
 @for_each("code, message, error", SAID)

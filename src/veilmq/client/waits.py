@@ -43,8 +43,8 @@ class _Job(Generic[Answer]):
         self.reply: SimpleQueue[tuple[Answer | None, BaseException | None]] = SimpleQueue()
         self._once = threading.Lock()
 
-    def settle(self) -> bool:
-        """True for the first caller only, which then decides the reply."""
+    def claim(self) -> bool:
+        """True for the first caller only, which may put the reply."""
         return self._once.acquire(blocking=False)
 
     def run(self) -> None:
@@ -54,7 +54,7 @@ class _Job(Generic[Answer]):
             answer = self._call()
         except BaseException as error:  # noqa: BLE001 raised in the thread that waits for the answer
             failure = error
-        if self.settle():
+        if self.claim():
             self.reply.put((answer, failure))
         elif answer is not None:
             try:
@@ -87,7 +87,7 @@ class CancellableWaits(Anew):
                 self._pool.submit(job.run)
             answer, failure = job.reply.get()
         finally:
-            job.settle()
+            job.claim()
             with self._lock:
                 self._jobs.discard(job)
         if failure is not None:
@@ -100,7 +100,7 @@ class CancellableWaits(Anew):
         with self._lock:
             jobs = list(self._jobs)
         for job in jobs:
-            if job.settle():
+            if job.claim():
                 job.reply.put((None, None))
 
     def close(self) -> None:

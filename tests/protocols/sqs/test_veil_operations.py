@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.client.adapters.service_errors import Said, error_of
-from veilmq.client.adapters.veil.calls import Signer
-from veilmq.client.adapters.veil.messages import failure_of, received_of
+from veilmq.client.adapters.service_errors import Refusal, error_of
+from veilmq.client.adapters.veil.calls import Signer, failure_of, received_of
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import (
     AfterExpiry,
@@ -471,7 +470,7 @@ def test_a_missing_queue_is_the_whole_requests_matter(door: Door, name: str, giv
     response = door.codec.encode(door.call(name, given), [QueueMissing(queue="jobs")])
     assert response.status == 400
     code = dict(response.headers)[b"x-amzn-query-error"].decode().partition(";")[0]
-    said = Said(code, 400, "", "", "jobs")
+    said = Refusal(code, 400, "", "", "jobs")
     assert error_of(said) == QueueMissing(queue="jobs")
 
 

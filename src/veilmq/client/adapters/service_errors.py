@@ -10,7 +10,9 @@ Source: the error sections of the SQS API Reference and the service model's shap
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, TypeVar
+
+import msgspec
 
 from veilmq.client.errors import ServiceError
 from veilmq.model.errors import (
@@ -42,24 +44,8 @@ _BYTES: Final = re.compile(r"(?:shorter than|longer than) (\d+) bytes")
 _SENT_BYTES: Final = re.compile(r"You have sent (\d+) bytes")
 
 
-class Answer(Protocol):
-    """What every service reports when it refuses."""
-
-    @property
-    def code(self) -> str: ...
-    @property
-    def status(self) -> int: ...
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-
-
-Refused = TypeVar("Refused", bound=Answer)
-
-
-class Said(NamedTuple):
-    """A service's refusal, and the queue it is about."""
+class Refusal(msgspec.Struct, frozen=True):
+    """What a service reports when it refuses, and the queue that it is about."""
 
     code: str
     status: int
@@ -68,6 +54,9 @@ class Said(NamedTuple):
     queue: str
     size_bytes: int = 0
     """Of the message that was sent, if one was."""
+
+
+Refused = TypeVar("Refused", bound=Refusal)
 
 
 _PORT_NAMES: Final = {
@@ -107,38 +96,38 @@ def port_name(parameter: str) -> str:
     return _PORT_NAMES.get(parameter) or parameter.removesuffix("_us")
 
 
-def error_of(said: Said) -> VeilError:
+def error_of(refusal: Refusal) -> VeilError:
     """The error for a code. Never raises."""
-    if said.status == _ENTITY_TOO_LARGE:
-        return with_request_id(_too_large(said), said)
-    return error_in(_TABLE, said, said.code.removeprefix(_PREFIX))
+    if refusal.status == _ENTITY_TOO_LARGE:
+        return with_request_id(_too_large(refusal), refusal)
+    return error_in(_TABLE, refusal, refusal.code.removeprefix(_PREFIX))
 
 
-def error_in(table: Mapping[str, Callable[[Refused], VeilError]], said: Refused, code: str = "") -> VeilError:
+def error_in(table: Mapping[str, Callable[[Refused], VeilError]], refusal: Refused, code: str = "") -> VeilError:
     """The error for a code in a protocol's table, or a ServiceError with the service's text. Never raises.
 
-    code: the key in the table, where that is not the code of `said`.
+    code: the key in the table, where that is not the code of `refusal`.
     """
-    make = table.get(code or said.code)
+    make = table.get(code or refusal.code)
     if make is None:
         error: VeilError = ServiceError(
-            code=said.code, status=said.status, request_id=said.request_id, message=said.message
+            code=refusal.code, status=refusal.status, request_id=refusal.request_id, message=refusal.message
         )
     else:
-        error = make(said)
-    return with_request_id(error, said)
+        error = make(refusal)
+    return with_request_id(error, refusal)
 
 
-def with_request_id(error: VeilError, said: Answer) -> VeilError:
+def with_request_id(error: VeilError, refusal: Refusal) -> VeilError:
     """The error, with the service's request id."""
-    error.request_id = said.request_id
+    error.request_id = refusal.request_id
     return error
 
 
-def _invalid_value(said: Said) -> VeilError:
-    text = said.message
+def _invalid_value(refusal: Refusal) -> VeilError:
+    text = refusal.message
     if "must be shorter than" in text:
-        return _too_large(said)
+        return _too_large(refusal)
     if "does not exist or is not available for visibility timeout change" in text:
         return MessageGone(sequence=0, attempt=0)
     if "receipt handle has expired" in text:
@@ -149,44 +138,47 @@ def _invalid_value(said: Said) -> VeilError:
     return ParameterInvalid(parameter=port_name(found[1]), reason=found[2] or text)
 
 
-def _too_large(said: Said) -> VeilError:
-    limit, sent = _BYTES.search(said.message), _SENT_BYTES.search(said.message)
+def _too_large(refusal: Refusal) -> VeilError:
+    limit, sent = _BYTES.search(refusal.message), _SENT_BYTES.search(refusal.message)
     return MessageTooLarge(
-        size_bytes=int(sent[1]) if sent else said.size_bytes, limit_bytes=int(limit[1]) if limit else _MESSAGE_BYTES_MAX
+        size_bytes=int(sent[1]) if sent else refusal.size_bytes,
+        limit_bytes=int(limit[1]) if limit else _MESSAGE_BYTES_MAX,
     )
 
 
-def _exists(said: Said) -> VeilError:
-    found = _SETTING.search(said.message)
-    return QueueExists(queue=said.queue, setting=found[1] if found else "setting")
+def _exists(refusal: Refusal) -> VeilError:
+    found = _SETTING.search(refusal.message)
+    return QueueExists(queue=refusal.queue, setting=found[1] if found else "setting")
 
 
-def _missing_parameter(said: Said) -> VeilError:
-    found = _MISSING.search(said.message)
-    return ParameterInvalid(parameter=port_name(found[1]) if found else "request", reason=said.message)
+def _missing_parameter(refusal: Refusal) -> VeilError:
+    found = _MISSING.search(refusal.message)
+    return ParameterInvalid(parameter=port_name(found[1]) if found else "request", reason=refusal.message)
 
 
-def _over_limit(said: Said) -> VeilError:
-    return InFlightFull(queue=said.queue, limit=_FIFO_IN_FLIGHT_MAX if said.queue.endswith(".fifo") else _IN_FLIGHT_MAX)
+def _over_limit(refusal: Refusal) -> VeilError:
+    return InFlightFull(
+        queue=refusal.queue, limit=_FIFO_IN_FLIGHT_MAX if refusal.queue.endswith(".fifo") else _IN_FLIGHT_MAX
+    )
 
 
-def _invalid(parameter: str) -> Callable[[Said], VeilError]:
-    return lambda said: ParameterInvalid(parameter=parameter, reason=said.message)
+def _invalid(parameter: str) -> Callable[[Refusal], VeilError]:
+    return lambda refusal: ParameterInvalid(parameter=parameter, reason=refusal.message)
 
 
-def _no_queue(said: Said) -> VeilError:
-    return QueueMissing(queue=said.queue)
+def _no_queue(refusal: Refusal) -> VeilError:
+    return QueueMissing(queue=refusal.queue)
 
 
-_TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
+_TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
     "NonExistentQueue": _no_queue,
     "QueueDoesNotExist": _no_queue,
     "QueueAlreadyExists": _exists,
     "QueueNameExists": _exists,
-    "QueueDeletedRecently": lambda said: QueueDeletedRecently(queue=said.queue, wait_us=_MINUTE_US),
-    "PurgeQueueInProgress": lambda said: PurgeInProgress(queue=said.queue, wait_us=_MINUTE_US),
-    "ReceiptHandleIsInvalid": lambda said: ReceiptInvalid(reason=said.message),
-    "MessageNotInflight": lambda said: LeaseExpired(sequence=0, attempt=0),
+    "QueueDeletedRecently": lambda refusal: QueueDeletedRecently(queue=refusal.queue, wait_us=_MINUTE_US),
+    "PurgeQueueInProgress": lambda refusal: PurgeInProgress(queue=refusal.queue, wait_us=_MINUTE_US),
+    "ReceiptHandleIsInvalid": lambda refusal: ReceiptInvalid(reason=refusal.message),
+    "MessageNotInflight": lambda refusal: LeaseExpired(sequence=0, attempt=0),
     "OverLimit": _over_limit,
     "BatchRequestTooLong": _too_large,
     "InvalidParameterValue": _invalid_value,
@@ -196,6 +188,6 @@ _TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
     "InvalidMessageContents": _invalid("body"),
     "InvalidAttributeName": _invalid("attribute"),
     "InvalidAttributeValue": _invalid("attribute"),
-    "InvalidIdFormat": lambda said: ReceiptInvalid(reason=said.message),
-    "UnsupportedOperation": lambda said: CapabilityMissing(capability=said.message),
+    "InvalidIdFormat": lambda refusal: ReceiptInvalid(reason=refusal.message),
+    "UnsupportedOperation": lambda refusal: CapabilityMissing(capability=refusal.message),
 }

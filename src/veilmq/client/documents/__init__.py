@@ -9,9 +9,10 @@ from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, Cloud
 from veilmq.client.documents.exceptions import ClientException, ServiceException
 from veilmq.client.documents.keeping import ChangeVisibilityTask, Manager, MessageReceiver
 from veilmq.client.documents.messages import Message, QueueMeta, RawTopicMessage, TopicMessage, TopicMeta
-from veilmq.client.documents.ordered import LocalDiskStorage, OrderedQueueWrapper
 from veilmq.client.documents.queues import (
     BigMessageSizeQueue,
+    LocalDiskStorage,
+    OrderedQueueWrapper,
     SecurityKeyGenerator,
     SecurityQueue,
     TransactionChecker,

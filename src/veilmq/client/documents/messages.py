@@ -124,7 +124,7 @@ def _parts_of(message: Any) -> tuple[Any, Any, Any]:
         return message.get("MessageId"), message.get("ReceiptHandle"), message.get("Body")
     receipt = getattr(message, "pop_receipt", None)
     if receipt:
-        from veilmq.client.adapters.azure.messages import handle_of  # the azure package needs the SDK
+        from veilmq.client.adapters.azure.calls import handle_of  # the azure package needs the SDK
 
         return message.id, handle_of(message.id, receipt), message.content
     body = getattr(message, "message_body", None) or getattr(message, "body", None)

@@ -1,4 +1,5 @@
-"""Calls of azure-storage-queue's clients that raise our errors.
+"""Calls of azure-storage-queue's clients: the port's messages as arguments, the service's answers as messages, and our
+errors.
 
 Strategy: all calls go through here; what azure.core raises becomes a TransportError, a ServiceError or an error of the
 model. The SDK retries by itself, and its final exception describes the last attempt only. Our retry hook records
@@ -12,18 +13,33 @@ progress, new calls are refused.
 Errors: one total table from code to error; a code that is not in it becomes a ServiceError with the service's text. The
 service names a refused query parameter; the call maps it to the port's name. Sequence and attempt of a LeaseError are
 0, because the service does not report them. Source: "Queue Storage error codes" and "Common REST API error codes".
+
+Sending: what Queue Storage cannot carry, and what exceeds its limits, is refused here before any I/O. The SDK writes a
+carriage return into its XML unescaped, and every XML reader turns it into a line feed; our request hook writes the
+character reference instead. Source: "Put Message"; XML 1.0, section 2.11.
+
+Reading: a handle joins the message's id and its pop receipt, because later calls need both. Instants are whole seconds,
+as the service writes them. Source: "Get Messages", "Peek Messages".
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from datetime import datetime
+from typing import Any, Final, TypeVar
 from xml.etree.ElementTree import ParseError
 
+import msgspec
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
-from veilmq.client.adapters.service_errors import error_in
+from veilmq.client import checks
+from veilmq.client.adapters.cloud import encode_base64
+from veilmq.client.adapters.service_errors import Refusal, error_in
+from veilmq.client.checks import as_message, check_abilities, text_bytes
 from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
+from veilmq.client.messages import Message, Peeked, Received
+from veilmq.client.queue import Capabilities
 from veilmq.model.errors import (
     LeaseError,
     LeaseTaken,
@@ -38,69 +54,68 @@ from veilmq.model.errors import (
 )
 
 MESSAGE_BYTES_MAX: Final = 65_536
+LEASE_MAX: Final = 604_800
+DELAY_MAX: Final = 604_799
+"""Less than the time to live, which is 7 days unless the message names another."""
+TTL_MAX: Final = 2_147_483_647
+NEVER: Final = -1
+"""The time to live of a message that never expires; math.inf in the port."""
 _BEING_DELETED_US: Final = 30_000_000
 """How long a deleted queue's name stays unavailable, at least ("Delete Queue")."""
 _HANDLE_PARAMETERS: Final = frozenset({"popreceipt", "messageid"})
 
 
-class Said(NamedTuple):
-    """The service's refusal, and the queue it is about."""
+class AzureRefusal(Refusal, frozen=True, kw_only=True):
+    """What Queue Storage reports, and about which call."""
 
-    code: str
-    status: int
-    request_id: str
-    message: str
     extra: Mapping[str, str]
     """The other elements of its answer, by their names in lower case."""
-    queue: str
     names: Mapping[str, str]
     """Query parameter -> the port's name for it in this call."""
-    size_bytes: int
-    """Of the message that was sent, if one was."""
     creating: bool
     """Whether the call creates the queue. A queue that is being deleted blocks the creation; for all other calls it no
     longer exists."""
 
 
-def error_of(said: Said) -> VeilError:
+def error_of(refusal: AzureRefusal) -> VeilError:
     """The error for a code. Never raises."""
-    return error_in(_TABLE, said)
+    return error_in(_TABLE, refusal)
 
 
-def _parameter(said: Said) -> VeilError:
-    name = said.extra.get("queryparametername", "").lower()
-    reason = said.extra.get("reason") or said.message
+def _parameter(refusal: AzureRefusal) -> VeilError:
+    name = refusal.extra.get("queryparametername", "").lower()
+    reason = refusal.extra.get("reason") or refusal.message
     if name in _HANDLE_PARAMETERS:
         return ReceiptInvalid(reason=reason)
-    if "minimumallowed" in said.extra:
-        reason = f"must be from {said.extra['minimumallowed']} to {said.extra.get('maximumallowed')}"
-    return ParameterInvalid(parameter=said.names.get(name, name or "request"), reason=reason)
+    if "minimumallowed" in refusal.extra:
+        reason = f"must be from {refusal.extra['minimumallowed']} to {refusal.extra.get('maximumallowed')}"
+    return ParameterInvalid(parameter=refusal.names.get(name, name or "request"), reason=reason)
 
 
-def _too_large(said: Said) -> VeilError:
-    limit = said.extra.get("maxlimit", "")
+def _too_large(refusal: AzureRefusal) -> VeilError:
+    limit = refusal.extra.get("maxlimit", "")
     return MessageTooLarge(
-        size_bytes=said.size_bytes, limit_bytes=int(limit) if limit.isdecimal() else MESSAGE_BYTES_MAX
+        size_bytes=refusal.size_bytes, limit_bytes=int(limit) if limit.isdecimal() else MESSAGE_BYTES_MAX
     )
 
 
-def _being_deleted(said: Said) -> VeilError:
-    if said.creating:
-        return QueueDeletedRecently(queue=said.queue, wait_us=_BEING_DELETED_US)
-    return QueueMissing(queue=said.queue)
+def _being_deleted(refusal: AzureRefusal) -> VeilError:
+    if refusal.creating:
+        return QueueDeletedRecently(queue=refusal.queue, wait_us=_BEING_DELETED_US)
+    return QueueMissing(queue=refusal.queue)
 
 
-def _invalid(parameter: str) -> Callable[[Said], VeilError]:
-    return lambda said: ParameterInvalid(parameter=parameter, reason=said.extra.get("reason") or said.message)
+def _invalid(parameter: str) -> Callable[[AzureRefusal], VeilError]:
+    return lambda refusal: ParameterInvalid(parameter=parameter, reason=refusal.extra.get("reason") or refusal.message)
 
 
-_TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
-    "QueueNotFound": lambda said: QueueMissing(queue=said.queue),
+_TABLE: Final[dict[str, Callable[[AzureRefusal], VeilError]]] = {
+    "QueueNotFound": lambda refusal: QueueMissing(queue=refusal.queue),
     "QueueBeingDeleted": _being_deleted,
-    "QueueAlreadyExists": lambda said: QueueExists(queue=said.queue, setting="metadata"),
+    "QueueAlreadyExists": lambda refusal: QueueExists(queue=refusal.queue, setting="metadata"),
     # Deleted, expired, or the receipt is stale after another delivery or update: the service does not say which.
-    "MessageNotFound": lambda said: MessageGone(sequence=0, attempt=0),
-    "PopReceiptMismatch": lambda said: LeaseTaken(sequence=0, attempt=0),
+    "MessageNotFound": lambda refusal: MessageGone(sequence=0, attempt=0),
+    "PopReceiptMismatch": lambda refusal: LeaseTaken(sequence=0, attempt=0),
     "MessageTooLarge": _too_large,
     "RequestBodyTooLarge": _too_large,
     "InvalidQueryParameterValue": _parameter,
@@ -131,7 +146,7 @@ def call(
     operation: Callable[..., T], queue: str, *, names: Mapping[str, str] | None = None, size_bytes: int = 0,
     creating: bool = False, **given: Any,
 ) -> T:  # fmt: skip
-    """The result of an SDK's method. `queue`, `names`, `size_bytes` and `creating` are for errors: see `Said`.
+    """The result of an SDK's method. `queue`, `names`, `size_bytes` and `creating` are for errors: see `AzureRefusal`.
 
     Raises QueueMissing, TransportError, ServiceError and what `error_of` makes of a code.
     """
@@ -148,7 +163,7 @@ def call(
             raise TransportError(reason="the client is closed", may_have_happened=reached) from error
         raise strange_answer(error) from error
     except HttpResponseError as error:
-        found = error_of(_said(error, queue, names or {}, size_bytes, creating))
+        found = error_of(_refusal(error, queue, names or {}, size_bytes, creating))
         if reached and isinstance(found, LeaseError):
             reason = f"the answer of an earlier attempt was lost, and then: {found}"
             raise TransportError(reason=reason, may_have_happened=True) from error
@@ -159,11 +174,13 @@ def call(
         raise TransportError(reason=_short(error), may_have_happened=True) from error
 
 
-def _said(error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int, creating: bool) -> Said:
+def _refusal(
+    error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int, creating: bool
+) -> AzureRefusal:
     headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
     code = getattr(error, "error_code", None) or headers.get(_CODE) or type(error).__name__
     extra = getattr(error, "additional_info", None) or {}
-    return Said(
+    return AzureRefusal(
         code=str(getattr(code, "value", code)),
         status=error.status_code or 0,
         request_id=headers.get(_REQUEST_ID, ""),
@@ -216,3 +233,105 @@ class UnderWay:
             idle = first and not self._calls
         if idle:
             self._end()
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A message ready to be sent."""
+
+    given: dict[str, Any]
+    """Arguments of `QueueClient.send_message`."""
+    size_bytes: int
+
+
+def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
+    message = as_message(given)
+    check_abilities(message, capabilities)
+    arguments: dict[str, Any] = {}
+    delay, ttl = message.delay, message.ttl
+    if delay is not None:
+        arguments["visibility_timeout"] = checks.whole_seconds(delay, "delay", 0, DELAY_MAX)
+    if ttl is not None:
+        arguments["time_to_live"] = NEVER if ttl == math.inf else checks.whole_seconds(ttl, "ttl", 1, TTL_MAX)
+    content, size_bytes = content_of(message.body, capabilities.base64_body)
+    return Entry({"content": content, "raw_request_hook": keep_line_ends, **arguments}, size_bytes)
+
+
+def content_of(body: str, base64: bool) -> tuple[str, int]:
+    """The body on the wire, and its bytes. Raises ParameterInvalid, MessageTooLarge."""
+    raw = text_bytes(body)
+    if not body:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    content = encode_base64(raw) if base64 else body
+    size_bytes = len(content) if base64 else len(raw)
+    if size_bytes > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=MESSAGE_BYTES_MAX)
+    return content, size_bytes
+
+
+def lease_of(parameter: str, seconds: float, least: int) -> int:
+    """A lease in whole seconds. Raises ParameterInvalid."""
+    return checks.whole_seconds(seconds, parameter, least, LEASE_MAX)
+
+
+def keep_line_ends(request: Any) -> None:
+    """Hook on the SDK's request, before it is signed."""
+    body = request.http_request.content
+    if isinstance(body, bytes) and b"\r" in body:
+        body = body.replace(b"\r", b"&#13;")
+    elif isinstance(body, str) and "\r" in body:
+        body = body.replace("\r", "&#13;").encode()
+    else:
+        return
+    request.http_request.set_bytes_body(body)
+
+
+_SEPARATOR: Final = ":"
+_NEVER_YEAR: Final = 9999
+
+
+def handle_of(message_id: str, receipt: str) -> str:
+    """The handle for both."""
+    return f"{message_id}{_SEPARATOR}{receipt}"
+
+
+def parts_of(handle: str) -> tuple[str, str]:
+    """Message id and pop receipt. Raises ReceiptInvalid."""
+    if checks.handle(handle).isascii() and handle.isprintable():
+        message_id, _, receipt = handle.partition(_SEPARATOR)
+        if message_id and receipt and message_id.replace("-", "").isalnum():
+            return message_id, receipt
+    raise ReceiptInvalid(reason="it is not a message's id, a colon and a pop receipt")
+
+
+def received_of(message: Any, lease_end: float) -> Received:
+    """The message in an SDK's QueueMessage from a receive."""
+    return Received(
+        id=message.id,
+        body=message.content or "",
+        receive_count=message.dequeue_count,
+        sent=_seconds(message.inserted_on),
+        expires=_expiry(message.expires_on),
+        handle=handle_of(message.id, message.pop_receipt),
+        lease_end=lease_end,
+    )
+
+
+def peeked_of(message: Any) -> Peeked:
+    """The message in an SDK's QueueMessage from a peek."""
+    return Peeked(
+        id=message.id,
+        body=message.content or "",
+        receive_count=message.dequeue_count,
+        sent=_seconds(message.inserted_on),
+        expires=_expiry(message.expires_on),
+    )
+
+
+def _seconds(instant: datetime | None) -> float | None:
+    return None if instant is None else instant.timestamp()
+
+
+def _expiry(instant: datetime | None) -> float | None:
+    """None also for a message that never expires: the service gives it the last representable day."""
+    return None if instant is None or instant.year == _NEVER_YEAR else instant.timestamp()

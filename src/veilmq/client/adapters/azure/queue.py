@@ -1,25 +1,40 @@
-"""An account of Azure Queue Storage, and its queues.
+"""An account of Azure Queue Storage, its queues, and their settings.
 
 Strategy: only a receive is a batch in this service, so other batches are single requests, a few at a time. There is no
 long poll, so waiting is polling. The service has whole seconds: fractions are rounded up, but `lease_end` is computed
-from what was asked. Settings that the service lacks are kept in the queue's metadata (`settings`), read when the queue
-is opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
+from what was asked. Source: Queue Storage REST API; "Scalability and performance targets".
 
 The account: a thin layer over a QueueServiceClient. The status of Create Queue shows whether the queue existed, and the
 service compares all metadata. The port compares only what the template names, so after a refused creation we read the
 metadata. Source: "Create Queue", "List Queues".
+
+Settings, kept in a queue's metadata because Queue Storage has none: what a template names is stored as `veilmq_*`
+metadata, and every client of this adapter uses it: for a receive without a lease, or a send without a delay or time to
+live. It is read when the queue is opened and again after a minute. Other clients of the queue do not know it. Metadata
+that cannot be read counts as not set, because anybody may write it. A creation also stores a unique incarnation, so
+that a queue that was deleted and created again differs from its predecessor.
 """
 
+import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import msgspec
 
 from veilmq.client import checks
-from veilmq.client.adapters.azure.calls import MESSAGE_BYTES_MAX, UnderWay, call
-from veilmq.client.adapters.azure.messages import (
+from veilmq.client.adapters.azure.calls import (
+    DELAY_MAX,
+    LEASE_MAX,
+    MESSAGE_BYTES_MAX,
+    NEVER,
+    TTL_MAX,
     Entry,
+    UnderWay,
+    call,
     content_of,
     entry_of,
     handle_of,
@@ -28,26 +43,27 @@ from veilmq.client.adapters.azure.messages import (
     parts_of,
     peeked_of,
     received_of,
-    settle,
 )
-from veilmq.client.adapters.azure.settings import (
-    DELAY_MAX,
-    LEASE_MAX,
-    NEVER,
-    Settings,
-    differing,
-    metadata_of,
-    settings_of,
-    with_incarnation,
+from veilmq.client.adapters.cloud import (
+    Believed,
+    CloudAccount,
+    CloudQueue,
+    decoded_peeks,
+    receive_decoded,
 )
-from veilmq.client.adapters.cloud import Believed, CloudAccount, CloudQueue, decoded_peeks, receive_decoded
 from veilmq.client.batches import Singly
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint, identity_of
 from veilmq.client.unreadable import Policy, keep
 from veilmq.client.waits import PacedPolls
-from veilmq.model.errors import ParameterInvalid, QueueExists, VeilError
+from veilmq.model.errors import (
+    CapabilityMissing,
+    MessageTooLarge,
+    ParameterInvalid,
+    QueueExists,
+    VeilError,
+)
 from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
 
 RECEIVE_MAX: Final = 32
@@ -77,6 +93,106 @@ def capabilities_of(base64: bool) -> Capabilities:
         ttl=True,
         extends_late=True,
     )
+
+
+_PREFIX: Final = "veilmq_"
+_INCARNATION: Final = "veilmq_incarnation"
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_RANGES: Final = {
+    "visibility_timeout": (1, LEASE_MAX),
+    "delay": (0, DELAY_MAX),
+    "retention": (1, TTL_MAX),
+    "message_bytes_max": (1, MESSAGE_BYTES_MAX),
+}
+"""Field of `Settings` and of `Template` -> least and most."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The settings in a queue's metadata. Seconds and bytes; None: the service's default."""
+
+    visibility_timeout: int | None = None
+    delay: int | None = None
+    retention: int | None = None
+    """-1: unlimited."""
+    message_bytes_max: int | None = None
+    incarnation: str | None = None
+
+
+def metadata_of(template: Template) -> dict[str, str]:
+    """The metadata of a queue to create. Raises CapabilityMissing, ParameterInvalid naming the template's field."""
+    if template.fifo or template.content_deduplication:
+        raise CapabilityMissing(capability="native_fifo")
+    if template.dead_letter_queue is not None or template.receive_count_max is not None:
+        raise CapabilityMissing(capability="dead_letter_queue")
+    metadata = dict(template.tags)
+    for name, value in metadata.items():
+        if not _NAME.match(name) or name.lower().startswith(_PREFIX):
+            reason = f"{name!r} is no name of metadata: letters, digits and _, not beginning with {_PREFIX}"
+            raise ParameterInvalid(parameter="tags", reason=reason)
+        if not (value.isascii() and value.isprintable() and value == value.strip() and value):
+            raise ParameterInvalid(parameter="tags", reason=f"the value of {name} must be printable ASCII")
+    for field in _RANGES:
+        number = _setting(field, getattr(template, field))
+        if number is not None:
+            metadata[_PREFIX + field] = str(number)
+    return metadata
+
+
+def _setting(field: str, value: float | None) -> int | None:
+    if value is None:
+        return None
+    if field == "retention" and value == math.inf:
+        return NEVER
+    least, most = _RANGES[field]
+    if not least <= value <= most or value != int(value):
+        raise ParameterInvalid(parameter=field, reason=f"must be a whole number from {least} to {most}, not {value}")
+    return int(value)
+
+
+def with_incarnation(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata with a value that is unique to this creation."""
+    return {**metadata, _INCARNATION: uuid4().hex}
+
+
+def settings_of(metadata: Mapping[str, str]) -> Settings:
+    """The settings that can be read from a queue's metadata."""
+    found = {name.lower(): value for name, value in metadata.items()}
+    numbers = {field: _number(field, found.get(_PREFIX + field, "")) for field in _RANGES}
+    return Settings(**numbers, incarnation=found.get(_INCARNATION) or None)
+
+
+def _number(field: str, text: str) -> int | None:
+    if field == "retention" and text == str(NEVER):
+        return NEVER
+    least, most = _RANGES[field]
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) else -1
+    return number if least <= number <= most else None
+
+
+def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str | None:
+    """The first setting or tag that differs between what is wanted and the metadata of an existing queue."""
+    there = {name.lower(): value for name, value in found.items()}
+    for name, value in wanted.items():
+        if there.get(name.lower()) != value:
+            return name.removeprefix(_PREFIX)
+    return None
+
+
+def _with_settings(entry: Entry, settings: Settings) -> Entry:
+    """The entry with the queue's own delay, time to live and size. Raises ParameterInvalid, MessageTooLarge."""
+    limit_bytes = settings.message_bytes_max
+    if limit_bytes is not None and entry.size_bytes > limit_bytes:
+        raise MessageTooLarge(size_bytes=entry.size_bytes, limit_bytes=limit_bytes)
+    given = dict(entry.given)
+    if settings.delay is not None:
+        given.setdefault("visibility_timeout", settings.delay)
+    if settings.retention is not None:
+        given.setdefault("time_to_live", settings.retention)
+    delay, ttl = given.get("visibility_timeout", 0), given.get("time_to_live", NEVER)
+    if delay >= ttl != NEVER:
+        reason = f"must be below the time to live, {ttl} s: the message would be dead before it is visible"
+        raise ParameterInvalid(parameter="delay", reason=reason)
+    return Entry(given, entry.size_bytes)
 
 
 class AzureQueue(CloudQueue):
@@ -119,7 +235,7 @@ class AzureQueue(CloudQueue):
 
     def _send(self, entry: Entry) -> Sent:
         self._check_open()
-        entry = settle(entry, self._known())
+        entry = _with_settings(entry, self._known())
         sent = self._call(self.client.send_message, names=_SEND_NAMES, size_bytes=entry.size_bytes, **entry.given)
         return Sent(id=sent.id, handle=handle_of(sent.id, sent.pop_receipt))
 

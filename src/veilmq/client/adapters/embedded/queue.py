@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import client_name
-from veilmq.client.adapters.embedded import directories, limits, translation
-from veilmq.client.adapters.embedded.shell import Call, Shell
+from veilmq.client.adapters.embedded import translation
+from veilmq.client.adapters.embedded.shell import Call, Shell, give_shell_back, take_shell
 from veilmq.client.adapters.embedded.topics import EmbeddedTopics
 from veilmq.client.adapters.embedded.translation import checked_name, settings_change
 from veilmq.client.clock import SYSTEM, Clock
@@ -61,7 +61,7 @@ class EmbeddedQueue(Closing):
         self._key = info.key
         self._fifo = info.settings.fifo
         self._late = AfterExpiry.REFUSE if self._fifo else AfterExpiry.ALLOW
-        self._capabilities = limits.capabilities_of(info.settings)
+        self._capabilities = translation.capabilities_of(info.settings)
         self._lock = threading.Lock()
         self._parked: set[Call] = set()
         self._closed = False
@@ -110,9 +110,9 @@ class EmbeddedQueue(Closing):
         command = Receive(
             queue=self._key,
             origin=self._origin,
-            count_max=checks.whole(count_max, "count_max", 1, limits.MESSAGES_MAX),
+            count_max=checks.whole(count_max, "count_max", 1, translation.MESSAGES_MAX),
             lease_us=None if lease is None else _lease_us(lease),
-            wait_us=translation.microseconds(wait, "wait", 0, limits.WAIT_MAX),
+            wait_us=translation.microseconds(wait, "wait", 0, translation.WAIT_MAX),
         )
         self._check_open()
         call = Call((command,))
@@ -151,7 +151,7 @@ class EmbeddedQueue(Closing):
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """See `Queue.release`."""
-        delay_us = translation.microseconds(delay, "delay", 0, limits.DELAY_MAX)
+        delay_us = translation.microseconds(delay, "delay", 0, translation.DELAY_MAX)
         command = self._extend(handle, delay_us, self._shell.now())
         command.report = report_of(delay, failure)
         self._one(command)
@@ -169,7 +169,7 @@ class EmbeddedQueue(Closing):
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """See `Queue.peek`."""
         self._check_open()
-        count = checks.whole(count_max, "count_max", 1, limits.MESSAGES_MAX)
+        count = checks.whole(count_max, "count_max", 1, translation.MESSAGES_MAX)
         outcome = self._shell.query(Peek(queue=self._key, origin=self._origin, count_max=count))
         if isinstance(outcome, VeilError):
             raise failed(outcome, self.name)
@@ -316,12 +316,12 @@ class _Request:
 
     def full(self, command: Send | Extend | Delete) -> bool:
         """Whether the command must go into the next request."""
-        if len(self.commands) >= limits.MESSAGES_MAX:
+        if len(self.commands) >= translation.MESSAGES_MAX:
             return True
         return (
             type(command) is Send
             and bool(self.commands)
-            and self.body_bytes + command.size_bytes > limits.REQUEST_BYTES_MAX
+            and self.body_bytes + command.size_bytes > translation.REQUEST_BYTES_MAX
         )
 
     def add(self, command: Send | Extend | Delete, place: int) -> None:
@@ -344,7 +344,7 @@ def failed(error: VeilError, name: str) -> VeilError:
 
 
 def _lease_us(lease: Any) -> int:
-    return translation.microseconds(lease, "lease", 0, limits.LEASE_MAX)
+    return translation.microseconds(lease, "lease", 0, translation.LEASE_MAX)
 
 
 def _handle(outcome: outcomes.Extended) -> str:
@@ -388,7 +388,7 @@ class EmbeddedAccount(Closing):
         self._queues: WeakSet[EmbeddedQueue] = WeakSet()
         self._lock = threading.Lock()
         self._closed = False
-        self._shell = directories.take(self.directory, clock, options, create)
+        self._shell = take_shell(self.directory, clock, options, create)
 
     def queue(self, name: str) -> EmbeddedQueue:
         """See `Account.queue`."""
@@ -404,7 +404,7 @@ class EmbeddedAccount(Closing):
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`; with the default largest body."""
-        return limits.capabilities_of(QueueSettings(fifo=name.endswith(FIFO_SUFFIX)))
+        return translation.capabilities_of(QueueSettings(fifo=name.endswith(FIFO_SUFFIX)))
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """See `Account.create`. Also raises ParameterInvalid and RedriveRefused."""
@@ -458,7 +458,7 @@ class EmbeddedAccount(Closing):
             queues = list(self._queues)
         for queue in queues:
             queue.close()
-        directories.give_back(self._shell)
+        give_shell_back(self._shell)
 
     def __repr__(self) -> str:
         return f"EmbeddedAccount({str(self.directory)!r})"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from veilmq.client.adapters.embedded import translation
-from veilmq.client.adapters.embedded.limits import MESSAGES_MAX
+from veilmq.client.adapters.embedded.translation import MESSAGES_MAX
 from veilmq.client.batches import attempt, through
 from veilmq.client.messages import Message
 from veilmq.client.queue import TAG_CHARACTERS_MAX, NativePublished, NativeSubscription, are_names

@@ -1,27 +1,89 @@
-"""Converts messages between the client's values and the engine's.
+"""Converts messages between the client's values and the engine's, within the embedded adapter's limits.
 
 Strategy: everything that a caller can get wrong is refused here with the name of the field, before a command is made;
 one function converts durations to microseconds. Nothing here waits or stores.
+
+Limits: the engine itself has few. These keep messages valid in the other protocols where that is free (attributes as in
+SQS), and bound everything else. Durations in seconds.
 """
 
+import re
 from collections.abc import Mapping
 from hashlib import md5
 from typing import Any, Final
 
+import msgspec
+
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import FIFO_SUFFIX
-from veilmq.client.adapters.embedded import limits
 from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.encoding import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, untyped
 from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
+from veilmq.client.queue import Capabilities, HandleOnSend
 from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
-from veilmq.model.instant import SECOND_US
+from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.plan import PlanState
-from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN, QueueKey, RedrivePolicy, SettingsChange
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN, QueueKey, QueueSettings, RedrivePolicy, SettingsChange
+
+DURATION_MIN: Final = 0.001
+LEASE_MAX: Final = 7.0 * DAY_US / SECOND_US
+DELAY_MAX: Final = LEASE_MAX
+WAIT_MAX: Final = 3_600.0
+LIFE_MAX: Final = 3_650.0 * DAY_US / SECOND_US
+"""Longest retention, and longest time to live."""
+MESSAGES_MAX: Final = 1_000
+"""Messages in one request. Each request is one batch of the engine, which serves nobody else meanwhile."""
+REQUEST_BYTES_MAX: Final = 16 << 20
+"""Bodies of one request, unless it has a single larger one."""
+BODY_BYTES_MAX: Final = 64 << 20
+RECEIVE_COUNT_MAX: Final = 1_000
+"""As SQS's maxReceiveCount."""
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,120}(?:\.fifo)?\Z")
+TEXT_CHARACTERS_MAX: Final = 256
+"""Of a type or tag."""
+TAGS_MAX: Final = 50
+
+CAPABILITIES: Final = Capabilities(
+    protocol="embedded",
+    body_bytes_max=1 << 20,
+    batch_messages_max=MESSAGES_MAX,
+    receive_messages_max=MESSAGES_MAX,
+    lease_min=DURATION_MIN,
+    lease_max=LEASE_MAX,
+    wait_max=WAIT_MAX,
+    delay_max=DELAY_MAX,
+    batch_extend=True,
+    handle_on_send=HandleOnSend.ALWAYS,
+    body_replaceable=True,
+    retention_below_delay=True,
+    attributes=True,
+    peek=True,
+    priorities=True,
+    ttl=True,
+    groups=True,
+    native_topics=True,
+    lease_hints=True,
+    tags=True,
+    extends_late=True,
+)
+"""Of a queue with the default largest body."""
+
+
+def capabilities_of(settings: QueueSettings) -> Capabilities:
+    """Of a queue with these settings. A FIFO queue has one delay for all its messages, and one order."""
+    return msgspec.structs.replace(
+        CAPABILITIES,
+        body_bytes_max=settings.message_bytes_max,
+        delay_max=0 if settings.fifo else DELAY_MAX,
+        priorities=not settings.fifo,
+        native_fifo=settings.fifo,
+        extends_late=not settings.fifo,
+    )
+
 
 _PLAIN: Final = Message("")
 
@@ -60,9 +122,9 @@ def send_command(queue: QueueKey, origin: Origin, given: Any, fifo: bool) -> Sen
     if message.deduplication_id is not None and not fifo:
         raise CapabilityMissing(capability="deduplication")
     if message.delay is not None:
-        send.delay_us = microseconds(message.delay, "delay", 0, 0 if fifo else limits.DELAY_MAX)
+        send.delay_us = microseconds(message.delay, "delay", 0, 0 if fifo else DELAY_MAX)
     if message.ttl is not None:
-        send.ttl_us = microseconds(message.ttl, "ttl", limits.DURATION_MIN, limits.LIFE_MAX)
+        send.ttl_us = microseconds(message.ttl, "ttl", DURATION_MIN, LIFE_MAX)
     if message.priority is not None:
         if fifo:
             raise CapabilityMissing(capability="priorities")
@@ -78,7 +140,7 @@ def _extras(message: Message) -> tuple[Extras, int]:
     attributes = _attributes(message.attributes) if message.attributes else ()
     hint_us = None
     if message.lease_hint is not None:
-        hint_us = microseconds(message.lease_hint, "lease_hint", limits.DURATION_MIN, limits.LEASE_MAX)
+        hint_us = microseconds(message.lease_hint, "lease_hint", DURATION_MIN, LEASE_MAX)
     names = (message.group, message.deduplication_id, message.type, message.tag)
     checks.token(message.group, "group")
     checks.token(message.deduplication_id, "deduplication_id")
@@ -99,9 +161,9 @@ def _check_text(text: Any, parameter: str) -> None:
     """A name, if given: 1 to 256 characters that XML can carry. Raises ParameterInvalid."""
     if text is None:
         return
-    if type(text) is not str or not 1 <= len(text) <= limits.TEXT_CHARACTERS_MAX:
+    if type(text) is not str or not 1 <= len(text) <= TEXT_CHARACTERS_MAX:
         raise ParameterInvalid(
-            parameter=parameter, reason=f"must be a str of 1 to {limits.TEXT_CHARACTERS_MAX} characters, not {text!r}"
+            parameter=parameter, reason=f"must be a str of 1 to {TEXT_CHARACTERS_MAX} characters, not {text!r}"
         )
     at = first_forbidden_character(text)
     if at is not None:
@@ -174,7 +236,7 @@ def _attributes_of(extras: Extras) -> tuple[dict[str, Any], str | None]:
 
 def checked_name(name: Any) -> str:
     """A queue's name. Raises ParameterInvalid."""
-    if type(name) is not str or not limits.NAME.match(name):
+    if type(name) is not str or not NAME.match(name):
         reason = f"a queue has 1 to 120 of A-Z a-z 0-9 _ - (and .fifo) for its name, not {name!r}"
         raise ParameterInvalid(parameter="name", reason=reason)
     return name
@@ -188,16 +250,16 @@ def settings_change(template: Template, queue: QueueKey) -> SettingsChange:
     elif template.fifo:
         raise ParameterInvalid(parameter="name", reason=f"a FIFO queue's name must end in {FIFO_SUFFIX}: {queue.name}")
     for field, setting, least, most in (
-        ("visibility_timeout", "visibility_timeout_us", 0.0, limits.LEASE_MAX),
-        ("delay", "delay_us", 0.0, limits.DELAY_MAX),
-        ("retention", "retention_us", limits.DURATION_MIN, limits.LIFE_MAX),
-        ("wait", "wait_us", 0.0, limits.WAIT_MAX),
+        ("visibility_timeout", "visibility_timeout_us", 0.0, LEASE_MAX),
+        ("delay", "delay_us", 0.0, DELAY_MAX),
+        ("retention", "retention_us", DURATION_MIN, LIFE_MAX),
+        ("wait", "wait_us", 0.0, WAIT_MAX),
     ):
         if getattr(template, field) is not None:
             change[setting] = microseconds(getattr(template, field), field, least, most)
     if template.message_bytes_max is not None:
         body_bytes_max = template.message_bytes_max
-        change["message_bytes_max"] = checks.whole(body_bytes_max, "message_bytes_max", 1, limits.BODY_BYTES_MAX)
+        change["message_bytes_max"] = checks.whole(body_bytes_max, "message_bytes_max", 1, BODY_BYTES_MAX)
     redrive = _redrive(template, queue)
     if redrive is not None:
         change["redrive"] = redrive
@@ -216,12 +278,12 @@ def _redrive(template: Template, queue: QueueKey) -> RedrivePolicy | None:
         missing = "receive_count_max" if count is None else "dead_letter_queue"
         raise ParameterInvalid(parameter=missing, reason="dead_letter_queue and receive_count_max come together")
     key = QueueKey(queue.account, queue.region, checked_name(target))
-    return RedrivePolicy(key, checks.whole(count, "receive_count_max", 1, limits.RECEIVE_COUNT_MAX))
+    return RedrivePolicy(key, checks.whole(count, "receive_count_max", 1, RECEIVE_COUNT_MAX))
 
 
 def _tags(tags: Mapping[str, str]) -> dict[str, str]:
-    if len(tags) > limits.TAGS_MAX:
-        raise ParameterInvalid(parameter="tags", reason=f"at most {limits.TAGS_MAX}, not {len(tags)}")
+    if len(tags) > TAGS_MAX:
+        raise ParameterInvalid(parameter="tags", reason=f"at most {TAGS_MAX}, not {len(tags)}")
     for name, value in tags.items():
         _check_text(name, "tags")
         if value:

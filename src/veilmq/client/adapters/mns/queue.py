@@ -43,18 +43,20 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import Believed, CloudAccount, CloudQueue, decoded_peeks, receive_decoded
-from veilmq.client.adapters.mns.messages import (
+from veilmq.client.adapters.mns.calls import (
     DELAY_MAX,
     LEASE_MAX,
     MESSAGE_BYTES_MAX,
+    BatchRefused,
     Entry,
+    ThreadClients,
     entry_of,
+    error_of,
     peeked_of,
     received_of,
 )
-from veilmq.client.adapters.mns.thread_clients import BatchRefused, ThreadClients, error_of
 from veilmq.client.adapters.mns.topics import MnsTopics
-from veilmq.client.adapters.service_errors import Said
+from veilmq.client.adapters.service_errors import Refusal
 from veilmq.client.batches import OF_ALL, Singly, batched
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered, may_have_happened
@@ -176,7 +178,7 @@ class MnsQueue(CloudQueue):
 
     def _entry_error(self, fields: dict[str, str], refused: BatchRefused) -> VeilError:
         code, message = fields.get("ErrorCode", ""), fields.get("ErrorMessage", "")
-        return error_of(Said(code, refused.status, refused.request_id, message, self._name))
+        return error_of(Refusal(code, refused.status, refused.request_id, message, self._name))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """BatchReceiveMessage. Also returns an empty list if the queue is closed meanwhile."""

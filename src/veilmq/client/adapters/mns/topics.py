@@ -24,8 +24,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     SubscribeResponse,
 )
 
-from veilmq.client.adapters.mns.messages import Entry, entry_of
-from veilmq.client.adapters.mns.thread_clients import ThreadClients
+from veilmq.client.adapters.mns.calls import Entry, ThreadClients, entry_of
 from veilmq.client.batches import Singly
 from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message

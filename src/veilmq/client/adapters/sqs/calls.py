@@ -1,18 +1,26 @@
-"""Calls of a boto3 client that raise our errors.
+"""Calls of a boto3 client: the port's values as arguments, SQS's answers as the port's values, and our errors.
 
 Strategy: all calls go through here; what botocore raises becomes a TransportError, a ServiceError or an error of the
 model. botocore retries by itself, and its final exception describes the last attempt only. A listener on its
 `needs-retry` event sees every attempt, and records whether one of them may have reached the service. A forked child
 closes its copies of its parent's connections before its first call, or each would read the other's answers. Source:
 botocore's exceptions.py and endpoint.py.
+
+Sending: what SQS cannot carry is refused here, before any I/O. SQS's limits on size and characters are checked too, so
+that an invalid entry never spoils the request of the others. Source: SendMessage in the SQS API Reference.
+
+Reading: the texts of system attributes become numbers; the two attributes that carry the port's own fields are removed
+from the mapping. Source: ReceiveMessage in the SQS API Reference.
 """
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
+import msgspec
 from botocore.exceptions import (  # type: ignore[import-untyped]
     BotoCoreError,
     ClientError,
@@ -25,11 +33,16 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-from veilmq.client.adapters.service_errors import Said, error_of
+from veilmq.client import checks
+from veilmq.client.adapters.service_errors import Refusal, error_of
+from veilmq.client.checks import as_message, check_abilities, text_bytes
+from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, size_bytes, typed, untyped, with_fields
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
-from veilmq.client.queue import fingerprint
+from veilmq.client.messages import Message, Received
+from veilmq.client.queue import Capabilities, fingerprint
 from veilmq.client.threads import OfProcess
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
 
 _UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
@@ -112,7 +125,7 @@ class Calls(OfProcess):
         try:
             answer: dict[str, Any] = getattr(self.client, method)(**given)
         except ClientError as error:
-            raise self._said(error, queue, size_bytes) from error
+            raise self._refused(error, queue, size_bytes) from error
         except _BROKEN as error:
             unsent = isinstance(error, _UNSENT) and not self._attempts.reached
             raise TransportError(reason=advised(str(error)), may_have_happened=not unsent) from error
@@ -124,14 +137,14 @@ class Calls(OfProcess):
             raise strange_answer(error) from error
         return answer
 
-    def _said(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
-        said, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+    def _refused(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
+        refused, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
         return error_of(
-            Said(
-                code=str(said.get("Code", "")),
+            Refusal(
+                code=str(refused.get("Code", "")),
                 status=int(about.get("HTTPStatusCode", 0)),
                 request_id=str(about.get("RequestId", "")),
-                message=str(said.get("Message", "")),
+                message=str(refused.get("Message", "")),
                 queue=queue,
                 size_bytes=size_bytes,
             )
@@ -149,7 +162,7 @@ def member(answer: dict[str, Any], name: str) -> Any:
 def entry_error(failed: dict[str, Any], answer: dict[str, Any], queue: str, size_bytes: int = 0) -> VeilError:
     """The error of one entry under `Failed`. SQS gives no status for it: 400 if it blames the sender, else 500."""
     return error_of(
-        Said(
+        Refusal(
             code=str(failed.get("Code", "")),
             status=400 if failed.get("SenderFault", True) else 500,
             request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
@@ -158,3 +171,74 @@ def entry_error(failed: dict[str, Any], answer: dict[str, Any], queue: str, size
             size_bytes=size_bytes,
         )
     )
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A message ready to be sent."""
+
+    given: dict[str, Any]
+    """Members of SendMessage, without QueueUrl."""
+    size_bytes: int
+    """What counts against the limit."""
+
+
+def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
+    message = as_message(given)
+    check_abilities(message, capabilities)
+    if message.delay is not None:
+        checks.seconds(message.delay, "delay", 0, capabilities.delay_max)
+    checks.lease_hint(message.lease_hint, capabilities.lease_max)
+    raw = text_bytes(message.body)
+    if not raw:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    attributes = {name: typed(name, value) for name, value in with_fields(message).items()}
+    total_bytes = len(raw) + size_bytes(attributes)
+    if total_bytes > capabilities.body_bytes_max:
+        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=capabilities.body_bytes_max)
+    members: dict[str, Any] = {"MessageBody": message.body}
+    if attributes:
+        members["MessageAttributes"] = {name: _value(*each) for name, each in attributes.items()}
+    if message.delay is not None and not capabilities.native_fifo:
+        members["DelaySeconds"] = math.ceil(message.delay)
+    if message.group is not None:
+        members["MessageGroupId"] = message.group
+    if message.deduplication_id is not None:
+        members["MessageDeduplicationId"] = message.deduplication_id
+    return Entry(members, total_bytes)
+
+
+def _value(kind: str, content: str | bytes) -> dict[str, Any]:
+    return {"DataType": kind, "StringValue" if isinstance(content, str) else "BinaryValue": content}
+
+
+def received_of(message: dict[str, Any], asked: float, lease: float) -> tuple[Received, float | None]:
+    """The message, and the sender's lease hint in seconds. asked: when the request left; lease: seconds from then."""
+    system: dict[str, str] = message.get("Attributes", {})
+    attributes = {
+        name: untyped(value.get("DataType", ""), value.get("StringValue", value.get("BinaryValue", "")))
+        for name, value in message.get("MessageAttributes", {}).items()
+    }
+    kind = attributes.pop(TYPE_ATTRIBUTE, None)
+    hint = attributes.pop(LEASE_HINT_ATTRIBUTE, None)
+    sequence = system.get("SequenceNumber")
+    received = Received(
+        id=member(message, "MessageId"),
+        body=member(message, "Body"),
+        attributes=attributes,
+        receive_count=int(system.get("ApproximateReceiveCount", 0)),
+        sent=_seconds(system.get("SentTimestamp")),
+        group=system.get("MessageGroupId"),
+        sequence_number=None if sequence is None else int(sequence),
+        type=None if kind is None else str(kind),
+        handle=member(message, "ReceiptHandle"),
+        lease_end=asked + lease,
+        first_received=_seconds(system.get("ApproximateFirstReceiveTimestamp")),
+        deduplication_id=system.get("MessageDeduplicationId"),
+        asked=asked,
+    )
+    return received, hint_of(hint)
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    return None if milliseconds is None else int(milliseconds) / 1000

@@ -16,8 +16,7 @@ from typing import Any, Final, TypeVar
 
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import FIFO_SUFFIX, Believed, CloudAccount, CloudQueue, creation_attributes
-from veilmq.client.adapters.sqs.calls import Calls, entry_error, member
-from veilmq.client.adapters.sqs.messages import Entry, entry_of, received_of
+from veilmq.client.adapters.sqs.calls import Calls, Entry, entry_error, entry_of, member, received_of
 from veilmq.client.batches import batched, in_requests
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered

@@ -1,128 +1,34 @@
-"""Calls to the server, each with its answer or one of our errors.
+"""Calls to the server: the port's messages in the form of VeilMQ.Send, the wire's messages as the port's, and our
+errors.
 
 Strategy: each queue and the account have their own calls over a shared pool of connections, so that each can be closed
 alone. A request is repeated, once and on a new connection, only if nothing of it can have happened, or if it is
 idempotent. A close aborts the calls in progress, except calls that bring leases: their answers may still arrive for a
 while.
 
-Signing: three headers are signed (host, x-amz-date, x-amz-target). What stays the same is computed once: the signing
-key for a day (as two prepared states, veilmq.protocols.keyed); everything but the payload's hash and the signature for
-a second and operation. A request then costs two SHA-256 and one HMAC. Source: AWS IAM User Guide, "Signature Version 4
-for API requests".
+Messages: pure functions, with a fast path first: most messages have only a body. Our server checks the values; only
+what has no form on the wire is refused here. Source: docs/veil-protocol.md.
 """
 
 import threading
-import time
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from veilmq.client.adapters.cloud import client_name
-from veilmq.client.adapters.service_errors import Said, error_of
-from veilmq.client.adapters.veil.connections import Answer, Connection, Pool
-from veilmq.client.adapters.veil.messages import failure_of
-from veilmq.client.clock import Clock
+from veilmq.client import checks
+from veilmq.client.adapters.service_errors import Refusal, error_of, port_name
+from veilmq.client.adapters.veil.connections import Answer, Connection, Pool, Signer
+from veilmq.client.encoding import size_bytes, typed, untyped
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.model.errors import ParameterInvalid, VeilError
-from veilmq.model.reports import REPORT_HEADER, Report, write_header
-from veilmq.protocols.keyed import Keyed
-from veilmq.protocols.sqs.operations.veil_shapes import Failure
-
-_SERVICE: Final = b"sqs"
-_TERMINATOR: Final = b"aws4_request"
-
-
-class _Day:
-    """Values shared by all requests of a day."""
-
-    def __init__(self, secret: bytes, day: bytes, region: bytes) -> None:
-        self.day = day
-        self.scope = b"/".join((day, region, _SERVICE, _TERMINATOR))
-        key = b"AWS4" + secret
-        for part in (day, region, _SERVICE, _TERMINATOR):
-            key = Keyed(key).digest(part)
-        self.mac = Keyed(key)
-
-
-class _Second:
-    """Values shared by all requests of a second."""
-
-    def __init__(self, second: int, stamp: bytes, day: _Day) -> None:
-        self.second = second
-        self.stamp = stamp
-        self.day = day
-        self.to_sign = b"AWS4-HMAC-SHA256\n%b\n%b\n" % (stamp, day.scope)
-        self.operations: dict[bytes, tuple[Any, bytes]] = {}
-        """Target -> (SHA-256 state of the canonical request without the payload's hash, head up to the signature)."""
-
-
-class Signer:
-    """Builds requests to one server with one key. Thread-safe: cached values are replaced as a whole."""
-
-    def __init__(self, host: str, key: str, secret: str, region: str, token: str | None, clock: Clock) -> None:
-        """`host`: the Host header. `token`: of temporary credentials. Raises UnicodeEncodeError, ValueError."""
-        for name, value in (("host", host), ("key", key), ("region", region), ("token", token or "")):
-            if not value.isascii() or not (value.isprintable() or not value) or " " in value:
-                raise ValueError(f"{name} must be printable ASCII without blanks")
-        self._host = host.encode()
-        self._key = key.encode()
-        self._secret = secret.encode()
-        self._region = region.encode()
-        self._token = None if token is None else token.encode()
-        self._clock = clock
-        self._current: _Second | None = None
-        self.ahead_s = 0
-        """How far the server's clock is ahead of ours; set when it refused a request for that reason."""
-
-    def request(self, target: bytes, body: bytes, report: bytes = b"") -> bytes:
-        """A whole request: POST / with that X-Amz-Target and JSON body; `report` is the header of that kind, if any."""
-        second = int(self._clock.wall()) + self.ahead_s
-        current = self._current
-        if current is None or current.second != second:
-            current = self._begin(second, current)
-        known = current.operations.get(target)
-        if known is None:
-            known = current.operations[target] = self._prepare(current, target)
-        canonical = known[0].copy()
-        canonical.update(sha256(body).hexdigest().encode())
-        signature = current.day.mac.digest(current.to_sign + canonical.hexdigest().encode()).hex().encode()
-        if report:
-            signature += b"\r\n%b: %b" % (REPORT_HEADER, report)
-        return b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (known[1], signature, len(body), body)
-
-    def correct(self, theirs: float) -> None:
-        """From now on, stamp requests by the server's clock, which shows `theirs` (Unix seconds) now."""
-        self.ahead_s = int(theirs) - int(self._clock.wall())
-
-    def _begin(self, second: int, last: _Second | None) -> _Second:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second)).encode()
-        if last is not None and last.day.day == stamp[:8]:
-            day = last.day
-        else:
-            day = _Day(self._secret, stamp[:8], self._region)
-        self._current = current = _Second(second, stamp, day)
-        return current
-
-    def _prepare(self, current: _Second, target: bytes) -> tuple[Any, bytes]:
-        names = b"host;x-amz-date"
-        signed = b"host:%b\nx-amz-date:%b\n" % (self._host, current.stamp)
-        sent = b"Host: %b\r\nX-Amz-Date: %b\r\n" % (self._host, current.stamp)
-        more = [(b"x-amz-target", target)]
-        if self._token is not None:
-            more.insert(0, (b"x-amz-security-token", self._token))
-        for name, value in more:
-            names += b";" + name
-            signed += b"%b:%b\n" % (name, value)
-            sent += b"%b: %b\r\n" % (name, value)
-        canonical = sha256(b"POST\n/\n\n%b\n%b\n" % (signed, names))
-        head = (
-            b"POST / HTTP/1.1\r\n%bUser-Agent: %b\r\nContent-Type: application/x-amz-json-1.0\r\n"
-            b"Authorization: AWS4-HMAC-SHA256 Credential=%b/%b, SignedHeaders=%b, Signature="
-        ) % (sent, client_name().encode(), self._key, current.day.scope, names)
-        return canonical, head
-
+from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent
+from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
+from veilmq.model.reports import Report, write_header
+from veilmq.protocols.sqs.inputs import AttributeValue as WireValue
+from veilmq.protocols.sqs.operations import veil_shapes as shapes
+from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentEntry
 
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0
@@ -325,16 +231,16 @@ class Calls:
 
     def _refused(self, answer: Answer, size_bytes: int) -> VeilError:
         try:
-            said = _ERROR.decode(answer.body)
+            error = _ERROR.decode(answer.body)
         except (ValueError, RecursionError):
-            said = _Error(message=answer.body[:256].decode("utf-8", "replace"))
+            error = _Error(message=answer.body[:256].decode("utf-8", "replace"))
         code = answer.header(b"x-amzn-query-error").partition(b";")[0].decode("latin-1")
         return error_of(
-            Said(
-                code=code or said.type.rpartition("#")[2] or f"HTTP {answer.status}",
+            Refusal(
+                code=code or error.type.rpartition("#")[2] or f"HTTP {answer.status}",
                 status=answer.status,
                 request_id=_request_id(answer),
-                message=said.message,
+                message=error.message,
                 queue=self._name,
                 size_bytes=size_bytes,
             )
@@ -351,3 +257,125 @@ class Calls:
             return False
         self._signer.correct(theirs)
         return True
+
+
+_DURATIONS: Final = (
+    ("delay", shapes.DELAY_SECONDS_MAX),
+    ("ttl", shapes.TIME_TO_LIVE_SECONDS_MAX),
+    ("lease_hint", shapes.LEASE_SECONDS_MAX),
+)
+_NONE: Final[Mapping[str, AttributeValue]] = {}
+
+
+def wire_of(message: str | Message) -> MessageIn:
+    """Raises ParameterInvalid for an attribute whose type does not exist on the wire, and for a number out of range:
+    JSON has no NaN or infinity."""
+    if isinstance(message, str):
+        return MessageIn(body=message)
+    for field, seconds_max in _DURATIONS:
+        seconds = getattr(message, field)
+        if seconds is not None:
+            checks.seconds(seconds, field, 0, seconds_max)
+    if message.priority is not None:
+        checks.whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+    return MessageIn(
+        body=message.body,
+        attributes=_wire_values(message.attributes) if message.attributes else None,
+        delay=message.delay,
+        time_to_live=message.ttl,
+        priority=message.priority,
+        group=message.group,
+        deduplication_id=message.deduplication_id,
+        type=message.type,
+        lease_hint=message.lease_hint,
+        tag=message.tag,
+    )
+
+
+def _wire_values(attributes: Mapping[str, AttributeValue]) -> dict[str, WireValue]:
+    values = {}
+    for name, value in attributes.items():
+        kind, content = typed(name, value)
+        if isinstance(content, str):
+            values[name] = WireValue(data_type=kind, string_value=content)
+        else:
+            values[name] = WireValue(data_type=kind, binary_value=content)
+    return values
+
+
+def wire_bytes(message: MessageIn) -> int:
+    """The message's share of a request's size."""
+    body = message.body or ""
+    body_bytes = len(body) if body.isascii() else len(body.encode(errors="replace"))
+    if not message.attributes:
+        return body_bytes
+    return body_bytes + size_bytes(
+        {
+            name: (value.data_type or "", value.string_value or value.binary_value or "")
+            for name, value in message.attributes.items()
+        }
+    )
+
+
+def sent_of(line: SentEntry) -> Sent:
+    """The entry of a message that was sent, in a Send's answer."""
+    return Sent(line.id, line.handle, line.sequence_number, line.duplicate)
+
+
+def failure_of(failure: Failure) -> VeilError:
+    """The error that the server named; a ServiceError if this version does not know it."""
+    fields = dict(failure.fields)
+    try:
+        if failure.name == ParameterInvalid.__name__:
+            fields["parameter"] = port_name(str(fields["parameter"]))
+        return from_fields(failure.name, fields)
+    except (KeyError, TypeError):
+        return ServiceError(code=failure.name, status=400, request_id="", message=failure.message)
+
+
+def _values(message: MessageOut) -> Mapping[str, AttributeValue]:
+    if not message.attributes:
+        return _NONE
+    return {
+        name: untyped(
+            value.data_type or "", value.string_value if value.string_value is not None else value.binary_value or b""
+        )
+        for name, value in message.attributes.items()
+    }
+
+
+def received_of(message: MessageOut, granted_by: float, asked_lease: float | None) -> Received:
+    """`granted_by`: an instant not after the grant, on our monotonic clock."""
+    lease = message.lease if message.lease is not None else asked_lease or 0.0
+    return Received(
+        message.id,
+        message.body,
+        _values(message),
+        message.receive_count,
+        message.sent,
+        message.group,
+        message.sequence_number,
+        message.priority,
+        message.type,
+        message.expires,
+        handle=message.handle,
+        lease_end=granted_by + lease,
+        first_received=message.first_received,
+        deduplication_id=message.deduplication_id,
+    )
+
+
+def peeked_of(message: MessageOut) -> Peeked:
+    """A message of a Peek."""
+    return Peeked(
+        message.id,
+        message.body,
+        _values(message),
+        message.receive_count,
+        message.sent,
+        message.group,
+        message.sequence_number,
+        message.priority,
+        message.type,
+        message.expires,
+    )

@@ -14,9 +14,17 @@ from typing import Final
 
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import FIFO_SUFFIX, CloudAccount, CloudQueue, creation_attributes
-from veilmq.client.adapters.veil.calls import Calls, Operation, Signer, operation
-from veilmq.client.adapters.veil.connections import Pool
-from veilmq.client.adapters.veil.messages import peeked_of, received_of, sent_of, wire_bytes, wire_of
+from veilmq.client.adapters.veil.calls import (
+    Calls,
+    Operation,
+    operation,
+    peeked_of,
+    received_of,
+    sent_of,
+    wire_bytes,
+    wire_of,
+)
+from veilmq.client.adapters.veil.connections import Pool, Signer
 from veilmq.client.batches import batched
 from veilmq.client.checks import as_message
 from veilmq.client.clock import SYSTEM, Clock

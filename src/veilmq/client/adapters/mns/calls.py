@@ -1,4 +1,5 @@
-"""aliyun-mns-sdk's client, one for each thread, with our errors.
+"""Calls of aliyun-mns-sdk's client, one for each thread: the port's messages as entries, the service's answers as
+messages, and our errors.
 
 Strategy: the SDK's objects are not thread-safe, so every thread has its own client and connection. A connection in use
 is closed by the thread that uses it; a forked child leaves its parent's alone. The SDK distinguishes a refused
@@ -11,6 +12,13 @@ instead, before the request is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.
 Errors: one total table from code to error; a code that is not in it becomes a ServiceError with the service's text.
 InvalidArgument has many meanings; its text decides. Sequence and attempt of a LeaseError are 0, because the service
 does not report them. Source: the table of error codes of the MNS API.
+
+Sending: what MNS cannot carry, and what exceeds its limits, is refused here before any I/O. Attributes travel as user
+properties under SQS's rules, so that every client can read them; tracing attributes travel as system properties, where
+MNS has them. Source: the page of SendMessage.
+
+Reading: user properties become attributes by their types, and so do the tracing system properties. The two that carry
+the port's own fields are removed from the mapping. Source: the page of ReceiveMessage.
 """
 
 import re
@@ -20,7 +28,13 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
+import msgspec
 from mns.account import StaticCredentialsProvider  # type: ignore[import-untyped]
+from mns.message_property import (  # type: ignore[import-untyped]
+    MessagePropertyValue,
+    MessageSystemPropertyValue,
+    SystemPropertyName,
+)
 from mns.mns_client import MNSClient  # type: ignore[import-untyped]
 from mns.mns_exception import (  # type: ignore[import-untyped]
     MNSClientException,
@@ -28,11 +42,16 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
     MNSServerException,
 )
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
+from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
-from veilmq.client.adapters.cloud import client_name
-from veilmq.client.adapters.service_errors import Said, error_in
+from veilmq.client import checks
+from veilmq.client.adapters.cloud import client_name, encode_base64
+from veilmq.client.adapters.service_errors import Refusal, error_in
+from veilmq.client.checks import as_message, check_abilities, text_bytes
+from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, named, size_bytes, untyped, with_fields
 from veilmq.client.errors import TransportError, advised
-from veilmq.client.queue import ById, fingerprint
+from veilmq.client.messages import AttributeValue, Message, Peeked, Received
+from veilmq.client.queue import ById, Capabilities, fingerprint
 from veilmq.client.threads import OfProcess
 from veilmq.model.errors import (
     MessageGone,
@@ -44,6 +63,8 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.model.message_type import TYPE_ATTRIBUTE
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
 
 _MINUTE_US: Final = 60_000_000
@@ -65,32 +86,32 @@ _PORT_NAMES: Final = {
 """MNS's name for a parameter -> the port's name."""
 
 
-def error_of(said: Said) -> VeilError:
+def error_of(refusal: Refusal) -> VeilError:
     """The error for a code. Never raises."""
-    return error_in(_TABLE, said)
+    return error_in(_TABLE, refusal)
 
 
-def _argument(said: Said) -> VeilError:
-    length = _LENGTH.search(said.message)
+def _argument(refusal: Refusal) -> VeilError:
+    length = _LENGTH.search(refusal.message)
     if length is not None:
-        return MessageTooLarge(size_bytes=said.size_bytes, limit_bytes=int(length[1]))
-    named = _NAMED.match(said.message)
+        return MessageTooLarge(size_bytes=refusal.size_bytes, limit_bytes=int(length[1]))
+    named = _NAMED.match(refusal.message)
     name = "request" if named is None else _PORT_NAMES.get(named[1], named[1])
-    return ParameterInvalid(parameter=name, reason=said.message)
+    return ParameterInvalid(parameter=name, reason=refusal.message)
 
 
-def _invalid(parameter: str) -> Callable[[Said], VeilError]:
-    return lambda said: ParameterInvalid(parameter=parameter, reason=said.message)
+def _invalid(parameter: str) -> Callable[[Refusal], VeilError]:
+    return lambda refusal: ParameterInvalid(parameter=parameter, reason=refusal.message)
 
 
-_TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
-    "QueueNotExist": lambda said: QueueMissing(queue=said.queue),
-    "QueueAlreadyExist": lambda said: QueueExists(queue=said.queue, setting="attributes"),
-    "QueueDeletedRecently": lambda said: QueueDeletedRecently(queue=said.queue, wait_us=_MINUTE_US),
+_TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
+    "QueueNotExist": lambda refusal: QueueMissing(queue=refusal.queue),
+    "QueueAlreadyExist": lambda refusal: QueueExists(queue=refusal.queue, setting="attributes"),
+    "QueueDeletedRecently": lambda refusal: QueueDeletedRecently(queue=refusal.queue, wait_us=_MINUTE_US),
     # For a handle: deleted, expired, or stale after a later receive or change. The service does not say which.
-    "MessageNotExist": lambda said: MessageGone(sequence=0, attempt=0),
-    "ReceiptHandleError": lambda said: ReceiptInvalid(reason=said.message),
-    "MissingReceiptHandle": lambda said: ReceiptInvalid(reason=said.message),
+    "MessageNotExist": lambda refusal: MessageGone(sequence=0, attempt=0),
+    "ReceiptHandleError": lambda refusal: ReceiptInvalid(reason=refusal.message),
+    "MissingReceiptHandle": lambda refusal: ReceiptInvalid(reason=refusal.message),
     "MissingVisibilityTimeout": _invalid("lease"),
     "InvalidArgument": _argument,
     "MalformedXML": _invalid("request"),
@@ -262,4 +283,128 @@ def _refused(error: Any, status: int, queue: str, size_bytes: int) -> VeilError 
     request_id = str(error.req_id or "")
     if error.sub_errors:
         return BatchRefused(error.sub_errors, status, request_id)
-    return error_of(Said(str(error.type), status, request_id, str(error.message), queue, size_bytes))
+    return error_of(Refusal(str(error.type), status, request_id, str(error.message), queue, size_bytes))
+
+
+MESSAGE_BYTES_MAX: Final = 65_536
+LEASE_MAX: Final = 43_200
+DELAY_MAX: Final = 604_800
+TRACING: Final = frozenset({"traceparent", "tracestate", "baggage"})
+"""System properties that become attributes of the same names."""
+
+_TYPES: Final = {"String": "STRING", "Number": "NUMBER", "Binary": "BINARY"}
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A message ready to be sent."""
+
+    body: str
+    delay: int
+    """-1: the queue's own, as in the SDK."""
+    priority: int
+    user: dict[str, Any]
+    system: dict[str, Any]
+    size_bytes: int
+
+    def request(self, queue: str) -> Any:
+        """SendMessage."""
+        return self._with_properties(SendMessageRequest(queue, self.body, self.delay, self.priority, False))
+
+    def entry(self) -> Any:
+        """An entry of BatchSendMessage."""
+        return self._with_properties(SendMessageRequestEntry(self.body, self.delay, self.priority))
+
+    def _with_properties(self, message: Any) -> Any:
+        message.user_properties, message.system_properties = self.user, self.system
+        return message
+
+
+def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
+    message = as_message(given)
+    check_abilities(message, capabilities)
+    raw = text_bytes(message.body)
+    if not raw:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    priority = message.priority
+    if priority is not None:
+        checks.whole(priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+    checks.lease_hint(message.lease_hint, LEASE_MAX)
+    attributes = _attributes(message)
+    base64 = capabilities.base64_body
+    body = encode_base64(raw) if base64 else message.body
+    total_bytes = (len(body) if base64 else len(raw)) + size_bytes(attributes)
+    if total_bytes > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=MESSAGE_BYTES_MAX)
+    return Entry(
+        body=body,
+        delay=-1 if message.delay is None else checks.whole_seconds(message.delay, "delay", 0, DELAY_MAX),
+        priority=-1 if priority is None else priority,
+        user={name: _user(*each) for name, each in attributes.items() if name not in TRACING},
+        system={name: _system(name, *each) for name, each in attributes.items() if name in TRACING},
+        size_bytes=total_bytes,
+    )
+
+
+def _attributes(message: Message) -> dict[str, tuple[str, str | bytes]]:
+    attributes = {}
+    for name, value in with_fields(message).items():
+        if SystemPropertyName.is_valid(name) and name not in TRACING:
+            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is the service's own")
+        attributes[name] = named(name, value)
+    return attributes
+
+
+def _user(kind: str, content: str | bytes) -> Any:
+    return MessagePropertyValue(_TYPES[kind], content)
+
+
+def _system(name: str, kind: str, content: str | bytes) -> Any:
+    if kind != "String":
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is of tracing: it must be a str")
+    return MessageSystemPropertyValue("STRING", content)
+
+
+def received_of(entry: Any, lease_end: float) -> tuple[Received, float | None]:
+    """The message of an SDK's ReceiveMessageResponseEntry, and the sender's lease hint in seconds."""
+    attributes = _values(entry)
+    hint = attributes.pop(LEASE_HINT_ATTRIBUTE, None)
+    received = Received(
+        **_told(entry, attributes),
+        handle=entry.receipt_handle,
+        lease_end=lease_end,
+        first_received=entry.first_dequeue_time / 1000,
+    )
+    return received, hint_of(hint)
+
+
+def peeked_of(entry: Any) -> Peeked:
+    """The message of an SDK's PeekMessageResponseEntry."""
+    attributes = _values(entry)
+    attributes.pop(LEASE_HINT_ATTRIBUTE, None)
+    return Peeked(**_told(entry, attributes))
+
+
+def _told(entry: Any, attributes: dict[str, AttributeValue]) -> dict[str, Any]:
+    kind = attributes.pop(TYPE_ATTRIBUTE, None)
+    return {
+        "id": entry.message_id,
+        "body": entry.message_body,
+        "attributes": attributes,
+        "receive_count": entry.dequeue_count,
+        "sent": entry.enqueue_time / 1000,
+        "group": getattr(entry, "message_group_id", "") or None,
+        "priority": entry.priority,
+        "type": None if kind is None else str(kind),
+    }
+
+
+def _values(entry: Any) -> dict[str, AttributeValue]:
+    attributes = {}
+    for name, value in entry.user_properties.items():
+        kind, content = value.get_data_type(), value.get_raw_value()
+        attributes[name] = untyped("Number", content) if kind == "NUMBER" else content
+    for name, value in entry.system_properties.items():
+        if name in TRACING:
+            attributes[name] = value.get_string_value_by_type()
+    return attributes
