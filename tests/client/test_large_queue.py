@@ -23,8 +23,8 @@ from veilmq.client.errors import (
     TransportError,
     Unreadable,
 )
-from veilmq.client.large import LargeMessageQueue, ObjectStore, fetching
-from veilmq.client.large.pointer import BEGINNING
+from veilmq.client.large import LargeMessageQueue, ObjectStore
+from veilmq.client.large.pointer import BEGINNING, PAUSE_SECONDS
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.records.objects import is_key
@@ -397,7 +397,7 @@ class TestStoreTrouble:
     def test_only_the_piece_that_failed_is_read_again(
         self, plain: Queue, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fetching, "PIECE_BYTES", 10_000)
+        monkeypatch.setattr("veilmq.client.large.pointer.PIECE_BYTES", 10_000)
         read: list[int] = []
 
         class Counting(ObjectStore):
@@ -431,7 +431,7 @@ class TestStoreTrouble:
         assert Faulty.calls - before == 4, "the others are not tried once it is known to be away"
         assert plain.stats().in_flight == 3
         Faulty.failures = 0
-        embedded.pass_time(fetching.PAUSE + 1)
+        embedded.pass_time(PAUSE_SECONDS + 1)
         assert [message.body for message in queue.receive(10)] == [LARGE] * 3
 
     def test_and_the_others_are_given(self, plain: Queue, faulty: Faulty) -> None:
@@ -475,7 +475,7 @@ class TestStoreTrouble:
                 embedded.pass_time(20)
                 return super().get(key, start, stop)
 
-        monkeypatch.setattr(fetching, "PIECE_BYTES", len(LARGE.encode()) // 4)
+        monkeypatch.setattr("veilmq.client.large.pointer.PIECE_BYTES", len(LARGE.encode()) // 4)
         queue = LargeMessageQueue(plain, Slow(store.url), unreadable=keep, clock=embedded.clock)
         queue.send(LARGE)
         (message,) = queue.receive(lease=30)

@@ -30,8 +30,8 @@ from veilmq.client.documents.queues import (
 )
 from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
-from veilmq.client.own_directory import make_own, own_path
 from veilmq.client.queue import Account
+from veilmq.client.records.files import make_own, own_path
 from veilmq.client.threads import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times

@@ -1,4 +1,4 @@
-"""What the queue carries instead of a large body, and the handles of such messages.
+"""What the queue carries instead of a large body, the handles of such messages, and how a receiver gets the bodies.
 
     {"veilmq.pointer":1,"url":"s3://bucket/large/orders/...","bytes":52428800,"sha256":"9f86d0..."}
 
@@ -15,10 +15,16 @@ Handles say where the object is:
 
 Nothing is remembered, so any process can extend and delete with a handle, and an extension that returns another inner
 handle keeps the object. Handles come from the caller, so their key is checked like a pointer's.
+
+Reading objects (`Fetcher`): one after the other, in pieces; a piece that fails is read again alone, so that a transfer
+resumes. Between pieces, every message of the receive whose lease is half over is extended by the same length: nobody
+else can do it, because the application does not have the messages yet. An error in one message never stops another. If
+the store cannot be reached, that is no fault of the message, so it is released.
 """
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from enum import StrEnum
@@ -26,10 +32,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.client.errors import PointerRefused
-from veilmq.client.messages import AttributeValue, Message, Peeked
+from veilmq.client.clock import Clock
+from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed, PointerRefused, Unreadable
+from veilmq.client.messages import AttributeValue, Extension, Message, Peeked, Received
+from veilmq.client.queue import Queue
 from veilmq.client.records.objects import ObjectStore, is_key
-from veilmq.model.errors import ParameterInvalid, ReceiptInvalid
+from veilmq.client.unreadable import Policy, give_back, log, set_aside
+from veilmq.model.errors import LeaseError, ParameterInvalid, ReceiptInvalid, VeilError
 
 BEGINNING: Final = '{"veilmq.pointer":'
 SIZE_ATTRIBUTE: Final = "ExtendedPayloadSize"
@@ -37,7 +46,7 @@ SIZE_ATTRIBUTES: Final = (SIZE_ATTRIBUTE, "SQSLargePayloadSize")
 AWS_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
 AWS_CLASSES: Final = (AWS_CLASS, "com.amazon.sqs.javamessaging.MessageS3Pointer")
 SHARED_BODY: Final = "body"
-"""Last part of a shared object's key (`large.shared`)."""
+"""Last part of a shared object's key (`large.queue.SharedBodies`)."""
 BODY_BYTES_MAX: Final = 4_096
 """The longest pointer."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
@@ -59,7 +68,7 @@ class Pointer(msgspec.Struct, frozen=True):
     size_bytes: int | None
     sha256: str | None
     reader: str | None = None
-    """For a shared object: the reader that this copy of the pointer belongs to (`large.shared`)."""
+    """For a shared object: the reader that this copy of the pointer belongs to (`large.queue.SharedBodies`)."""
 
 
 def written(pointer: Pointer, message: Message, store: ObjectStore, form: PointerFormat) -> Message:
@@ -149,7 +158,7 @@ _BUCKET: Final = "-..s3BucketName..-"
 _KEY: Final = "-..s3Key..-"
 
 
-class Held(NamedTuple):
+class HandleParts(NamedTuple):
     """The parts of a handle."""
 
     handle: str
@@ -161,32 +170,32 @@ class Held(NamedTuple):
 def join(handle: str, pointer: Pointer | None, store: ObjectStore, form: PointerFormat) -> str:
     """The handle that the caller gets."""
     key, reader = (None, None) if pointer is None else (pointer.key, pointer.reader)
-    return joined(Held(handle, key, reader), store, form)
+    return joined(HandleParts(handle, key, reader), store, form)
 
 
-def joined(held: Held, store: ObjectStore, form: PointerFormat) -> str:
+def joined(parts: HandleParts, store: ObjectStore, form: PointerFormat) -> str:
     """The reverse of `split`."""
     if form is PointerFormat.AWS:
-        if held.key is None:
-            return held.handle
-        return f"{_BUCKET}{store.bucket}{_BUCKET}{_KEY}{store.prefix}{held.key}{_KEY}{held.handle}"
-    if held.key is None:
-        return f"p.{held.handle}"
-    text = held.key if held.reader is None else f"{held.key}:{held.reader}"
-    return f"o.{base64.urlsafe_b64encode(text.encode()).decode()}.{held.handle}"
+        if parts.key is None:
+            return parts.handle
+        return f"{_BUCKET}{store.bucket}{_BUCKET}{_KEY}{store.prefix}{parts.key}{_KEY}{parts.handle}"
+    if parts.key is None:
+        return f"p.{parts.handle}"
+    text = parts.key if parts.reader is None else f"{parts.key}:{parts.reader}"
+    return f"o.{base64.urlsafe_b64encode(text.encode()).decode()}.{parts.handle}"
 
 
-def split(handle: Any, store: ObjectStore, form: PointerFormat) -> Held:
+def split(handle: Any, store: ObjectStore, form: PointerFormat) -> HandleParts:
     """Take a handle apart. Raises ReceiptInvalid."""
     if type(handle) is not str:
         raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
     return _split_aws(handle, store) if form is PointerFormat.AWS else _split(handle)
 
 
-def _split(handle: str) -> Held:
+def _split(handle: str) -> HandleParts:
     kind, _, rest = handle.partition(".")
     if kind == "p":
-        return Held(rest)
+        return HandleParts(rest)
     encoded, dot, inner = rest.partition(".")
     if kind != "o" or not dot:
         raise ReceiptInvalid(reason="it is not from a queue of large messages")
@@ -197,18 +206,155 @@ def _split(handle: str) -> Held:
     key, _, reader = text.partition(":")
     if not is_key(key) or (reader and not (is_key(reader) and key.endswith(f"/{SHARED_BODY}"))):
         raise ReceiptInvalid(reason="its object is malformed")
-    return Held(inner, key, reader or None)
+    return HandleParts(inner, key, reader or None)
 
 
-def _split_aws(handle: str, store: ObjectStore) -> Held:
+def _split_aws(handle: str, store: ObjectStore) -> HandleParts:
     if not handle.startswith(_BUCKET):
-        return Held(handle)
-    parts = handle[len(_BUCKET) :].split(_BUCKET, 1)
-    rest = parts[-1].split(_KEY, 2)
-    if len(parts) != 2 or len(rest) != 3 or rest[0]:
+        return HandleParts(handle)
+    buckets = handle[len(_BUCKET) :].split(_BUCKET, 1)
+    rest = buckets[-1].split(_KEY, 2)
+    if len(buckets) != 2 or len(rest) != 3 or rest[0]:
         raise ReceiptInvalid(reason="its object is malformed")
-    bucket, (_, key, inner) = parts[0], rest
+    bucket, (_, key, inner) = buckets[0], rest
     relative = key[len(store.prefix) :]
     if bucket != store.bucket or not key.startswith(store.prefix) or not is_key(relative):
         raise ReceiptInvalid(reason="its object is not of the configured store")
-    return Held(inner, relative)
+    return HandleParts(inner, relative)
+
+
+PIECE_BYTES: Final = 8 << 20
+PAUSE_SECONDS: Final = 10.0
+"""Delay in seconds before a message is visible again after the store could not be reached."""
+
+
+class _Waiting:
+    """A message that is still to be read, or is done and waits for the others."""
+
+    def __init__(self, message: Received, lease: float) -> None:
+        self.message = message
+        self.lease = lease
+        self.done: Received | None = None
+        self.is_lost = False
+
+
+class Fetcher:
+    """Replaces pointers with bodies, for the messages of one queue."""
+
+    def __init__(
+        self, inner: Queue, store: ObjectStore, form: PointerFormat, body_bytes_max: int, policy: Policy, clock: Clock
+    ) -> None:
+        self._inner, self._store, self._form = inner, store, form
+        self._body_bytes_max = body_bytes_max
+        self._policy, self._clock = policy, clock
+
+    def received(self, came: list[Received]) -> list[Received]:
+        """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
+
+        Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
+        """
+        now = self._clock.monotonic()
+        waiting = [_Waiting(message, message.lease_end - now) for message in came]
+        failure: ObjectStoreFailed | None = None
+        try:
+            for each in waiting:
+                self._keep(waiting)
+                if each.is_lost:
+                    continue
+                try:
+                    if failure is not None and not failure.refused and self._points(each.message):
+                        raise failure
+                    each.done = self._whole(each.message, waiting)
+                except Unreadable as error:
+                    self._set_aside(each, error)
+                except ObjectStoreFailed as error:
+                    failure = error
+                    self._give_back(each, error)
+        except BaseException:
+            give_back(self._inner, [each.message.handle for each in waiting if not each.is_lost])
+            raise
+        found = [self._given(each, each.done) for each in waiting if each.done is not None and not each.is_lost]
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def peeked(self, message: Peeked) -> Peeked:
+        """A message without a lease, with its body. Raises Unreadable, ObjectStoreFailed."""
+        whole: Peeked = self._whole(message, [])
+        return whole
+
+    def _set_aside(self, each: _Waiting, error: Unreadable) -> None:
+        # Stop extending it first: from here on the lease is the policy's.
+        each.is_lost = True
+        set_aside(self._policy, self._inner, each.message, error)
+
+    def _points(self, message: Received) -> bool:
+        return read(message, self._store, self._form) is not None
+
+    def _give_back(self, each: _Waiting, error: ObjectStoreFailed) -> None:
+        log.warning("queue %s: message %s goes back: %s", self._inner.name, each.message.id, error)
+        each.is_lost = True
+        give_back(self._inner, [each.message.handle], PAUSE_SECONDS)
+
+    def _given(self, each: _Waiting, done: Received) -> Received:
+        """The message with its newest handle, which also names its object."""
+        found = read(each.message, self._store, self._form)
+        handle = join(each.message.handle, found, self._store, self._form)
+        return msgspec.structs.replace(done, handle=handle, lease_end=each.message.lease_end)
+
+    def _whole(self, message: Any, waiting: list[_Waiting]) -> Any:
+        found = read(message, self._store, self._form)
+        if found is None:
+            return message
+        raw = self._content(message.id, found, waiting)
+        try:
+            body = raw.decode()
+        except UnicodeError:
+            raise ObjectDamaged(message=message.id, key=found.key, reason="it is not UTF-8") from None
+        attributes = without_reserved(message.attributes, self._form)
+        return msgspec.structs.replace(message, body=body, attributes=attributes)
+
+    def _content(self, message: str, found: Pointer, waiting: list[_Waiting]) -> bytes:
+        if found.size_bytes is not None:
+            self._check_size(message, found.size_bytes)
+        size_bytes = self._store.size_bytes(found.key)
+        if size_bytes is None:
+            raise ObjectMissing(message=message, key=found.key)
+        if found.size_bytes is not None and size_bytes != found.size_bytes:
+            reason = f"it has {size_bytes} bytes, the pointer says {found.size_bytes}"
+            raise ObjectDamaged(message=message, key=found.key, reason=reason)
+        self._check_size(message, size_bytes)
+        pieces: list[bytes] = []
+        digest = hashlib.sha256()
+        for start in range(0, size_bytes, PIECE_BYTES):
+            piece = self._store.get(found.key, start, min(size_bytes, start + PIECE_BYTES))
+            if piece is None:
+                raise ObjectMissing(message=message, key=found.key)
+            pieces.append(piece)
+            digest.update(piece)
+            self._keep(waiting)
+        if found.sha256 is not None and digest.hexdigest() != found.sha256:
+            raise ObjectDamaged(message=message, key=found.key, reason="its SHA-256 is not the pointer's")
+        return b"".join(pieces)
+
+    def _check_size(self, message: str, size_bytes: int) -> None:
+        if size_bytes > self._body_bytes_max:
+            raise PointerRefused(message=message, reason=f"its {size_bytes} bytes exceed {self._body_bytes_max}")
+
+    def _keep(self, waiting: list[_Waiting]) -> None:
+        """Extend the leases that are half over."""
+        now = self._clock.monotonic()
+        due = [each for each in waiting if not each.is_lost and each.message.lease_end - now < each.lease / 2]
+        if not due:
+            return
+        try:
+            answers = self._inner.extend_batch([Extension(each.message.handle, each.lease) for each in due])
+        except VeilError as error:
+            log.warning("queue %s: leases could not be extended: %s", self._inner.name, error)
+            return
+        for each, answer in zip(due, answers, strict=True):
+            if isinstance(answer, LeaseError):
+                each.is_lost = True
+                log.warning("queue %s: message %s was lost: %s", self._inner.name, each.message.id, answer)
+            elif isinstance(answer, str):
+                each.message = msgspec.structs.replace(each.message, handle=answer, lease_end=now + each.lease)

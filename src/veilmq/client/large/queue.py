@@ -4,11 +4,31 @@ Strategy: a body above a threshold of transmitted bytes is written to the object
 sent, so no pointer is ever without its object. A delete removes the message first and then the object. A crash in
 between leaves at most an extra object, never a missing one, and a sweep removes it. Handles name the object. Source:
 the seed documents' BigMessageSizeQueue (setBigMessageSize, setNeedDeleteMessageObjectOnOSSFlag).
+
+Shared by the queues of a topic (`SharedBodies`): one object exists until the last subscriber has deleted its message.
+
+    topic=TOPIC/STAMP/body              the object
+    topic=TOPIC/STAMP/for-READER        an empty marker for each subscriber that has not deleted yet
+
+Every subscriber's pointer names its own marker. A delete removes the message, then the marker, and then the body if no
+other marker is left; two deletes that see this at once both remove the body, which is harmless. Markers are written
+before the body, and the body before any pointer, so no pointer is without them.
+
+Sweeps: an object is old enough when no message can point to it any more: after a message's life in its queue, plus its
+life in the dead-letter queues that it moves to, plus an hour for clock differences and for the time between upload and
+send. A smaller `older_than` is refused. An object has two ages, by its name and by the store; the younger counts. A
+sweep judges objects without their messages, so all that it needs is in the name:
+
+    QUEUE/1767225600-0-5f0c...        sent at that Unix second; lives as long as its queue retains messages
+    QUEUE/1767225600-86400-5f0c...    a message with its own time to live
 """
 
 import hashlib
+import math
+import re
+import secrets
 from collections.abc import Hashable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,14 +37,11 @@ from veilmq.client.batches import attempt, send_prepared, through
 from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, ServiceError, TransportError, Unreadable
-from veilmq.client.large import pointer, sweeping
-from veilmq.client.large.fetching import Fetcher
-from veilmq.client.large.pointer import Held, Pointer, PointerFormat
-from veilmq.client.large.shared import drop
-from veilmq.client.large.sweeping import Swept, new_stamp
+from veilmq.client.large import pointer
+from veilmq.client.large.pointer import SHARED_BODY, Fetcher, HandleParts, Pointer, PointerFormat
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
 from veilmq.client.queue import ById, Capabilities, Queue, identity_of
-from veilmq.client.records.objects import ObjectStore
+from veilmq.client.records.objects import Found, ObjectStore, is_key
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError
@@ -32,6 +49,19 @@ from veilmq.model.reports import Failure
 
 BODY_BYTES_MAX: Final = 2 << 30
 """The default limit, the same as AWS's extended client's."""
+_MARKER: Final = "for-"
+_CHANCE_BYTES: Final = 16
+_STAMP: Final = re.compile(r"(?:\A|/)([0-9]{1,12})-([0-9]{1,12})-[0-9a-f]{32}(?:/|\Z)")
+MARGIN: Final = 3_600.0
+"""Seconds."""
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """Objects that a sweep removed, and those that it kept because they are too young."""
+
+    objects: int
+    size_bytes: int
+    left: int
 
 
 class LargeMessageQueue(Wrapping):
@@ -147,16 +177,16 @@ class LargeMessageQueue(Wrapping):
         """See `Queue.extend`. A new body gets a new object if it is large; the old object is removed."""
         if body is not None and not self.capabilities.body_replaceable:
             raise CapabilityMissing(capability="body_replaceable")
-        held = self._split(handle)
+        parts = self._split(handle)
         if body is None:
-            return self._joined(held._replace(handle=self.inner.extend(held.handle, lease)))
+            return self._joined(parts._replace(handle=self.inner.extend(parts.handle, lease)))
         prepared, found = self._prepared(body)
         try:
-            extended = self.inner.extend(held.handle, lease, body=prepared.body)
+            extended = self.inner.extend(parts.handle, lease, body=prepared.body)
         except VeilError as error:
             self._forget_unless_sent(found, error)
             raise
-        self._remove(held)
+        self._remove(parts)
         return pointer.join(extended, found, self.store, self._form)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
@@ -164,14 +194,16 @@ class LargeMessageQueue(Wrapping):
         split = [attempt(lambda each: self._split(checks.extension(each).handle), each) for each in extensions]
         answers = through(
             [
-                held if isinstance(held, VeilError) else Extension(held.handle, each.lease)
-                for held, each in zip(split, extensions, strict=True)
+                parts if isinstance(parts, VeilError) else Extension(parts.handle, each.lease)
+                for parts, each in zip(split, extensions, strict=True)
             ],
             self.inner.extend_batch,
         )
         return [
-            self._joined(held._replace(handle=answer)) if isinstance(answer, str) and isinstance(held, Held) else answer
-            for held, answer in zip(split, answers, strict=True)
+            self._joined(parts._replace(handle=answer))
+            if isinstance(answer, str) and isinstance(parts, HandleParts)
+            else answer
+            for parts, answer in zip(split, answers, strict=True)
         ]
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
@@ -180,18 +212,18 @@ class LargeMessageQueue(Wrapping):
 
     def delete(self, handle: str) -> None:
         """See `Queue.delete`. Deletes the message, then its object; if the object stays, a sweep removes it."""
-        held = self._split(handle)
-        self.inner.delete(held.handle)
-        self._remove(held)
+        parts = self._split(handle)
+        self.inner.delete(parts.handle)
+        self._remove(parts)
 
     def delete_batch(self, given: Sequence[str]) -> list[VeilError | None]:
         """See `Queue.delete_batch`."""
         split = [attempt(self._split, handle) for handle in given]
-        inner = [held if isinstance(held, VeilError) else held.handle for held in split]
+        inner = [parts if isinstance(parts, VeilError) else parts.handle for parts in split]
         answers = through(inner, self.inner.delete_batch)
-        for held, answer in zip(split, answers, strict=True):
-            if answer is None and isinstance(held, Held):
-                self._remove(held)
+        for parts, answer in zip(split, answers, strict=True):
+            if answer is None and isinstance(parts, HandleParts):
+                self._remove(parts)
         return answers
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
@@ -210,8 +242,8 @@ class LargeMessageQueue(Wrapping):
         dead_letters: queues to which this queue's messages move with their pointers; their retention is added. Raises
         ParameterInvalid if `older_than` is not at least an hour more than a message can live, ObjectStoreFailed.
         """
-        life = sweeping.longest_life(self.inner, self._retention, dead_letters)
-        return sweeping.sweep(self.store, self.name, sweeping.checked_age(older_than, life), self._clock.wall())
+        life = _longest_life(self.inner, self._retention, dead_letters)
+        return _sweep(self.store, self.name, _checked_age(older_than, life), self._clock.wall())
 
     def _prepared(self, given: str | Message) -> tuple[Message, Pointer | None]:
         """The message to send, and the pointer to its object if it has one."""
@@ -226,7 +258,7 @@ class LargeMessageQueue(Wrapping):
             return message, None
         if len(raw) > self._body_bytes_max:
             raise MessageTooLarge(size_bytes=len(raw), limit_bytes=self._body_bytes_max)
-        key = f"{self.name}/{new_stamp(self._clock, message.ttl)}"
+        key = f"{self.name}/{_new_stamp(self._clock, message.ttl)}"
         digest = hashlib.sha256(raw).hexdigest()
         found = Pointer(key, len(raw), digest)
         prepared = pointer.written(found, message, self.store, self._form)
@@ -241,7 +273,7 @@ class LargeMessageQueue(Wrapping):
 
     def _sent(self, sent: Sent, found: Pointer | None) -> Sent:
         if sent.duplicate and found is not None:
-            self._remove(Held("", found.key))
+            self._remove(HandleParts("", found.key))
             return sent
         if sent.handle is None:
             return sent
@@ -255,22 +287,143 @@ class LargeMessageQueue(Wrapping):
             or (isinstance(error, ServiceError) and error.status >= 500)
         )
         if found is not None and not unknown:
-            self._remove(Held("", found.key))
+            self._remove(HandleParts("", found.key))
 
-    def _remove(self, held: Held) -> None:
+    def _remove(self, parts: HandleParts) -> None:
         """Remove the object, if we should. Raises nothing, because the message is gone already."""
-        if held.key is None or not self.delete_object:
+        if parts.key is None or not self.delete_object:
             return
         try:
-            if held.reader is None:
-                self.store.remove(held.key)
+            if parts.reader is None:
+                self.store.remove(parts.key)
             else:
-                drop(self.store, held.key, held.reader)
+                drop(self.store, parts.key, parts.reader)
         except ObjectStoreFailed as error:
-            log.warning("queue %s: object %s is left to a sweep: %s", self.name, held.key, error)
+            log.warning("queue %s: object %s is left to a sweep: %s", self.name, parts.key, error)
 
-    def _split(self, handle: str) -> Held:
+    def _split(self, handle: str) -> HandleParts:
         return pointer.split(handle, self.store, self._form)
 
-    def _joined(self, held: Held) -> str:
-        return pointer.joined(held, self.store, self._form)
+    def _joined(self, parts: HandleParts) -> str:
+        return pointer.joined(parts, self.store, self._form)
+
+
+class SharedBodies:
+    """Stores a topic's large messages once for all its queues: the `bodies` of a `PullTopic`. Thread-safe."""
+
+    def __init__(
+        self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 65_536, clock: Clock = SYSTEM
+    ) -> None:
+        """threshold_bytes: UTF-8 bytes above which a body goes to the store. Raises ParameterInvalid."""
+        checks.at_least(threshold_bytes, "threshold_bytes", 0)
+        self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
+        # No queue's name has an equals sign, so no queue's sweep removes these objects.
+        self._directory = f"topic={topic}"
+        if not is_key(self._directory):
+            raise ParameterInvalid(parameter="topic", reason=f"must be a name, not {topic!r}")
+        self._threshold_bytes, self._clock = threshold_bytes, clock
+
+    def __call__(self, given: str | Message, readers: Sequence[str]) -> list[Message]:
+        """A message for each reader: the given one if it is small, else one that points to the shared object.
+
+        Raises ParameterInvalid, ObjectStoreFailed.
+        """
+        message = as_message(given)
+        raw = text_bytes(message.body)
+        if not readers or (
+            len(raw) <= self._threshold_bytes and not pointer.must_be_stored(message.body, PointerFormat.OWN)
+        ):
+            return [message] * len(readers)
+        directory = f"{self._directory}/{_new_stamp(self._clock, message.ttl)}"
+        for reader in readers:
+            self._store.put(_marker(directory, reader), b"")
+        key = f"{directory}/{SHARED_BODY}"
+        self._store.put(key, raw)
+        digest = hashlib.sha256(raw).hexdigest()
+        return [
+            pointer.written(Pointer(key, len(raw), digest, reader), message, self._store, PointerFormat.OWN)
+            for reader in readers
+        ]
+
+    def sweep(self, older_than: float, queues: Sequence[Queue], dead_letters: Sequence[Queue] = ()) -> Swept:
+        """Like `LargeMessageQueue.sweep`, for the topic's objects; `queues`: all that the topic ever published to."""
+        if not queues:
+            raise ParameterInvalid(parameter="queues", reason="there must be one at least")
+        life = max(_longest_life(queue, None, dead_letters) for queue in queues)
+        age = _checked_age(older_than, life)
+        return _sweep(self._store, self._directory, age, self._clock.wall())
+
+
+def drop(store: ObjectStore, key: str, reader: str) -> None:
+    """Release the object for this reader. Raises ObjectStoreFailed; idempotent."""
+    directory = key.rpartition("/")[0]
+    store.remove(_marker(directory, reader))
+    if not any(found.key.rpartition("/")[2].startswith(_MARKER) for found in store.list(directory)):
+        store.remove(key)
+        store.remove_directory(directory)
+
+
+def _marker(directory: str, reader: str) -> str:
+    return f"{directory}/{_MARKER}{reader}"
+
+
+def _new_stamp(clock: Clock, ttl: Any) -> str:
+    """A name for a new object. Raises ParameterInvalid for a ttl that is not a number of seconds."""
+    if ttl is not None and not (isinstance(ttl, int | float) and math.isfinite(ttl) and ttl > 0):
+        raise ParameterInvalid(parameter="ttl", reason=f"must be a number of seconds above 0, not {ttl!r}")
+    life = 0 if ttl is None else math.ceil(ttl)
+    return f"{int(clock.wall())}-{life}-{secrets.token_hex(_CHANCE_BYTES)}"
+
+
+def _made_and_life(key: str) -> tuple[float, float] | None:
+    """Unix seconds of the send, and the message's own time to live or 0, from a key; None if it has another form."""
+    found = _STAMP.search(key)
+    return None if found is None else (float(found[1]), float(found[2]))
+
+
+def _longest_life(queue: Queue, retention: float | None, dead_letters: Sequence[Queue]) -> float:
+    """Seconds that a message without its own time to live may live, in this queue and those it moves to.
+
+    Raises ParameterInvalid if a queue does not report its retention and none was given.
+    """
+    life = _retention(queue) if retention is None else retention
+    return life + sum(_retention(each) for each in dead_letters)
+
+
+def _checked_age(older_than: float, life: float) -> float:
+    """The age. Raises ParameterInvalid if an object of that age may still belong to a live message."""
+    if not older_than >= life + MARGIN:  # also refuses NaN
+        reason = (
+            f"must be {life + MARGIN:.0f} s at least: messages live {life:.0f} s, and clocks differ; not {older_than}"
+        )
+        raise ParameterInvalid(parameter="older_than", reason=reason)
+    return older_than
+
+
+def _sweep(store: ObjectStore, below: str, older_than: float, now: float) -> Swept:
+    """Remove objects that are older. `now` is Unix seconds. Raises ObjectStoreFailed; can be repeated."""
+    objects = size_bytes = left = 0
+    for found in store.list(below):
+        if not _is_over(found, older_than, now):
+            left += 1
+            continue
+        store.remove(found.key)
+        objects += 1
+        size_bytes += found.size_bytes
+    return Swept(objects, size_bytes, left)
+
+
+def _is_over(found: Found, older_than: float, now: float) -> bool:
+    named = _made_and_life(found.key)
+    made = [made for made in (found.modified, named and named[0]) if made is not None]
+    if not made:
+        return False
+    own_life = named[1] + MARGIN if named and named[1] else 0.0
+    return now - max(made) > max(older_than, own_life)
+
+
+def _retention(queue: Queue) -> float:
+    retention = queue.stats().retention
+    if retention is None:
+        raise ParameterInvalid(parameter="retention", reason=f"queue {queue.name} does not tell it: name it")
+    return retention

@@ -3,11 +3,18 @@
 Strategy: a change compares and writes under an flock, which the kernel releases when its holder dies. Readers take no
 lock: they see the old content or the new. Meant for the processes of one machine: on network file systems flock may not
 be reliable.
+
+A directory of this user alone (`make_own`), below one that everybody may write to, such as /tmp: another user could
+create it first and put files into it that this user then runs or trusts. So its name contains the user's id, its mode
+is 0700, and a directory that another user owns or may write to is refused.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +23,7 @@ from veilmq.client.records import Seen
 from veilmq.store.files import durable_write, make_directory
 
 _LOCK = ".lock"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def hashed(key: str) -> str:
@@ -109,3 +117,16 @@ def locked(path: Path) -> Iterator[None]:
         # Closing it does not unlock it: a child forked in the meantime has it open too.
         fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
+
+
+def own_path(name: str) -> Path:
+    """Where this user's directory of that name is, or will be."""
+    return Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}"
+
+
+def make_own(path: Path) -> None:
+    """Make the directory (0700) if there is none. Raises OSError: PermissionError if it is not this user's alone."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "is not a directory that this user alone may write to", str(path))

@@ -24,7 +24,7 @@ from veilmq.client.encrypted import Keys
 from veilmq.client.encrypted.cipher import Cipher
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.large import PointerFormat
-from veilmq.client.large.fetching import Fetcher
+from veilmq.client.large.pointer import Fetcher
 from veilmq.client.large.queue import BODY_BYTES_MAX
 from veilmq.client.messages import Peeked
 from veilmq.client.records.objects import ObjectStore

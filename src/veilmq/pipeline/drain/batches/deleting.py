@@ -22,7 +22,7 @@ from veilmq.client.connect import connect
 from veilmq.client.errors import ObjectStoreFailed, PointerRefused
 from veilmq.client.large import PointerFormat
 from veilmq.client.large.pointer import read as read_pointer
-from veilmq.client.large.shared import drop
+from veilmq.client.large.queue import drop
 from veilmq.client.messages import Message, Peeked
 from veilmq.client.queue import Queue
 from veilmq.client.records.objects import ObjectStore
