@@ -341,7 +341,7 @@ def of_no_queue(connection: apsw.Connection, contents: list[Any]) -> None:
 
 
 def of_no_line(connection: apsw.Connection, contents: list[Any]) -> None:
-    contents[2] = None
+    contents[3] = 0
     connection.execute("UPDATE memtable SET messages = ?", (msgspec.msgpack.encode([contents]),))
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from veilmq.model.events import Event, EventRecord
+from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
 from veilmq.model.message import Extras
 from veilmq.model.moves import MoveInfo
@@ -130,24 +130,11 @@ class QueueState(Protocol):
         ...
 
 
-class Held(NamedTuple):
-    """A message in a queue, without its body. The last six fields describe its latest lease; None if it never had
-    one."""
+class ListedMessage(HeldMessage, array_like=True, gc=False):
+    """A message as pages list it."""
 
-    sequence: int
-    id: bytes
-    priority: int
-    sent: int
-    own_expiry: int | None
     sender: str
     extras: Extras
-    body_bytes: int
-    attempt: int | None
-    rotation: int | None
-    hidden: int | None
-    due: int | None
-    granted: int | None
-    first: int | None
 
 
 class StoredQueue(NamedTuple):
@@ -171,11 +158,11 @@ class Names(Protocol):
 class View(Protocol):
     """One committed state. Pages are found by index seeks; nothing is counted."""
 
-    def visible(self, queue: QueueState, behind: int, limit: int) -> list[Held]:
+    def visible(self, queue: QueueState, behind: int, limit: int) -> list[ListedMessage]:
         """Up to `limit` visible messages with a sequence greater than `behind`, by sequence."""
         ...
 
-    def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[Held]:
+    def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
         """Up to `limit` delayed or leased messages after (due, sequence), by due instant and sequence."""
         ...
 
@@ -196,9 +183,8 @@ class View(Protocol):
         """Every existing queue, by incarnation."""
         ...
 
-    def live_messages(self) -> Iterator[tuple[Any, ...]]:
-        """Every message in a queue, by sequence: (incarnation, sequence, id, priority, sent, own expiry, group, type,
-        body bytes, attempt, rotation, hidden, due, granted, first, instant of quarantine)."""
+    def live_messages(self) -> Iterator[tuple[int, HeldMessage]]:
+        """Every message in a queue, by sequence, with the queue's incarnation."""
         ...
 
     def incarnations(self, account: str) -> list[tuple[int, str]]:

@@ -16,12 +16,12 @@ from veilmq.admin.api.inputs import Wanted
 from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_settings
 from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
-from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
+from veilmq.model.events import Event, EventRecord, HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import id_text
 from veilmq.model.queue import QueueKey
 from veilmq.store import Reader, View
-from veilmq.store.reader import Held, QueueState
+from veilmq.store.reader import ListedMessage, QueueState
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
@@ -112,7 +112,7 @@ def message_page(reader: Reader, key: QueueKey, state: str, after: str, limit: i
     return {"messages": [_message(each, retention_us) for each in found], "after": following}
 
 
-def _message(held: Held, retention_us: int) -> dict[str, Any]:
+def _message(held: ListedMessage, retention_us: int) -> dict[str, Any]:
     return (
         {
             "id": id_text(held.id),
@@ -123,25 +123,25 @@ def _message(held: Held, retention_us: int) -> dict[str, Any]:
             "sender": held.sender,
             "body_bytes": held.body_bytes,
         }
-        | _lease(held.attempt, held.rotation, held.hidden, held.due, held.granted, held.first)
+        | _lease(held)
         | shown_extras(held.extras)
     )
 
 
-def _lease(
-    attempt: int | None,
-    rotation: int | None,
-    hidden: int | None,
-    due: int | None,
-    granted: int | None,
-    first: int | None,
-) -> dict[str, Any]:
+def _lease(held: HeldMessage) -> dict[str, Any]:
     """A message's state, from its row in `lease` or the lack of one."""
+    attempt = held.attempt
     if attempt is None:
         return {"state": "visible", "receive_count": 0}
-    state = "visible" if not hidden else ("in flight" if attempt else "delayed")
-    shown = {"state": state, "receive_count": attempt, "rotation": rotation, "due": due, "first_received": first}
-    return shown | {"granted": granted} if attempt else shown
+    state = "visible" if not held.hidden else ("in flight" if attempt else "delayed")
+    shown: dict[str, Any] = {
+        "state": state,
+        "receive_count": attempt,
+        "rotation": held.rotation,
+        "due": held.due,
+        "first_received": held.first,
+    }
+    return shown | {"granted": held.granted} if attempt else shown
 
 
 class Trace(NamedTuple):
@@ -343,25 +343,23 @@ def snapshot_lines(view: View, scope: Scope) -> Iterator[bytes]:
         retention[found.incarnation] = found.settings.retention_us
         queue = shown_key(found.key) | {"incarnation": found.incarnation, "created": found.created}
         yield _line({"queue": queue | {"modified": found.modified, "settings": shown_settings(found.settings)}})
-    for row in view.live_messages():
-        if row[0] in retention:
-            yield _line({"message": _live(row, retention[row[0]])})
+    for incarnation, held in view.live_messages():
+        if incarnation in retention:
+            yield _line({"message": {"incarnation": incarnation} | _live(held, retention[incarnation])})
 
 
-def _live(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
-    incarnation, sequence, message, priority, sent, expires, group, kind, body_bytes, *lease, quarantined = row
+def _live(held: HeldMessage, retention_us: int) -> dict[str, Any]:
     shown = {
-        "incarnation": incarnation,
-        "sequence": sequence,
-        "id": id_text(message),
-        "priority": priority,
-        "sent": sent,
-        "expires": shown_instant(sent + retention_us if expires is None else expires),
-        "group": group,
-        "type": kind,
-        "body_bytes": body_bytes,
-    } | _lease(*lease)
-    return shown if quarantined is None else shown | {"state": "quarantined"}
+        "sequence": held.sequence,
+        "id": id_text(held.id),
+        "priority": held.priority,
+        "sent": held.sent,
+        "expires": shown_instant(held.sent + retention_us if held.own_expiry is None else held.own_expiry),
+        "group": held.group,
+        "type": held.type,
+        "body_bytes": held.body_bytes,
+    } | _lease(held)
+    return shown if held.quarantined is None else shown | {"state": "quarantined"}
 
 
 def _line(value: dict[str, Any]) -> bytes:

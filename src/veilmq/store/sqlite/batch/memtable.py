@@ -22,7 +22,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.redo import Entry
-from veilmq.store.sqlite.disk.rows import Contents, Unflushed, read_extras
+from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed, read_extras
 
 MESSAGES_MAX: Final = 2_048
 """Limit of unflushed messages in a store. One more, and all are flushed, which takes about 10 ms."""
@@ -61,7 +61,7 @@ class Memtable:
         received."""
         self.died: list[int] = []
         """Sequences of the messages that the open batch deleted."""
-        self._born: list[Contents] = []
+        self._born: list[MessageRow] = []
         self._bytes = 0
         self._events = 0
 
@@ -83,20 +83,20 @@ class Memtable:
     def add(self, queue: LiveQueue, unflushed: Unflushed, size_bytes: int) -> None:
         """Add a message to the end of its line; it takes `size_bytes` in the journal."""
         self.changed = True
-        contents = unflushed.contents
-        self.messages[contents.sequence] = unflushed
-        self._born.append(contents)
+        row = unflushed.row
+        self.messages[row.sequence] = unflushed
+        self._born.append(row)
         self._bytes += size_bytes
-        line = queue.unflushed.get(contents.priority)
+        line = queue.unflushed.get(row.priority)
         if line is None:
-            line = self._line(queue, contents.priority)
+            line = self._line(queue, row.priority)
         line.append(unflushed)
 
     def _line(self, queue: LiveQueue, priority: int) -> deque[Unflushed]:
         self.queues[queue.generation] = queue
         return queue.unflushed.setdefault(priority, deque())
 
-    def end_batch(self, events: int) -> list[Contents]:
+    def end_batch(self, events: int) -> list[MessageRow]:
         """The messages that the open batch sent and that are still unflushed: its row of the journal. events: their
         number in the batch."""
         born, self._born = self._born, []
@@ -126,20 +126,20 @@ class Memtable:
         ((batches, events),) = connection.execute(_SINCE)
         self.batches = batches + len(unapplied)
         self._events = events + sum(entry.count for entry in unapplied)
-        self._bytes = sum(unflushed.contents.size_bytes for unflushed in self.messages.values())
+        self._bytes = sum(unflushed.row.size_bytes for unflushed in self.messages.values())
         self.unjudged = bool(self.messages)
         if self.messages:
             by_generation = {queue.generation: queue for queue in queues.by_incarnation.values()}
             for unflushed in self.messages.values():
-                queue = self.queues[unflushed.contents.generation] = by_generation[unflushed.contents.generation]
+                queue = self.queues[unflushed.row.generation] = by_generation[unflushed.row.generation]
                 if not unflushed.leased:
-                    self._line(queue, unflushed.contents.priority).append(unflushed)
+                    self._line(queue, unflushed.row.priority).append(unflushed)
         self.changed = False
 
     def count(self, queues: Queues) -> None:
         """After a start: add the messages to the counts of their queues, and make sure that a sweep checks them."""
         for unflushed in self.messages.values():
-            queue = self.queues[unflushed.contents.generation]
+            queue = self.queues[unflushed.row.generation]
             queues.lower_expiry(queue, 0)
             if unflushed.leased:
                 queue.in_flight += 1
@@ -148,7 +148,7 @@ class Memtable:
                 queue.visible += 1
 
 
-_BORN: Final = msgspec.msgpack.Decoder(list[Contents])
+_BORN: Final = msgspec.msgpack.Decoder(list[MessageRow])
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _RECEIVED: Final = int(Kind.RECEIVED)
 _DELETED: Final = int(Kind.DELETED)
@@ -165,10 +165,10 @@ def replay(
     found: dict[int, Unflushed] = {}
     start = 0
     for offset, born in chain(_batches(connection), ((entry.offset, entry.born) for entry in unapplied)):
-        for contents in born:
-            if generation is None or contents.generation == generation:
+        for row in born:
+            if generation is None or row.generation == generation:
                 start = start if found else offset
-                found[contents.sequence] = Unflushed(contents, read_extras(contents.packed) or NO_EXTRAS)
+                found[row.sequence] = Unflushed(row, read_extras(row.packed) or NO_EXTRAS)
     if not found:
         return found
     later = (entry.events for entry in unapplied if entry.offset >= start)
@@ -177,7 +177,7 @@ def replay(
         if unflushed is None:
             continue
         if event.kind == _DELETED:
-            del found[unflushed.contents.sequence]
+            del found[unflushed.row.sequence]
             continue
         if event.kind == _RECEIVED:
             unflushed.leased, unflushed.granted, unflushed.origin = True, event.at, event.origin or 0
@@ -185,7 +185,7 @@ def replay(
     return found
 
 
-def _batches(connection: apsw.Connection) -> Iterator[tuple[int, list[Contents]]]:
+def _batches(connection: apsw.Connection) -> Iterator[tuple[int, list[MessageRow]]]:
     rows: Any = connection.execute("SELECT offset, messages FROM memtable ORDER BY offset")
     return ((offset, _BORN.decode(packed)) for offset, packed in rows)
 

@@ -80,8 +80,8 @@ SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
 STALE_MAX: Final = 4_096
 """Entries that a heap of bounds may have beyond two per queue before it is rebuilt."""
-LINES_MAX: Final = PRIORITY_MAX
-"""Lines up to this number are priorities; higher ones are groups (groups.py)."""
+PRIORITY_LINES_MAX: Final = PRIORITY_MAX
+"""A line up to this number is a priority's; one with a higher number is a group's (groups.py)."""
 _NEXT_WITH_GROUPS: Final = (
     "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
 )
@@ -240,18 +240,18 @@ class Groups:
             cursor = max(cursor, known[1])
         self.changes[number] = (held, cursor)
 
-    def leaves(self, line: int | None, *, in_flight: bool) -> None:
+    def leaves(self, line: int, *, in_flight: bool) -> None:
         """A message of that line has left its place."""
-        if line is None or -LINES_MAX <= line <= LINES_MAX:
+        if line <= PRIORITY_LINES_MAX:
             return
-        self.note(abs(line), -in_flight)
+        self.note(line, -in_flight)
         self._queue.grouped -= in_flight
 
-    def holds(self, line: int | None, cursor: int = 0) -> None:
+    def holds(self, line: int, cursor: int = 0) -> None:
         """A message of that line is now in flight. cursor: its sequence, if it was claimed from the line."""
-        if line is None or -LINES_MAX <= line <= LINES_MAX:
+        if line <= PRIORITY_LINES_MAX:
             return
-        self.note(abs(line), 1, cursor)
+        self.note(line, 1, cursor)
         self._queue.grouped += 1
 
     def take(self) -> dict[int, tuple[int, int]]:
@@ -408,7 +408,7 @@ def load(connection: apsw.Connection) -> Queues:
         by_generation[generation] = queue
     for generation, line, count in connection.execute(
         "SELECT generation, line, count(*) FROM message INDEXED BY message_line"
-        " WHERE line IS NOT NULL AND line BETWEEN 1 AND ? GROUP BY generation, line", (LINES_MAX,)
+        " WHERE in_line = 1 AND line <= ? GROUP BY generation, line", (PRIORITY_LINES_MAX,)
     ):  # fmt: skip
         if generation in by_generation:
             by_generation[generation].ready[line] = count
@@ -434,25 +434,28 @@ def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dic
             continue
         if queue.groups is None:
             queue.groups = Groups(queue, queues.stale_groups)
-        for condition in ("line < 0", f"line > {LINES_MAX}"):
+        for index, in_line in (("message_line", 1), ("message_aside", 0)):
             queue.visible += connection.execute(
-                f"SELECT count(*) FROM message INDEXED BY message_line WHERE generation = ? AND {condition}",
+                f"SELECT count(*) FROM message INDEXED BY {index}"
+                f" WHERE generation = ? AND in_line = {in_line} AND line > {PRIORITY_LINES_MAX}",
                 (generation,),
             ).get
 
 
 def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:
-    """A message with a lease row is in no line: its line's cursor is at or beyond it. Line 0 here means: of a group."""
-    for generation, line, hidden, received, count, last in connection.execute(
-        "SELECT generation, iif(line BETWEEN 1 AND ?, line, line * 0), hidden, attempt > 0, count(*), max(sequence)"
-        " FROM lease GROUP BY 1, 2, 3, 4", (LINES_MAX,)
+    """A message with a lease row does not wait in its line: the line's cursor is at or beyond it, or it is aside. The
+    messages of all groups are counted as one line."""
+    of_groups = PRIORITY_LINES_MAX + 1
+    for generation, line, in_line, hidden, received, count, last in connection.execute(
+        "SELECT generation, min(line, ?), in_line, hidden, attempt > 0, count(*), max(sequence)"
+        " FROM lease GROUP BY 1, 2, 3, 4, 5", (of_groups,)
     ):  # fmt: skip
         if generation not in by_generation:
             continue
         queue = by_generation[generation]
-        if line is not None:
+        if in_line or line == of_groups:
             queue.visible -= count
-        if line:
+        if in_line and line < of_groups:
             queue.cursors[line] = max(queue.cursors.get(line, 0), last)
             queue.ready[line] -= count
         if not hidden:
@@ -460,6 +463,6 @@ def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue
             queue.visible += count
         elif received:
             queue.in_flight += count
-            queue.grouped += count if line == 0 else 0
+            queue.grouped += count if line == of_groups else 0
         else:
             queue.delayed += count

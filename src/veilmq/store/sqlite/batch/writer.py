@@ -32,7 +32,7 @@ from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
 from veilmq.store.sqlite.disk.redo_file import note_size
-from veilmq.store.sqlite.disk.rows import Contents, Row, insert_rows
+from veilmq.store.sqlite.disk.rows import MessageRow, Row, insert_rows
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new clients are recorded without their user agent."""
@@ -176,7 +176,7 @@ class Writer:
         self.mark.clock = self.now
         self._execute(UPDATE_MARK, (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset))
 
-    def _goes_into_redo(self, row: Row, born: list[Contents]) -> bool:
+    def _goes_into_redo(self, row: Row, born: list[MessageRow]) -> bool:
         if self.disk_low is not None:
             return False  # if the database may have no room for it, refuse it at once
         self._entry = self.redo.prepare(row, self.mark.sequence, self.mark.generation, born)

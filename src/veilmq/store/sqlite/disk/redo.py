@@ -30,7 +30,7 @@ from veilmq.model.instant import Instant
 from veilmq.store.errors import NotOurs
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.redo_file import RedoFile, ahead, is_given_up, note_size, open_file
-from veilmq.store.sqlite.disk.rows import Contents, Execute, Row, insert_rows
+from veilmq.store.sqlite.disk.rows import Execute, MessageRow, Row, insert_rows
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_MEMTABLE: Final = "INSERT INTO memtable VALUES (?, ?)"
@@ -59,7 +59,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     generation: int
     events: bytes
     """Encoded as in the history."""
-    born: list[Contents]
+    born: list[MessageRow]
     """The unflushed messages that the batch sent."""
 
     @property
@@ -146,7 +146,7 @@ class Redo:
         except FileNotFoundError:
             return True
 
-    def prepare(self, row: Row, sequence: int, generation: int, born: list[Contents]) -> tuple[Entry, bytes] | None:
+    def prepare(self, row: Row, sequence: int, generation: int, born: list[MessageRow]) -> tuple[Entry, bytes] | None:
         """The entry and record of the batch with this history row; None: there is no log, or no room in it."""
         if self._file is None:
             return None
@@ -190,7 +190,7 @@ def apply_log(execute: Execute, entries: Sequence[Entry], dead: Container[int] =
     """Write entries into the tables, in the open transaction, without the messages in `dead`."""
     insert_rows(execute, INSERT_HISTORY, [(*msgspec.structs.astuple(each)[1:6], each.events) for each in entries])
     for each in entries:
-        alive = [contents for contents in each.born if contents.sequence not in dead]
+        alive = [row for row in each.born if row.sequence not in dead]
         if alive:
             execute(INSERT_MEMTABLE, (each.offset, _ENCODE(alive)))
     last = entries[-1]

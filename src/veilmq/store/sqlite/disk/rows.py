@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import md5 as md5_of
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,12 +16,16 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Extras
 
 
-class Contents(msgspec.Struct, array_like=True, gc=False):
+class MessageRow(msgspec.Struct, array_like=True, gc=False):
     """A row of `message`."""
 
     sequence: int
     generation: int
-    line: int | None
+    line: int
+    """A priority, or the number of a group, which is greater than any priority."""
+    in_line: int
+    """1: it has its place in the line, by sequence. 0: it is beside the line, and only its lease says where; or it is
+    in quarantine."""
     priority: int
     id: bytes
     sent: Instant
@@ -38,11 +42,15 @@ class Contents(msgspec.Struct, array_like=True, gc=False):
         """About how many bytes it takes in the journal."""
         return len(self.body) + len(self.packed or b"")
 
+    def expires(self, retention_us: int) -> int:
+        """The instant at which the message expires."""
+        return self.sent + retention_us if self.own_expiry is None else self.own_expiry
+
 
 class Unflushed(msgspec.Struct, gc=False, eq=False):
     """An unflushed message, and its first lease if it has been received."""
 
-    contents: Contents
+    row: MessageRow
     extras: Extras
     leased: bool = False
     """Under its first lease. A message that is given back has been flushed."""
@@ -53,18 +61,42 @@ class Unflushed(msgspec.Struct, gc=False, eq=False):
 
     def expires(self, retention_us: int) -> int:
         """The instant at which the message expires."""
-        own_expiry = self.contents.own_expiry
-        return self.contents.sent + retention_us if own_expiry is None else own_expiry
+        return self.row.expires(retention_us)
 
 
-INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+class LeaseRow(NamedTuple):
+    """A new row of `lease`; the columns `ending` and `failure` have defaults."""
+
+    sequence: int
+    generation: int
+    line: int
+    in_line: int
+    hidden: int
+    due: int
+    attempt: int
+    rotation: int
+    granted: int
+    first: int | None
+    origin: int
+    turn: int = 0
 
 
-LEASE_COLUMNS: Final = (
-    "sequence, generation, priority, line, hidden, due, attempt, rotation, granted, first, origin, turn"
+INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+MESSAGE_COLUMNS: Final = (
+    "m.sequence, m.generation, m.line, m.in_line, m.priority, m.id, m.sent, m.expires, m.sender, m.group_id, m.type,"
+    " m.extras, m.md5, m.body"
 )
-"""The columns given for a new row of `lease`; the others have defaults."""
+"""What a `MessageRow` is made of."""
 
+LEASE_COLUMNS: Final = ", ".join(LeaseRow._fields)
+
+HELD_COLUMNS: Final = (
+    "m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
+)
+"""What a `HeldMessage` (veilmq.model.events) is made of, but for the instant of its quarantine."""
 
 INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 

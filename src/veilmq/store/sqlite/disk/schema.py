@@ -55,7 +55,9 @@ CREATE INDEX queue_deleted ON queue (deleted, account, region, name) WHERE delet
 CREATE TABLE message (
     sequence   INTEGER PRIMARY KEY,  -- grows over all queues, never given twice
     generation INTEGER NOT NULL,
-    line       INTEGER,              -- the priority, for a message sent to the end of its line; else NULL
+    line       INTEGER NOT NULL,     -- a priority, or the number of a group, which is greater than any priority
+    in_line    INTEGER NOT NULL,     -- 1: it has its place in the line, by sequence. 0: it is beside the line, and only
+                                     -- its lease says where; or it is in quarantine, and `line` is its priority
     priority   INTEGER NOT NULL,
     id         BLOB NOT NULL,
     sent       INTEGER NOT NULL,
@@ -67,14 +69,16 @@ CREATE TABLE message (
     md5        BLOB NOT NULL,
     body       BLOB NOT NULL         -- UTF-8
 ) STRICT;
-CREATE INDEX message_line ON message (generation, line) WHERE line IS NOT NULL;
+CREATE INDEX message_line ON message (generation, line) WHERE in_line = 1;
+-- Whether a group has messages beside its line.
+CREATE INDEX message_aside ON message (generation, line) WHERE in_line = 0 AND line > 16;
 CREATE INDEX message_expiry ON message (generation, expires) WHERE expires IS NOT NULL;
 
 CREATE TABLE lease (
     sequence   INTEGER PRIMARY KEY,
     generation INTEGER NOT NULL,
-    priority   INTEGER NOT NULL,
-    line       INTEGER,              -- as in message: the cursor of that line is at or beyond this sequence
+    line       INTEGER NOT NULL,     -- as in message
+    in_line    INTEGER NOT NULL,     -- as in message; 1: the cursor of that line is at or beyond this sequence
     hidden     INTEGER NOT NULL,     -- 1: delayed or in flight until due; 0: visible since due
     due        INTEGER NOT NULL,
     attempt    INTEGER NOT NULL,     -- grants so far; 0: delayed, never received
@@ -88,8 +92,8 @@ CREATE TABLE lease (
     failure    BLOB                  -- msgpack of type and first line of the error that a worker last gave it back for
 ) STRICT;
 CREATE INDEX lease_hidden ON lease (generation, due) WHERE hidden = 1;
-CREATE INDEX lease_returned ON lease (generation, priority) WHERE hidden = 0;
-CREATE INDEX lease_turn ON lease (generation, priority, due, turn) WHERE hidden = 0;
+CREATE INDEX lease_returned ON lease (generation, line) WHERE hidden = 0;
+CREATE INDEX lease_turn ON lease (generation, line, due, turn) WHERE hidden = 0;
 
 CREATE TABLE quarantine (
     sequence   INTEGER PRIMARY KEY,  -- a message whose body does not match its MD5; no claim meets it

@@ -20,16 +20,12 @@ from veilmq.model.message import Delivery
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import intact, with_failure
-from veilmq.store.sqlite.messages.places import Place, event_of, find_places
+from veilmq.store.sqlite.messages.places import Place, event_of, find_places, read_stored
 
 ATTEMPT_US: Final = 5 * MINUTE_US
 _LEASES: Final = msgspec.msgpack.Decoder(list[tuple[str, int]])
 _PACK: Final = msgspec.msgpack.Encoder()
 _FIND: Final = "SELECT number, ends, leases FROM receive_attempt WHERE generation = ? AND id = ?"
-_MESSAGE: Final = (
-    "SELECT m.sender, m.extras, m.md5, m.body, l.first, l.failure FROM message m"
-    " JOIN lease l ON l.sequence = m.sequence WHERE m.sequence = ?"
-)
 
 
 def remember(writer: Writer, queue: LiveQueue, attempt_id: str, granted: list[Delivery]) -> None:
@@ -100,14 +96,12 @@ def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> li
 
 def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, handle: str) -> Delivery | None:
     """The message as it is delivered again; None if it is damaged."""
-    row = writer.read_one(_MESSAGE, (place.sequence,))
-    assert row is not None
-    sender, packed, md5, body, first, failure = row
-    extras = intact(body, md5, packed)
+    (message,) = read_stored(writer, (place.sequence,))
+    extras = intact(message.body, message.md5, message.packed)
     if extras is None:
         return None
-    if failure is not None:
-        extras = with_failure(extras, failure)
+    if message.failure is not None:
+        extras = with_failure(extras, message.failure)
     lease_us = command.lease_us
     if lease_us is None:
         lease_us = extras.lease_hint_us
@@ -116,17 +110,17 @@ def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, 
     if lease_us is None:
         lease_us = queue.settings.visibility_timeout_us
     return Delivery(
-        place.id,
-        place.sequence,
-        body.decode(),
-        md5,
+        message.id,
+        message.sequence,
+        message.body.decode(),
+        message.md5,
         extras,
-        sender,
-        place.priority,
-        Instant(place.sent),
-        Instant(place.expires(queue.settings.retention_us)),
-        place.attempt,
-        first,
+        message.sender,
+        message.priority,
+        message.sent,
+        Instant(message.expires(queue.settings.retention_us)),
+        message.attempt,
+        message.first,
         handle,
         Instant(writer.now + lease_us),
         lease_us,

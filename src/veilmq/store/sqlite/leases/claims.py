@@ -1,7 +1,7 @@
 """Receives: lease the first visible messages, for how long, and in which order.
 
 Strategy: the candidates are the head of each line after its cursor, the unflushed messages, and the returned ones.
-Among those with the lowest priority number, the one that has been visible longest goes first (`Candidate.turn`). A
+Among those with the lowest priority number, the one that has been visible longest goes first (`StoredMessage.turn`). A
 message that was given back therefore waits behind those that were waiting already, and no message can keep others
 waiting for ever. A candidate that has expired, is damaged or is due for the dead-letter queue is removed during the
 claim, and the next candidate takes its place. The number of such removals per claim is bounded; the next claim handles
@@ -23,8 +23,6 @@ from itertools import islice
 from typing import Final, TypeVar
 from zlib import crc32
 
-import msgspec
-
 from veilmq.model.commands import SERVER, LeaseSource, Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
@@ -33,13 +31,21 @@ from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import RedrivePolicy
 from veilmq.model.topic import is_hidden
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LEASE_COLUMNS, Row, Unflushed, intact, with_failure
+from veilmq.store.sqlite.disk.rows import (
+    INSERT_LEASE,
+    LEASE_COLUMNS,
+    MESSAGE_COLUMNS,
+    LeaseRow,
+    Unflushed,
+    intact,
+    with_failure,
+)
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
 from veilmq.store.sqlite.messages.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.flush import flush
-from veilmq.store.sqlite.messages.places import MANY, Place, numbers
+from veilmq.store.sqlite.messages.places import MANY, STORED_COLUMNS, StoredMessage, Turn, numbers
 
 DETOURS_MAX: Final = 64
 """How many candidates one receive may expire, quarantine or dead-letter."""
@@ -53,20 +59,12 @@ RETURNS_MAX: Final = 256
 _RECEIVED: Final = int(Kind.RECEIVED)
 
 _READY: Final = (
-    "SELECT sequence, id, sent, expires, line, priority, group_id, type, sender, extras, md5, body"
-    " FROM message WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT ?"
+    f"SELECT {MESSAGE_COLUMNS} FROM message m"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence > ? ORDER BY m.sequence LIMIT ?"
 )
 _RETURNED: Final = (
-    "SELECT m.sequence, m.id, m.sent, m.expires, l.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
-    " m.body, l.attempt, l.rotation, 1, l.due, l.first, l.turn, l.failure"
-    " FROM lease l INDEXED BY lease_turn JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
-)
-_NAMED: Final = (
-    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
-    " m.body, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
-    " coalesce(l.turn, 0), l.failure FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
-    " LEFT JOIN lease l ON l.sequence = m.sequence"
+    f"SELECT {STORED_COLUMNS} FROM lease l INDEXED BY lease_turn JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.line, l.due, l.turn, l.sequence LIMIT ?"
 )
 _LEASE_MANY: Final = (
     f"INSERT INTO lease ({LEASE_COLUMNS}) SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12 FROM carray(?1)"
@@ -75,59 +73,6 @@ _GRANT_AGAIN: Final = (
     "UPDATE lease SET hidden = 1, due = ?2, attempt = attempt + 1, granted = ?3, first = ifnull(first, ?3),"
     " origin = ?4, turn = ?5, ending = 0 WHERE sequence IN (SELECT value FROM carray(?1))"
 )
-
-
-class Candidate(msgspec.Struct, gc=False):
-    """A visible message, as selected by `_READY` and `_RETURNED`."""
-
-    sequence: int
-    id: bytes
-    sent: Instant
-    own_expiry: Instant | None
-    line: int | None
-    priority: int
-    group: str | None
-    type: str | None
-    sender: str
-    extras: bytes | None
-    md5: bytes
-    body: bytes
-    attempt: int = 0
-    rotation: int = 0
-    returned: int = 0
-    due: Instant = Instant(0)
-    first: Instant | None = None
-    given_back: int = 0
-    """`lease.turn`."""
-    failure: bytes | None = None
-
-    def turn(self) -> "Turn":
-        """Its position in the order of all visible messages."""
-        since = self.due if self.returned else self.sent
-        return self.priority, since, self.given_back, self.sequence
-
-    def place(self, generation: int) -> Place:
-        """The same message, in the form that expiry and dead letters use."""
-        return Place(
-            generation,
-            self.sequence,
-            self.id,
-            self.sent,
-            self.own_expiry,
-            self.line,
-            self.priority,
-            self.group,
-            self.type,
-            len(self.body),
-            self.attempt,
-            self.rotation,
-            leased=bool(self.returned),
-            due=self.due,
-        )
-
-
-Turn = tuple[int, Instant, int, int]
-"""Priority, instant since which it is visible, `lease.turn`, sequence."""
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:
@@ -191,19 +136,19 @@ def _sole_line(queue: LiveQueue) -> "deque[Unflushed] | None":
 
 def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
     """Lease the first `count` messages, wherever they are stored; False if there was none."""
-    found: Sequence[Candidate | Unflushed]
+    found: Sequence[StoredMessage | Unflushed]
     if writer.disorder:
         held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
         found = disordered(writer, queue, held, count, writer.disorder)
     else:
-        lined: list[Candidate | Unflushed] = [*_lined(writer, queue, count)]
+        lined: list[StoredMessage | Unflushed] = [*_lined(writer, queue, count)]
         if queue.unflushed:
             lined += [each for line in queue.unflushed.values() for each in islice(line, count)]
             lined.sort(key=_order)
         found = _by_turns(lined, writer, queue, count) if queue.returned else lined[:count]
     for candidate in found:
         if isinstance(candidate, Unflushed):
-            waiting = queue.unflushed.get(candidate.contents.priority)
+            waiting = queue.unflushed.get(candidate.row.priority)
             if not waiting or waiting[0] is not candidate:  # an earlier candidate caused a flush
                 break
             granting.granted += lease_unflushed(writer, queue, command, waiting, 1)
@@ -213,70 +158,63 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
     return bool(found)
 
 
-def _order(candidate: Candidate | Unflushed) -> tuple[int, int]:
+def _order(candidate: StoredMessage | Unflushed) -> tuple[int, int]:
     """The order of messages in lines."""
-    found = candidate.contents if isinstance(candidate, Unflushed) else candidate
+    found = candidate.row if isinstance(candidate, Unflushed) else candidate
     return found.priority, found.sequence
 
 
-def _turn(candidate: Candidate | Unflushed) -> Turn:
+def _turn(candidate: StoredMessage | Unflushed) -> Turn:
     if isinstance(candidate, Unflushed):
-        contents = candidate.contents
-        return contents.priority, contents.sent, 0, contents.sequence
+        row = candidate.row
+        return row.priority, row.sent, 0, row.sequence
     return candidate.turn()
 
 
-Waiting = TypeVar("Waiting", Candidate, Candidate | Unflushed)
+Waiting = TypeVar("Waiting", StoredMessage, StoredMessage | Unflushed)
 
 
 def _by_turns(lined: Iterable[Waiting], writer: Writer, queue: LiveQueue, count: int) -> list[Waiting]:
     """Merge messages in lines with returned ones. A line keeps its own order, whatever the instants of its messages:
     its cursor says how far it was claimed."""
-    returned = [Candidate(*row) for row in writer.read(_RETURNED, (queue.generation, count))]
+    returned = [StoredMessage(*row) for row in writer.read(_RETURNED, (queue.generation, count))]
     return list(islice(merge(lined, returned, key=_turn), count))
 
 
-def _lined(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
+def _lined(writer: Writer, queue: LiveQueue, count: int) -> list[StoredMessage]:
     """The first messages in the lines of the tables."""
-    found: list[Candidate] = []
+    found: list[StoredMessage] = []
     for priority in queue.ready if len(queue.ready) == 1 else sorted(queue.ready):
         if queue.ready[priority]:
             values = (queue.generation, priority, queue.cursors.get(priority, 0), count - len(found))
-            found += [Candidate(*row) for row in writer.read(_READY, values)]
+            found += [StoredMessage(*row) for row in writer.read(_READY, values)]
             if len(found) >= count:
                 break
     return found
 
 
-def candidates(writer: Writer, sequences: Sequence[int]) -> list[Candidate]:
-    """Those messages of a queue with groups, in the given order."""
-    rows = writer.read(_NAMED, (numbers(sequences),)) if sequences else []
-    found = {row[0]: Candidate(*row) for row in rows}
-    return [found[sequence] for sequence in sequences]
-
-
-def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
+def _stays(writer: Writer, queue: LiveQueue, candidate: StoredMessage) -> Extras | None:
     """The candidate's extras if it can be delivered; None if it was removed instead (expired, damaged or
     dead-lettered)."""
     settings = queue.settings
     own_expiry = candidate.own_expiry
     if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.now:
-        expire(writer, queue, candidate.place(queue.generation))
+        expire(writer, queue, candidate.place())
         return None
-    extras = intact(candidate.body, candidate.md5, candidate.extras)
+    extras = intact(candidate.body, candidate.md5, candidate.packed)
     if extras is None:
-        quarantine(writer, queue, candidate.place(queue.generation))
+        quarantine(writer, queue, candidate.place())
         return None
     redrive = settings.redrive
     if redrive is not None and candidate.attempt >= redrive.receive_count_max and _is_tried(queue, candidate, redrive):
         target = writer.queues.by_key.get(redrive.target)
         if target is not None:
-            dead_letter(writer, queue, candidate.place(queue.generation), target)
+            dead_letter(writer, queue, candidate.place(), target)
             return None
     return extras
 
 
-def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) -> bool:
+def _is_tried(queue: LiveQueue, candidate: StoredMessage, redrive: RedrivePolicy) -> bool:
     """Whether a message with that many receives may be dead-lettered. Of pushes only failed ones count, which rotate
     the handle: a push cut off by the server's own stop does not count against the endpoint."""
     return not is_hidden(queue.key.name) or candidate.rotation >= redrive.receive_count_max
@@ -298,12 +236,12 @@ class Granting:
         self.given_back = writer.next_offset
         """The turn of messages that are leased for no time."""
         self._terms = Terms(writer.now, queue, command)
-        self._leases: dict[tuple[int, int, Instant], list[int]] = {}
-        """First leases that differ only in the message: sequences by order, line and due."""
+        self._leases: dict[tuple[int, Instant], list[int]] = {}
+        """First leases that differ only in the message: sequences by line and due."""
         self._again: dict[Instant, list[int]] = {}
         """Later leases: sequences by due."""
 
-    def take(self, candidate: Candidate) -> bool:
+    def take(self, candidate: StoredMessage) -> bool:
         """Lease the candidate to the receiver, unless it must be removed instead; it is then removed."""
         extras = _stays(self._writer, self._queue, candidate)
         if extras is None:
@@ -314,13 +252,13 @@ class Granting:
         self._grant(candidate, extras)
         return True
 
-    def _grant(self, candidate: Candidate, extras: Extras) -> None:
+    def _grant(self, candidate: StoredMessage, extras: Extras) -> None:
         writer, queue = self._writer, self._queue
         now = writer.now
         sequence, sent, rotation = candidate.sequence, candidate.sent, candidate.rotation
         attempt = candidate.attempt + 1
         lease_us, source, due = self._terms.of(candidate.type, extras)
-        if candidate.returned:
+        if candidate.leased:
             first = now if candidate.first is None else candidate.first
             visible_since = candidate.due
             self._again.setdefault(due, []).append(sequence)
@@ -329,11 +267,9 @@ class Granting:
                 extras = with_failure(extras, candidate.failure)
         else:
             line = candidate.line
-            assert line is not None
             first, visible_since = now, sent
-            order = candidate.priority if line <= LINES_MAX else line
-            self._leases.setdefault((order, line, due), []).append(sequence)
-            if line <= LINES_MAX:
+            self._leases.setdefault((line, due), []).append(sequence)
+            if line <= PRIORITY_LINES_MAX:
                 queue.cursors[line] = sequence
                 queue.ready[line] -= 1
         queue.visible -= 1
@@ -356,12 +292,12 @@ class Granting:
         the tables for more candidates."""
         leases, self._leases = self._leases, {}
         now = self._writer.now
-        few: list[Row] = []
-        for (order, line, due), sequences in leases.items():
+        few: list[LeaseRow] = []
+        for (line, due), sequences in leases.items():
             turn = 0 if due > now else self.given_back
-            alike = (self._queue.generation, order, line, 1, due, 1, 0, now, now, self._origin, turn)
+            alike = (self._queue.generation, line, 1, 1, due, 1, 0, now, now, self._origin, turn)
             if len(sequences) < MANY:
-                few += [(sequence, *alike) for sequence in sequences]
+                few += [LeaseRow(sequence, *alike) for sequence in sequences]
             else:
                 self._writer.write(_LEASE_MANY, (numbers(sequences), *alike))
         if few:
@@ -422,22 +358,22 @@ def lease_unflushed(
     granted: list[Delivery] = []
     for _ in range(min(count, len(line))):
         unflushed = line.popleft()
-        contents, extras = unflushed.contents, unflushed.extras
-        sequence, sent, body = contents.sequence, contents.sent, contents.body
+        row, extras = unflushed.row, unflushed.extras
+        sequence, sent, body = row.sequence, row.sent, row.body
         if not terms.named:
-            lease_us, source, due = terms.of(contents.type, extras)
+            lease_us, source, due = terms.of(row.type, extras)
         unflushed.leased, unflushed.due, unflushed.granted, unflushed.origin = True, due, now, origin
         handle = seal(incarnation, sequence, 1, 0)
         held[handle] = unflushed
         if due < queue.next_due:
             writer.queues.lower_due(queue, due)
         events.append(Event(
-            _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
-            len(body), None, contents.type,
+            _RECEIVED, now, incarnation, origin, row.id, sequence, 1, 0, lease_us, source, sent, sent, None,
+            len(body), None, row.type,
         ))  # fmt: skip
-        expires = sent + retention_us if contents.own_expiry is None else contents.own_expiry
+        expires = sent + retention_us if row.own_expiry is None else row.own_expiry
         granted.append(Delivery(
-            contents.id, sequence, body.decode(), contents.md5, extras, contents.sender, contents.priority, sent,
+            row.id, sequence, body.decode(), row.md5, extras, row.sender, row.priority, sent,
             Instant(expires), 1, now, handle, due, lease_us,
         ))  # fmt: skip
     queue.visible -= len(granted)
@@ -446,15 +382,15 @@ def lease_unflushed(
 
 
 def disordered(
-    writer: Writer, queue: LiveQueue, candidates: Sequence[Candidate], count: int, window: int
-) -> list[Candidate]:
+    writer: Writer, queue: LiveQueue, candidates: Sequence[StoredMessage], count: int, window: int
+) -> list[StoredMessage]:
     """The first `count` candidates in the order of delivery. The queue must be touched before."""
     rest = list(candidates)
-    chosen: list[Candidate] = []
+    chosen: list[StoredMessage] = []
     while rest and len(chosen) < count:
         head = rest[0]
         place = 0
-        if not head.returned:
+        if not head.leased:
             reach = 1
             while reach <= window and reach < len(rest) and _in_line(rest[reach], head):
                 reach += 1
@@ -465,21 +401,18 @@ def disordered(
     return chosen
 
 
-def _in_line(candidate: Candidate, head: Candidate) -> bool:
-    return not candidate.returned and candidate.line == head.line
+def _in_line(candidate: StoredMessage, head: StoredMessage) -> bool:
+    return not candidate.leased and candidate.line == head.line
 
 
-def _step_aside(writer: Writer, queue: LiveQueue, candidate: Candidate) -> None:
+def _step_aside(writer: Writer, queue: LiveQueue, candidate: StoredMessage) -> None:
     """Move the message out of its line; it stays visible and nobody has received it."""
-    line, origin = candidate.line, writer.origin(SERVER)
-    assert line is not None
-    sent = candidate.sent
-    writer.write(
-        INSERT_LEASE,
-        (candidate.sequence, queue.generation, candidate.priority, line, 0, sent, 0, 0, sent, None, origin, 0),
-    )
+    line, sent = candidate.line, candidate.sent
+    origin = writer.origin(SERVER)
+    lease = LeaseRow(candidate.sequence, queue.generation, line, 1, 0, sent, 0, 0, sent, None, origin)
+    writer.write(INSERT_LEASE, lease)
     queue.cursors[line] = candidate.sequence
     queue.ready[line] -= 1
     queue.returned += 1
-    candidate.returned = 1
+    candidate.leased = 1
     candidate.due = sent

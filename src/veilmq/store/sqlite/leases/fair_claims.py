@@ -15,10 +15,11 @@ from typing import Final
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.leases.claims import Candidate, Granting, candidates, capped, room
+from veilmq.store.sqlite.leases.claims import Granting, capped, room
 from veilmq.store.sqlite.messages.groups import update_rows
+from veilmq.store.sqlite.messages.places import StoredMessage, read_stored
 
 PASSED_OVER_MAX: Final = 7
 """How many messages in a row may go before the one that has waited longest."""
@@ -32,11 +33,11 @@ _FIRST: Final = (
 one of the two has waited longest of all."""
 _READY: Final = (
     "SELECT sent, sequence FROM message INDEXED BY message_line"
-    " WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT 1"
+    " WHERE generation = ? AND line = ? AND in_line = 1 AND sequence > ? ORDER BY sequence LIMIT 1"
 )
 _RETURNED: Final = (
-    "SELECT priority, due, turn, sequence FROM lease INDEXED BY lease_turn"
-    " WHERE generation = ? AND hidden = 0 AND priority <= ? ORDER BY priority, due, turn, sequence LIMIT 1"
+    "SELECT line, due, turn, sequence FROM lease INDEXED BY lease_turn"
+    " WHERE generation = ? AND hidden = 0 AND line <= ? ORDER BY line, due, turn, sequence LIMIT 1"
 )
 
 
@@ -50,7 +51,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
         return Received([], wait_us)
     assert queue.groups is not None
     granting = Granting(writer, queue, command)
-    alone: Candidate | None = None
+    alone: StoredMessage | None = None
     looked = False
     while len(granting.granted) < wanted and queue.visible and granting.detours_left > 0:
         if not looked:
@@ -61,7 +62,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
         if candidate is alone:
             looked = False
         if granting.take(candidate):
-            queue.groups.holds(candidate.line, 0 if candidate.returned else candidate.sequence)
+            queue.groups.holds(candidate.line, 0 if candidate.leased else candidate.sequence)
             granting.write()
         update_rows(writer, queue)
     if granting.detours_left <= 0 and queue.visible:
@@ -69,9 +70,9 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     return Received(granting.granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
 
 
-def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
+def _alone(writer: Writer, queue: LiveQueue) -> StoredMessage | None:
     """The first message without a group."""
-    found = writer.read(_RETURNED, (queue.generation, LINES_MAX)) if queue.returned else []
+    found = writer.read(_RETURNED, (queue.generation, PRIORITY_LINES_MAX)) if queue.returned else []
     for priority in sorted(queue.ready):
         if queue.ready[priority]:
             row = writer.read_one(_READY, (queue.generation, priority, queue.cursors.get(priority, 0)))
@@ -82,7 +83,7 @@ def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
     return _candidate(writer, min(found)[3]) if found else None
 
 
-def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidate | None:
+def _next(writer: Writer, queue: LiveQueue, alone: StoredMessage | None) -> StoredMessage | None:
     """The message to deliver next."""
     if alone is not None and alone.priority < PRIORITY_DEFAULT:
         return alone
@@ -99,6 +100,6 @@ def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidat
     return alone if alone is not None and sequence == alone.sequence else _candidate(writer, sequence)
 
 
-def _candidate(writer: Writer, sequence: int) -> Candidate:
-    (found,) = candidates(writer, (sequence,))
+def _candidate(writer: Writer, sequence: int) -> StoredMessage:
+    (found,) = read_stored(writer, (sequence,))
     return found

@@ -17,20 +17,22 @@ from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row
 from veilmq.store.sqlite.leases import attempts
-from veilmq.store.sqlite.leases.claims import Granting, candidates, room
+from veilmq.store.sqlite.leases.claims import Granting, room
+from veilmq.store.sqlite.messages.places import read_stored
 
 _HIDDEN: Final = "ifnull((SELECT hidden FROM lease WHERE sequence = m.sequence), 0)"
 _FREE: Final = (
     f"SELECT m.line, m.sequence, {_HIDDEN}, g.since, g.turn, g.free"
     " FROM message_group g INDEXED BY message_group_free CROSS JOIN message m INDEXED BY message_line"
-    " ON m.generation = g.generation AND m.line = g.number"
+    " ON m.generation = g.generation AND m.line = g.number AND m.in_line = 1"
     " WHERE g.generation = ? AND g.held = 0 AND g.free IS NOT NULL AND (g.since, g.turn, g.free) > (?, ?, ?)"
     " AND m.sequence <= ?"
     " ORDER BY g.since, g.turn, g.free, g.number, m.sequence LIMIT ?"
 )
 _REST: Final = (
     f"SELECT m.line, m.sequence, {_HIDDEN} FROM message m INDEXED BY message_line"
-    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND m.sequence <= ? ORDER BY m.sequence LIMIT ?"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence > ? AND m.sequence <= ?"
+    " ORDER BY m.sequence LIMIT ?"
 )
 _LOCK: Final = (
     "UPDATE message_group SET free = NULL, since = NULL, turn = NULL, granted = ?, served = ? WHERE number = ?"
@@ -110,9 +112,8 @@ class _Claim:
                 self._ended = number
             elif number != self._ended:
                 found.append(sequence)
-        for candidate in candidates(self._writer, found):
+        for candidate in read_stored(self._writer, found):
             if self._granting.take(candidate):
-                assert candidate.line is not None
                 self._taken.add(candidate.line)
             elif self._granting.detours_left <= 0:
                 return

@@ -26,9 +26,9 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
 from veilmq.model.reports import Reported
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, pack_failure
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, pack_failure
 from veilmq.store.sqlite.messages.dead_letters import error_detail, remove_rows
 from veilmq.store.sqlite.messages.expiry import end_lease, expire
 from veilmq.store.sqlite.messages.places import (
@@ -149,10 +149,10 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
         if (
             unflushed is None
             or queue is None
-            or unflushed.contents.generation != queue.generation
+            or unflushed.row.generation != queue.generation
             or now >= unflushed.due
             or now >= queue.next_expiry
-            or (command.message_id is not None and command.message_id != unflushed.contents.id)
+            or (command.message_id is not None and command.message_id != unflushed.row.id)
         ):
             receipt = writer.receipts.unseal(handle)
             others.append((place, receipt))
@@ -164,14 +164,14 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
             origin = writer.origin(sender)
             writer.touch(queue)
             memtable.changed = True
-        contents = unflushed.contents
-        del held[handle], messages[contents.sequence]
-        died.append(contents.sequence)
+        row = unflushed.row
+        del held[handle], messages[row.sequence]
+        died.append(row.sequence)
         queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
         events.append(Event(
-            _DELETED, now, queue.incarnation, origin, contents.id, contents.sequence, 1, 0, None, None, contents.sent,
-            None, now - unflushed.granted, len(contents.body), None, contents.type,
+            _DELETED, now, queue.incarnation, origin, row.id, row.sequence, 1, 0, None, None, row.sent,
+            None, now - unflushed.granted, len(row.body), None, row.type,
         ))  # fmt: skip
     return others
 
@@ -380,14 +380,14 @@ def _move(
     if place.leased:
         moves.add(place, due, rotation, ending, hidden=hidden)
     else:
-        line, order = line_aside(queue, place)
-        writer.write("UPDATE message SET line = ? WHERE sequence = ?", (line, place.sequence))
-        origin = writer.origin(SERVER)
-        values = (
-            place.sequence, queue.generation, order, line, hidden, due, 0, rotation, place.sent, None, origin,
-            moves.turn(hidden=hidden),
+        if not queue.settings.fifo:  # there a hidden message keeps its place in the line of its group
+            place.in_line = 0
+            writer.write("UPDATE message SET in_line = 0 WHERE sequence = ?", (place.sequence,))
+        lease = LeaseRow(
+            place.sequence, queue.generation, place.line, place.in_line, hidden, due, 0, rotation, place.sent, None,
+            writer.origin(SERVER), moves.turn(hidden=hidden),
         )  # fmt: skip
-        writer.write(INSERT_LEASE, values)
+        writer.write(INSERT_LEASE, lease)
     uncount(queue, place)
     place.leased, place.hidden, place.due, place.rotation, place.ending = True, hidden, due, rotation, ending
     if not hidden:
@@ -407,17 +407,9 @@ def _move(
 
 _EARLIER_OF_OTHERS: Final = (
     "SELECT 1 FROM message m INDEXED BY message_line CROSS JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.generation = ? AND m.line = ? AND m.sequence < ?"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence < ?"
     " AND l.hidden = 1 AND l.attempt > 0 AND l.due > ? AND l.granted <> ? LIMIT 1"
 )
-
-
-def line_aside(queue: LiveQueue, place: Place) -> tuple[int | None, int]:
-    """Line and order of a message that leaves its line because it becomes delayed (extended before it was ever
-    received)."""
-    if place.line is None or place.line <= LINES_MAX:
-        return None, place.priority
-    return place.line if queue.settings.fifo else -place.line, place.line
 
 
 def may_extend(writer: Writer, queue: LiveQueue, place: Place) -> bool:

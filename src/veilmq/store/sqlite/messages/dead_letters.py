@@ -2,26 +2,27 @@
 because they are damaged."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from veilmq.model.commands import SERVER
 from veilmq.model.events import Kind
-from veilmq.model.instant import Instant
 from veilmq.model.message import id_text
 from veilmq.model.topic import is_hidden
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, pack_extras, read_extras, with_failure
-from veilmq.store.sqlite.messages.groups import is_grouped, join
-from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, uncount
-from veilmq.store.sqlite.messages.sends import detail_of
-
-_WHOLE: Final = (
-    "SELECT m.sender, m.extras, m.md5, m.body, l.first, l.failure FROM message m"
-    " LEFT JOIN lease l ON l.sequence = m.sequence WHERE m.sequence = ?"
+from veilmq.store.sqlite.disk.rows import (
+    INSERT_LEASE,
+    INSERT_MESSAGE,
+    LeaseRow,
+    MessageRow,
+    pack_extras,
+    read_extras,
+    with_failure,
 )
+from veilmq.store.sqlite.messages.groups import is_grouped, join
+from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, read_stored, uncount
+from veilmq.store.sqlite.messages.sends import detail_of
 
 
 def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue, *, expired: bool = False) -> None:
@@ -32,15 +33,14 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     Its deduplication id is replaced by the message's id: two messages that shared one at different times must not count
     as duplicates there (Developer Guide, "Configure a dead-letter queue redrive").
     """
-    (row,) = writer.read(_WHOLE, (place.sequence,))
-    sender, packed, md5, body, first, failure = row
-    extras = read_extras(packed)
+    (message,) = read_stored(writer, (place.sequence,))
+    extras = read_extras(message.packed)
     if extras is None:
         quarantine(writer, queue, place)
         return
-    if failure is not None:
-        extras = with_failure(extras, failure)
-    first = None if target.settings.fifo else extras.dead_first_received or first
+    if message.failure is not None:
+        extras = with_failure(extras, message.failure)
+    first = None if target.settings.fifo else extras.dead_first_received or message.first
     identity = None if extras.deduplication_id is None else id_text(place.id)
     receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt
     extras = msgspec.structs.replace(
@@ -50,10 +50,10 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
         dead_first_received=first,
         dead_receives=receives,
     )
-    sent = writer.now if target.settings.fifo else place.sent
-    contents = (sender, pack_extras(extras), md5, body)
+    message.sent = sent = writer.now if target.settings.fifo else place.sent
+    message.packed = pack_extras(extras)
     aside = not target.settings.fifo
-    detail = put_elsewhere(writer, queue, place, target, place.id, sent, contents, aside=aside)
+    detail = put_elsewhere(writer, queue, place, target, message, aside=aside)
     if target.settings.fifo:
         detail["sent"] = sent
     if expired:
@@ -71,43 +71,39 @@ def put_elsewhere(
     queue: LiveQueue,
     place: Place,
     target: LiveQueue,
-    message: bytes,
-    sent: Instant,
-    contents: tuple[str, bytes | None, bytes, bytes],
+    message: MessageRow,
     *,
     aside: bool = False,
 ) -> dict[str, object]:
     """Remove a message from its queue and append it to its line in another queue.
 
-    message: its id there. sent: when it counts as sent there. contents: sender, packed extras, MD5, body. aside: not
-    into the line, but like a message given back now. Returns the event's detail about its new place.
+    message: its row there, but for sequence, generation and line. aside: not into the line, but like a message given
+    back now. Returns the event's detail about its new place.
     """
     writer.touch(target)
     given_back = writer.next_offset
     remove(writer, queue, place)
     sequence = writer.next_sequence()
-    order = place.priority
+    line = place.priority
     if place.group is not None and is_grouped(target, place.priority):
-        order = join(writer, target, place.group, sequence, aside=aside)
-    line: int | None = order
-    if aside:
-        line = -order if order > LINES_MAX else None
-    sender, packed, md5, body = contents
+        line = join(writer, target, place.group, sequence, aside=aside)
     values = (
-        sequence, target.generation, line, place.priority, message, sent, place.own_expiry, sender, place.group,
-        place.type, packed, md5, body,
+        sequence, target.generation, line, not aside, message.priority, message.id, message.sent, message.own_expiry,
+        message.sender, message.group, message.type, message.packed, message.md5, message.body,
     )  # fmt: skip
     writer.write(INSERT_MESSAGE, values)
     if aside:
-        lease = (sequence, target.generation, order, line, 0, writer.now, 0, 0, sent, None, writer.origin(SERVER))
-        writer.write(INSERT_LEASE, (*lease, given_back))
+        lease = LeaseRow(
+            sequence, target.generation, line, 0, 0, writer.now, 0, 0, message.sent, None, writer.origin(SERVER),
+            given_back,
+        )  # fmt: skip
+        writer.write(INSERT_LEASE, lease)
         target.returned += 1
-    elif order <= LINES_MAX:
-        target.ready[order] = target.ready.get(order, 0) + 1
+    elif line <= PRIORITY_LINES_MAX:
+        target.ready[line] = target.ready.get(line, 0) + 1
     target.visible += 1
     target.woken += not target.settings.fifo
-    expires = sent + target.settings.retention_us if place.own_expiry is None else place.own_expiry
-    writer.queues.lower_expiry(target, expires)
+    writer.queues.lower_expiry(target, message.expires(target.settings.retention_us))
     detail = detail_of(place.priority, place.own_expiry) or {}
     return {"target": target.incarnation, "target_sequence": sequence, **detail}
 
@@ -118,7 +114,7 @@ def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
     writer.touch(queue)
     if place.leased:
         writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
-    writer.write("UPDATE message SET line = NULL WHERE sequence = ?", (place.sequence,))
+    writer.write("UPDATE message SET line = priority, in_line = 0 WHERE sequence = ?", (place.sequence,))
     writer.write("INSERT INTO quarantine VALUES (?, ?, ?)", (place.sequence, queue.generation, writer.now))
     uncount(queue, place)
     writer.events.append(event_of(Kind.QUARANTINED, writer.now, queue, writer.origin(SERVER), place))

@@ -6,49 +6,25 @@ whichever is first. It is recorded once, with the instant at which it was due.
 
 from typing import Final
 
-import msgspec
-
 from veilmq.model.commands import SERVER
-from veilmq.model.events import ENDED_BY_ITSELF, Event, Kind
+from veilmq.model.events import ENDED_BY_ITSELF, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, remove
 from veilmq.store.sqlite.messages.flush import flush
-from veilmq.store.sqlite.messages.places import Place, event_of, numbers, uncount
+from veilmq.store.sqlite.messages.places import Place, event_of, numbers, packed_places, read_places, uncount
 
 RETURNS_OF_BATCH: Final = 1_024
 """How many leases may be ended by the commands of one batch; beyond, `RETURNS_MIN` a command."""
 RETURNS_MIN: Final = 16
 
 
-class _Due(msgspec.Struct, array_like=True, gc=False):
-    """A lease or delay that has ended."""
-
-    sequence: int
-    due: Instant
-    attempt: int
-    rotation: int
-    granted: Instant
-    origin: int
-    ending: int
-    id: str
-    """In hexadecimal: JSON cannot carry blobs."""
-    sent: Instant
-    group: str | None
-    type: str | None
-    body_bytes: int
-    line: int | None
-
-
-_DUE: Final = (
-    "SELECT json_group_array(json_array(l.sequence, l.due, l.attempt, l.rotation, l.granted, l.origin, l.ending,"
-    " hex(m.id), m.sent, m.group_id, m.type, length(m.body), l.line)) FROM"
-    " (SELECT * FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due"
+_DUE: Final = packed_places(
+    "(SELECT * FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due"
     " LIMIT ?) l CROSS JOIN message m ON m.sequence = l.sequence"
 )
-_DUE_DECODER: Final = msgspec.json.Decoder(list[_Due])
 
 
 def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
@@ -61,7 +37,7 @@ def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
 
 def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
     """Make up to `count_max` messages visible whose lease or delay has ended; returns how many."""
-    ended = writer.read_packed(_DUE, (queue.generation, writer.now, count_max), _DUE_DECODER)
+    ended = read_places(writer, _DUE, (queue.generation, writer.now, count_max))
     writer.touch(queue)
     at_cap = queue.in_flight >= queue.cap
     if ended:
@@ -74,24 +50,10 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
             queue.delayed -= 1
             continue
         queue.in_flight -= 1
-        writer.events.append(
-            Event(
-                ENDED_BY_ITSELF[each.ending],
-                each.due,
-                queue.incarnation,
-                each.origin,
-                bytes.fromhex(each.id),
-                each.sequence,
-                each.attempt,
-                each.rotation,
-                sent=each.sent,
-                visible_since=each.due,
-                held_us=each.due - each.granted,
-                body_bytes=each.body_bytes,
-                group=each.group,
-                type=each.type,
-            )
-        )
+        assert each.origin is not None
+        event = event_of(ENDED_BY_ITSELF[each.ending], each.due, queue, each.origin, each)
+        event.visible_since = each.due
+        writer.events.append(event)
     queue.returned += len(ended)
     queue.visible += len(ended)
     if ended and (at_cap or not queue.settings.fifo):

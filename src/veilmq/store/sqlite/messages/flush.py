@@ -11,7 +11,7 @@ import msgspec
 
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, Row, Unflushed
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, LeaseRow, Row, Unflushed
 
 
 def flush(writer: Writer, given_back: int | None = None) -> None:
@@ -24,13 +24,13 @@ def flush(writer: Writer, given_back: int | None = None) -> None:
         for queue in memtable.queues.values():
             writer.touch(queue)
         messages: list[Row] = []
-        leases: list[Row] = []
+        leases: list[LeaseRow] = []
         turn = writer.next_offset if given_back is None else given_back
         for unflushed in memtable.messages.values():
-            lease = _lease(memtable.queues[unflushed.contents.generation], unflushed, turn)
+            lease = _lease(memtable.queues[unflushed.row.generation], unflushed, turn)
             if lease is not None:
                 leases.append(lease)
-            messages.append(msgspec.structs.astuple(unflushed.contents))
+            messages.append(msgspec.structs.astuple(unflushed.row))
         writer.insert_many(INSERT_MESSAGE, messages)
         if leases:
             writer.insert_many(INSERT_LEASE, leases)
@@ -45,19 +45,19 @@ def flush_named(writer: Writer, sequences: Sequence[int]) -> None:
         flush(writer)
 
 
-def _lease(queue: LiveQueue, unflushed: Unflushed, turn: int) -> Row | None:
+def _lease(queue: LiveQueue, unflushed: Unflushed, turn: int) -> LeaseRow | None:
     """The lease row of a message in flight; None for one that waits, which counts in its line.
 
     Either way the line gets an entry in `ready`: the search for the oldest message goes through those lines.
     """
-    contents = unflushed.contents
-    priority = contents.priority
+    row = unflushed.row
+    priority = row.priority
     queue.ready[priority] = queue.ready.get(priority, 0) + (not unflushed.leased)
     if not unflushed.leased:
         return None
-    queue.cursors[priority] = max(queue.cursors.get(priority, 0), contents.sequence)
+    queue.cursors[priority] = max(queue.cursors.get(priority, 0), row.sequence)
     granted = unflushed.granted
-    return (
-        contents.sequence, contents.generation, priority, priority, 1, unflushed.due, 1, 0, granted, granted,
+    return LeaseRow(
+        row.sequence, row.generation, priority, 1, 1, unflushed.due, 1, 0, granted, granted,
         unflushed.origin, 0 if unflushed.due > granted else turn,
     )  # fmt: skip

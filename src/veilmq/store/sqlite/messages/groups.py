@@ -1,10 +1,10 @@
 """Groups: what a claim may take from each, on FIFO queues and, as tenants, on standard ones.
 
-Strategy: the messages of a group have a line of their own: `message.line` and `lease.priority` are the group's number,
-which is greater than any priority. A group with messages has one row: the message that a claim would take (`free`), and
-the group's position among those that wait (`since`, `turn`). So one index shows which group is next, for three groups
-and for 200,000. A step that moves a message of a group only marks the group as changed (`Groups`, in memory).
-`update_rows` updates the rows once for all steps, before each claim and at the end of the batch.
+Strategy: the messages of a group have a line of their own, whose number is the group's and greater than any priority. A
+group with messages has one row: the message that a claim would take (`free`), and the group's position among those that
+wait (`since`, `turn`). So one index shows which group is next, for three groups and for 200,000. A step that moves a
+message of a group only marks the group as changed (`Groups`, in memory). `update_rows` updates the rows once for all
+steps, before each claim and at the end of the batch.
 
 FIFO: `free` is the first message of the group, if it is visible. A message in flight or delayed holds back all that are
 behind it, and none before it. A group waits since its first message became visible, or since it was last served,
@@ -12,8 +12,8 @@ whichever is later. So a group that was served goes behind those that waited the
 
 Standard: `free` is the tenant's visible message that has waited longest, whatever is in flight. `held` counts the
 tenant's messages in flight: the tenant with the fewest goes first. The line has a cursor here, like all lines of a
-standard queue. A message that left the line without being claimed (it is delayed) has the negative number as its line,
-so that the group's row remains as long as the group has messages.
+standard queue. A message that left the line without being claimed (it is delayed) is beside it (`in_line` is 0); the
+group's row remains as long as the group has messages in its line or beside it.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.batch.queues import LINES_MAX, Groups, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row
 from veilmq.store.sqlite.messages.flush import flush
@@ -40,7 +40,7 @@ FIRST_OF_FIFO: Final = (
     " WHEN f.since < message_group.granted THEN message_group.served ELSE max(f.turn, message_group.served) END"
     " FROM (SELECT m.sequence, ifnull(l.due, m.sent) AS since, ifnull(l.turn, 0) AS turn, ifnull(l.hidden, 0) AS hidden"
     "  FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
-    "  WHERE m.generation = message_group.generation AND m.line = message_group.number"
+    "  WHERE m.generation = message_group.generation AND m.line = message_group.number AND m.in_line = 1"
     "  ORDER BY m.sequence LIMIT 1) f"
     " WHERE NOT f.hidden"
 )
@@ -48,17 +48,18 @@ FIRST_OF_FIFO: Final = (
 FIRST_OF_TENANT: Final = (
     "SELECT sequence, since, turn FROM"
     " (SELECT * FROM (SELECT sequence, sent AS since, 0 AS turn FROM message INDEXED BY message_line"
-    "   WHERE generation = message_group.generation AND line = message_group.number AND sequence > {cursor}"
-    "   ORDER BY sequence LIMIT 1)"
+    "   WHERE generation = message_group.generation AND line = message_group.number AND in_line = 1"
+    "   AND sequence > {cursor} ORDER BY sequence LIMIT 1)"
     "  UNION ALL SELECT * FROM (SELECT sequence, due, turn FROM lease INDEXED BY lease_turn"
-    "   WHERE generation = message_group.generation AND hidden = 0 AND priority = message_group.number"
+    "   WHERE generation = message_group.generation AND hidden = 0 AND line = message_group.number"
     "   ORDER BY due, turn, sequence LIMIT 1))"
     " ORDER BY since, turn, sequence LIMIT 1"
 )
 """The same on a standard queue; `cursor` is the last sequence claimed from the line."""
 _SETTLE_FIFO: Final = (
     f"UPDATE message_group SET (free, since, turn) = ({FIRST_OF_FIFO}) WHERE number = ? RETURNING free, EXISTS"
-    " (SELECT 1 FROM message WHERE generation = message_group.generation AND line = message_group.number)"
+    " (SELECT 1 FROM message"
+    "  WHERE generation = message_group.generation AND line = message_group.number AND in_line = 1)"
 )
 _SETTLE_TENANT: Final = (
     "UPDATE message_group SET held = held + ?2, cursor = max(cursor, ?3), (free, since, turn) ="
@@ -66,8 +67,8 @@ _SETTLE_TENANT: Final = (
 )
 _REMOVE_EMPTY: Final = (
     "DELETE FROM message_group WHERE number = ?1"
-    " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = ?1)"
-    " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = -?1)"
+    " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = ?1 AND in_line = 1)"
+    " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = ?1 AND in_line = 0 AND line > 16)"
 )
 
 
@@ -80,7 +81,7 @@ FIRST_OF_GROUPS: Final = (
     f"SELECT {_ENDS} FROM {_OLDEST_GROUPS} g CROSS JOIN message m ON m.sequence = g.free"
     f" UNION ALL SELECT * FROM (SELECT {_ENDS} FROM {_OLDEST_GROUPS} g"
     "  CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
-    "  AND m.sequence > g.free LIMIT ?3)"
+    "  AND m.in_line = 1 AND m.sequence > g.free LIMIT ?3)"
 )
 """The first messages of the groups whose first messages are oldest, some that follow in the first of these groups, and
 when they expire."""
@@ -111,7 +112,7 @@ class Joining:
             self.find(queue, (name,))
             number = self._known.get((queue.generation, name))
         if number is None:
-            number = self._known[queue.generation, name] = LINES_MAX + sequence
+            number = self._known[queue.generation, name] = PRIORITY_LINES_MAX + sequence
             groups = groups_of(self._writer, queue)
             first = (None, None, None) if hidden else (sequence, self._writer.now, 0)
             self._new.append((number, queue.generation, name, *first))

@@ -1,7 +1,7 @@
 """Where messages are, and the counts that follow from it: the start of every step on a message.
 
-Strategy: a `Place` is a message without its body; the places of all messages of a batch are read at once. Code that
-moves a message subtracts it from the counts here, then adds it where it goes.
+Strategy: a `Place` is a message without its body; the places of all messages of a batch are read at once. A
+`StoredMessage` has all of it. Code that moves a message subtracts it from the counts here, then adds it where it goes.
 """
 
 from array import array
@@ -13,8 +13,9 @@ import msgspec
 
 from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, MessageRow, Row
 from veilmq.store.sqlite.messages.flush import flush_named
 
 
@@ -27,7 +28,8 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     """16 bytes."""
     sent: Instant
     own_expiry: Instant | None
-    line: int | None
+    line: int
+    in_line: int
     priority: int
     group: str | None
     type: str | None
@@ -49,16 +51,23 @@ class Place(msgspec.Struct, array_like=True, gc=False):
 
 # The id's column is filled in later: JSON cannot carry blobs.
 _PLACE: Final = (
-    "m.generation, m.sequence, {id}, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
-    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
+    "m.generation, m.sequence, {id}, m.sent, m.expires, m.line, m.in_line, m.priority, m.group_id, m.type,"
+    " length(m.body), coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
     " coalesce(l.due, 0), coalesce(l.granted, 0), l.origin, coalesce(l.ending, 0)"
 )
-_WHERE: Final = (
-    " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.line IS NOT NULL OR l.sequence IS NOT NULL"  # a message in quarantine has no place
+_FOUND: Final = (
+    "carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.in_line = 1 OR l.sequence IS NOT NULL"  # a message in quarantine has no place
 )
-_PLACES: Final = f"SELECT {_PLACE.format(id='m.id')}{_WHERE}"
-_PLACES_PACKED: Final = f"SELECT json_group_array(json_array({_PLACE.format(id='hex(m.id)')})){_WHERE}"
+
+
+def packed_places(rows: str) -> str:
+    """A statement for `read_places`. rows: its FROM clause and all that follows, with tables `m` and `l`."""
+    return f"SELECT json_group_array(json_array({_PLACE.format(id='hex(m.id)')})) FROM {rows}"
+
+
+_PLACES: Final = f"SELECT {_PLACE.format(id='m.id')} FROM {_FOUND}"
+_PLACES_PACKED: Final = packed_places(_FOUND)
 _PLACES_DECODER: Final = msgspec.json.Decoder(list[Place])
 MANY: Final = 8
 """From this many messages on, packing all rows into one is faster.
@@ -77,10 +86,76 @@ def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
     if len(sequences) < MANY:
         rows = writer.read(_PLACES, (numbers(sequences),))
         return {row[1]: Place(*row) for row in rows}
-    places = writer.read_packed(_PLACES_PACKED, (numbers(sequences),), _PLACES_DECODER)
+    return {place.sequence: place for place in read_places(writer, _PLACES_PACKED, (numbers(sequences),))}
+
+
+def read_places(writer: Writer, statement: str, values: Row) -> list[Place]:
+    """The places that a statement of `packed_places` finds."""
+    places = writer.read_packed(statement, values, _PLACES_DECODER)
     for place in places:
         place.id = bytes.fromhex(place.id)
-    return {place.sequence: place for place in places}
+    return places
+
+
+Turn = tuple[int, Instant, int, int]
+"""Priority, instant since which it is visible, `lease.turn`, sequence."""
+
+
+class StoredMessage(MessageRow, gc=False):
+    """A message in the tables: its row, and what its row in `lease` says, if it has one."""
+
+    attempt: int = 0
+    rotation: int = 0
+    leased: int = 0
+    """Whether it has a row in `lease`."""
+    due: Instant = Instant(0)
+    first: Instant | None = None
+    given_back: int = 0
+    """`lease.turn`."""
+    failure: bytes | None = None
+
+    def turn(self) -> Turn:
+        """Its position in the order of all visible messages, if it is visible."""
+        since = self.due if self.leased else self.sent
+        return self.priority, since, self.given_back, self.sequence
+
+    def place(self) -> Place:
+        """The same message without its body. Call only if it is visible."""
+        return Place(
+            self.generation,
+            self.sequence,
+            self.id,
+            self.sent,
+            self.own_expiry,
+            self.line,
+            self.in_line,
+            self.priority,
+            self.group,
+            self.type,
+            len(self.body),
+            self.attempt,
+            self.rotation,
+            leased=bool(self.leased),
+            due=self.due,
+        )
+
+
+STORED_COLUMNS: Final = (
+    f"{MESSAGE_COLUMNS}, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0),"
+    " l.first, coalesce(l.turn, 0), l.failure"
+)
+"""What a `StoredMessage` is made of; `MESSAGE_COLUMNS` do, if it has no row in `lease`."""
+STORED: Final = (
+    f"SELECT {STORED_COLUMNS} FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
+    " LEFT JOIN lease l ON l.sequence = m.sequence"
+)
+
+
+def read_stored(writer: Writer, sequences: Sequence[int]) -> list[StoredMessage]:
+    """Those messages of the tables, in the given order. All of them must be there."""
+    rows = writer.read(STORED, (numbers(sequences),)) if sequences else []
+    found = {row[0]: StoredMessage(*row) for row in rows}
+    return [found[sequence] for sequence in sequences]
 
 
 def numbers(values: Sequence[int]) -> Any:
@@ -99,8 +174,7 @@ def uncount(queue: LiveQueue, place: Place) -> None:
     if queue.groups is not None:
         queue.groups.leaves(place.line, in_flight=bool(place.leased and place.hidden and place.attempt))
     if not place.leased:
-        assert place.line is not None
-        if place.line <= LINES_MAX:
+        if place.line <= PRIORITY_LINES_MAX:
             queue.ready[place.line] -= 1
         queue.visible -= 1
     elif not place.hidden:

@@ -19,9 +19,9 @@ from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, Contents, Row, Unflushed, pack_extras
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, INSERT_MESSAGE, LeaseRow, MessageRow, Unflushed, pack_extras
 from veilmq.store.sqlite.messages.deduplication import send_fifo
 from veilmq.store.sqlite.messages.groups import Joining, is_grouped
 
@@ -92,8 +92,8 @@ class _Appending:
     def __init__(self, writer: Writer) -> None:
         self.joining = Joining(writer)
         self._writer = writer
-        self._messages: list[Contents] = []
-        self._hidden: list[Row] = []
+        self._messages: list[MessageRow] = []
+        self._hidden: list[LeaseRow] = []
         self._depth = 0 if writer.disorder else DEPTH_MAX
         """An ordinary message starts unflushed if its queue is no deeper than this."""
         self._queue: LiveQueue | None = None
@@ -124,29 +124,29 @@ class _Appending:
         expires = self._expires if own_expiry is None else own_expiry
         sequence, message = writer.next_sequence(), writer.next_id()
         body = command.body.encode()
-        line, leased_line, order = None if delay_us else priority, None, priority
+        line = priority
         if group is not None and is_grouped(queue, priority):
-            order = self.joining.join(queue, group, sequence, hidden=delay_us > 0)
-            line = leased_line = -order if delay_us and not queue.settings.fifo else order
+            line = self.joining.join(queue, group, sequence, hidden=delay_us > 0)
+        in_line = 0 if delay_us and not queue.settings.fifo else 1
         packed = None if extras is NO_EXTRAS else pack_extras(extras)
-        contents = Contents(
-            sequence, queue.generation, line, priority, message, now, own_expiry, sender.principal, group, kind,
-            packed, command.md5, body,
+        row = MessageRow(
+            sequence, queue.generation, line, in_line, priority, message, now, own_expiry, sender.principal, group,
+            kind, packed, command.md5, body,
         )  # fmt: skip
         visible = now
         if delay_us:
-            visible = self._hide(queue, contents, order, leased_line, delay_us)
+            visible = self._hide(queue, row, delay_us)
         elif (
             group is None
             and queue.groups is None
             and queue.visible < self._depth
-            and (size_bytes := contents.size_bytes) <= MESSAGE_BYTES_MAX
+            and (size_bytes := row.size_bytes) <= MESSAGE_BYTES_MAX
         ):
-            writer.memtable.add(queue, Unflushed(contents, extras), size_bytes)
+            writer.memtable.add(queue, Unflushed(row, extras), size_bytes)
             queue.visible += 1
             queue.woken += 1
         else:
-            self._stand(queue, contents, order)
+            self._stand(queue, row)
         if expires < queue.next_expiry:
             writer.queues.lower_expiry(queue, expires)
         detail = detail_of(priority, own_expiry)
@@ -158,23 +158,23 @@ class _Appending:
         handle = writer.receipts.seal(queue.incarnation, sequence, 0, 0) if command.wants_handle else ""
         return Sent(message, sequence, now, visible, expires, handle)
 
-    def _hide(self, queue: LiveQueue, contents: Contents, order: int, line: int | None, delay_us: int) -> Instant:
+    def _hide(self, queue: LiveQueue, row: MessageRow, delay_us: int) -> Instant:
         """Store a delayed message; returns when its delay ends."""
         now = self._writer.now
         visible = Instant(now + delay_us)
-        self._messages.append(contents)
+        self._messages.append(row)
         self._hidden.append(
-            (contents.sequence, queue.generation, order, line, 1, visible, 0, 0, now, None, self._origin, 0)
+            LeaseRow(row.sequence, queue.generation, row.line, row.in_line, 1, visible, 0, 0, now, None, self._origin)
         )
         queue.delayed += 1
         self._writer.queues.lower_due(queue, visible)
         return visible
 
-    def _stand(self, queue: LiveQueue, contents: Contents, order: int) -> None:
+    def _stand(self, queue: LiveQueue, row: MessageRow) -> None:
         """Append a message to its line, with a row at once."""
-        self._messages.append(contents)
-        if order <= LINES_MAX:
-            queue.ready[order] = queue.ready.get(order, 0) + 1
+        self._messages.append(row)
+        if row.line <= PRIORITY_LINES_MAX:
+            queue.ready[row.line] = queue.ready.get(row.line, 0) + 1
         queue.visible += 1
         queue.woken += not queue.settings.fifo
 

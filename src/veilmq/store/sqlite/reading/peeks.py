@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import apsw
+import msgspec
 
 from veilmq.model.commands import Peek
 from veilmq.model.errors import QueueMissing
@@ -22,23 +23,22 @@ from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.memtable import replay
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue, Queues
-from veilmq.store.sqlite.disk.rows import Unflushed, intact, with_failure
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue, Queues
+from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, Unflushed, intact, with_failure
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
 from veilmq.store.sqlite.leases.fair_claims import PASSED_OVER_MAX
-from veilmq.store.sqlite.messages.places import numbers
+from veilmq.store.sqlite.messages.places import STORED, STORED_COLUMNS, StoredMessage, numbers
 
-_COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
 _READY: Final = (
-    f"SELECT {_COLUMNS}, 0, NULL, m.sent, 0, NULL FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL"
+    f"SELECT {MESSAGE_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence > ? AND l.sequence IS NULL"
     " AND coalesce(m.expires, m.sent + ?) > ? ORDER BY m.sequence LIMIT ?"
 )
 _LEASED: Final = (
-    f"SELECT {_COLUMNS}, l.attempt, l.first, l.due, l.turn, l.failure"
+    f"SELECT {STORED_COLUMNS}"
     " FROM lease l INDEXED BY {index} JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND {where} AND coalesce(m.expires, m.sent + ?) > ?"
-    " ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
+    " ORDER BY l.line, l.due, l.turn, l.sequence LIMIT ?"
 )
 _RETURNED: Final = _LEASED.format(index="lease_turn", where="l.hidden = 0")
 _DUE: Final = _LEASED.format(
@@ -46,11 +46,6 @@ _DUE: Final = _LEASED.format(
     # The ended leases that a claim would return first, and of those the messages that it would then take.
     where="l.hidden = 1 AND l.sequence IN (SELECT sequence FROM lease INDEXED BY lease_hidden"
     " WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due LIMIT ?)",
-)
-
-_NAMED: Final = (
-    f"SELECT {_COLUMNS}, coalesce(l.attempt, 0), l.first, 0, 0, l.failure"
-    " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
 )
 
 
@@ -61,61 +56,68 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
         return QueueMissing(queue=str(command.queue))
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
     unflushed = replay(connection, generation).values()
-    rows = [_row(each) for each in unflushed if _is_shown(each, retention_us, now)]
-    if queue.groups is not None and not rows:  # while it had unflushed messages, it had no groups
+    found = [_stored(each) for each in unflushed if _is_shown(each, retention_us, now)]
+    if queue.groups is not None and not found:  # while it had unflushed messages, it had no groups
         return _peek_groups(connection, queue, command, now)
+    rows: list[Any] = []
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
         rows += connection.execute(_READY, (generation, priority, cursor, retention_us, now, count)).fetchall()
     rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
     rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
-    rows.sort(key=_turn)
-    found = _intact(rows, retention_us)[:count]
-    return Received(found, xml_body=queue.settings.xml_body)
-
-
-def _turn(row: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    """As `claims.Candidate.turn`."""
-    return row[4], row[11], row[12], row[0]
+    found += [StoredMessage(*row) for row in rows]
+    found.sort(key=StoredMessage.turn)
+    return Received(_intact(found, retention_us)[:count], xml_body=queue.settings.xml_body)
 
 
 def _is_shown(unflushed: Unflushed, retention_us: int, now: Instant) -> bool:
     return unflushed.expires(retention_us) > now and (not unflushed.leased or unflushed.due <= now)
 
 
-def _row(unflushed: Unflushed) -> tuple[Any, ...]:
-    """As the selects return it."""
-    found, first = unflushed.contents, unflushed.granted if unflushed.leased else None
-    return (
-        found.sequence, found.id, found.sent, found.own_expiry, found.priority, found.sender, found.packed, found.md5,
-        found.body, int(unflushed.leased), first, unflushed.due if unflushed.leased else found.sent, 0, None,
-    )  # fmt: skip
+def _stored(unflushed: Unflushed) -> StoredMessage:
+    """As it would be in the tables."""
+    row: tuple[Any, ...] = msgspec.structs.astuple(unflushed.row)
+    if unflushed.leased:
+        row += (1, 0, True, unflushed.due, unflushed.granted)
+    return StoredMessage(*row)
 
 
 def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant) -> Outcome:
     sequences = next_in_groups(connection, queue, now, command.count_max)
-    rows = connection.execute(_NAMED, (numbers(sequences),)).fetchall() if sequences else []
-    return Received(_intact(rows, queue.settings.retention_us), xml_body=queue.settings.xml_body)
+    rows: list[Any] = connection.execute(STORED, (numbers(sequences),)).fetchall() if sequences else []
+    return Received(
+        _intact([StoredMessage(*row) for row in rows], queue.settings.retention_us), xml_body=queue.settings.xml_body
+    )
 
 
-def _intact(rows: list[tuple[Any, ...]], retention_us: int) -> list[Delivery]:
+def _intact(messages: list[StoredMessage], retention_us: int) -> list[Delivery]:
     """The undamaged messages; a claim will quarantine the others."""
     found = []
-    for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first, *_, failure in rows:
-        extras = intact(body, md5, packed)
+    for message in messages:
+        extras = intact(message.body, message.md5, message.packed)
         if extras is not None:
-            if failure is not None:
-                extras = with_failure(extras, failure)
-            expires = sent + retention_us if own_expiry is None else own_expiry
-            text = body.decode()
+            if message.failure is not None:
+                extras = with_failure(extras, message.failure)
             found.append(
-                Delivery(message, sequence, text, md5, extras, sender, priority, sent, expires, attempt, first)
+                Delivery(
+                    message.id,
+                    message.sequence,
+                    message.body.decode(),
+                    message.md5,
+                    extras,
+                    message.sender,
+                    message.priority,
+                    message.sent,
+                    Instant(message.expires(retention_us)),
+                    message.attempt,
+                    message.first,
+                )
             )
     return found
 
 
 _DUE_TURNS: Final = (
-    "SELECT l.priority, l.sequence, l.attempt > 0, m.priority, l.due, l.turn FROM lease l INDEXED BY lease_hidden"
+    "SELECT l.line, l.sequence, l.attempt > 0, m.priority, l.due, l.turn FROM lease l INDEXED BY lease_hidden"
     " JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND l.due <= ? ORDER BY l.due LIMIT ?"
 )
@@ -126,13 +128,13 @@ _FREE: Final = (
 _HEAD: Final = (
     "SELECT g.granted, g.served, ifnull(l.due, m.sent), ifnull(l.turn, 0), m.sequence, l.hidden = 1 AND l.due > ?"
     " FROM message_group g CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation"
-    " AND m.line = g.number LEFT JOIN lease l ON l.sequence = m.sequence"
+    " AND m.line = g.number AND m.in_line = 1 LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE g.number = ? ORDER BY m.sequence LIMIT 1"
 )
 _IN_GROUP: Final = (
     "SELECT m.sequence, l.hidden = 1 AND l.due > ?, coalesce(m.expires, m.sent + ?) <= ?"
     " FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.generation = ? AND m.line = ? ORDER BY m.sequence LIMIT ?"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 ORDER BY m.sequence LIMIT ?"
 )
 _TENANT: Final = "SELECT number, held, cursor FROM message_group WHERE number = ?"
 _TENANTS: Final = (
@@ -146,13 +148,13 @@ _BUSY_TENANTS: Final = (
 _ALIVE: Final = "AND coalesce(m.expires, m.sent + ?) > ?"
 _READY_TURNS: Final = (
     "SELECT m.sent, 0, m.sequence FROM message m INDEXED BY message_line"
-    f" WHERE m.generation = ? AND m.line = ? AND m.sequence > ? {_ALIVE} ORDER BY m.sequence LIMIT ?"
+    f" WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence > ? {_ALIVE} ORDER BY m.sequence LIMIT ?"
 )
 _RETURNED_TURNS: Final = (
-    "SELECT l.priority, l.due, l.turn, l.sequence FROM lease l INDEXED BY lease_turn"
+    "SELECT l.line, l.due, l.turn, l.sequence FROM lease l INDEXED BY lease_turn"
     " JOIN message m ON m.sequence = l.sequence"
-    f" WHERE l.generation = ? AND l.hidden = 0 AND l.priority BETWEEN ? AND ? {_ALIVE}"
-    " ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
+    f" WHERE l.generation = ? AND l.hidden = 0 AND l.line BETWEEN ? AND ? {_ALIVE}"
+    " ORDER BY l.line, l.due, l.turn, l.sequence LIMIT ?"
 )
 _ALIVE_AMONG: Final = (
     f"SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE 1 {_ALIVE}"
@@ -206,14 +208,14 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
         for line, sequence, _, priority, since, turn in due
         if sequence in living
     ]
-    returning = Counter(max(number, LINES_MAX) for number, _, in_flight, *_ in due if in_flight)
+    returning = Counter(max(number, PRIORITY_LINES_MAX) for number, _, in_flight, *_ in due if in_flight)
     tenants_max = count + TENANTS_MORE + len(returning)
     known = {
         row[0]: row
         for statement in (_TENANTS, _BUSY_TENANTS)
         for row in _rows(connection, statement, (generation, tenants_max))
     }
-    for number in {number for number, *_ in due if number > LINES_MAX} - known.keys():
+    for number in {number for number, *_ in due if number > PRIORITY_LINES_MAX} - known.keys():
         known.update((row[0], row) for row in _rows(connection, _TENANT, (number,)))
     tenants: dict[int, tuple[int, list[Wait]]] = {}
     for number, held, cursor in known.values():
@@ -224,15 +226,15 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
     alone: list[tuple[int, Wait]] = [
         (priority, (since, turn, sequence))
         for priority, since, turn, sequence in _rows(
-            connection, _RETURNED_TURNS, (generation, 1, LINES_MAX, *alive, count)
+            connection, _RETURNED_TURNS, (generation, 1, PRIORITY_LINES_MAX, *alive, count)
         )
     ]
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
         ready = _rows(connection, _READY_TURNS, (generation, priority, cursor, *alive, count))
         alone += [(priority, turn) for turn in ready]
-    alone += [(priority, turn) for line, priority, turn in back if line <= LINES_MAX]
-    in_flight = queue.in_flight - queue.grouped - returning[LINES_MAX]
+    alone += [(priority, turn) for line, priority, turn in back if line <= PRIORITY_LINES_MAX]
+    in_flight = queue.in_flight - queue.grouped - returning[PRIORITY_LINES_MAX]
     return _by_turns(tenants, sorted(set(alone)), in_flight, queue.passed_over, count)
 
 

@@ -11,54 +11,53 @@ from typing import Any, Final
 
 import apsw
 
-from veilmq.model.events import Event
+from veilmq.model.events import Event, HeldMessage
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueKey
-from veilmq.store.reader import Held, QueueState, StoredQueue
+from veilmq.store.reader import ListedMessage, QueueState, StoredQueue
 from veilmq.store.sqlite.batch.memtable import replay
-from veilmq.store.sqlite.batch.queues import LINES_MAX, SETTINGS_DECODER, LiveQueue
-from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
+from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Unflushed, read_extras
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.upkeep import move_tasks, snapshots
 
-PRIORITIES: Final = range(1, LINES_MAX + 1)
+PRIORITIES: Final = range(1, PRIORITY_LINES_MAX + 1)
 
-_COLUMNS: Final = (
-    "m.sequence, m.id, m.priority, m.sent, m.expires, m.sender, m.extras, length(m.body),"
-    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
-)
-_EXTRAS: Final = 6
-_DUE: Final = 11
-"""Indexes of these columns."""
+_COLUMNS: Final = f"{HELD_COLUMNS}, NULL, m.sender, m.extras"
+"""What a `ListedMessage` is made of."""
+_SEQUENCE: Final = HeldMessage.__struct_fields__.index("sequence")
+_DUE: Final = HeldMessage.__struct_fields__.index("due")
 _READY: Final = (
     f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL ORDER BY m.sequence LIMIT ?"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence > ? AND l.sequence IS NULL"
+    " ORDER BY m.sequence LIMIT ?"
 )
 _RETURNED: Final = (
     f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.line = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
 )
 _HIDDEN: Final = (
     f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
 _LIVE: Final = (
-    "SELECT q.incarnation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
-    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
+    f"SELECT q.incarnation, {HELD_COLUMNS}, d.at"
     " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
     " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
     " ORDER BY m.sequence"
 )
 _OLDEST_IN_LINE: Final = (
-    "SELECT sent FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
+    "SELECT sent FROM message INDEXED BY message_line"
+    " WHERE generation = ? AND line = ? AND in_line = 1 ORDER BY sequence LIMIT 1"
 )
 _OF_GROUPS: Final = (
     f"SELECT {_COLUMNS} FROM ("
-    " SELECT sequence FROM message r INDEXED BY message_line WHERE generation = ?1 AND line > ?2 AND sequence > ?3"
+    " SELECT sequence FROM message r INDEXED BY message_line WHERE generation = ?1 AND line > ?2 AND in_line = 1"
+    " AND sequence > ?3"
     " AND NOT EXISTS (SELECT 1 FROM lease WHERE sequence = r.sequence)"
     " UNION ALL SELECT sequence FROM lease INDEXED BY lease_returned"
-    " WHERE generation = ?1 AND hidden = 0 AND priority > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
+    " WHERE generation = ?1 AND hidden = 0 AND line > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
     " CROSS JOIN message m ON m.sequence = s.sequence LEFT JOIN lease l ON l.sequence = s.sequence"
 )
 _ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
@@ -66,13 +65,13 @@ _OLDEST_OF_GROUPS: Final = (
     "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
     " SELECT min(free) s FROM message_group INDEXED BY message_group_oldest WHERE generation = ?1 AND free IS NOT NULL"
     " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_returned"
-    " WHERE generation = ?1 AND hidden = 0 AND priority > ?2"
+    " WHERE generation = ?1 AND hidden = 0 AND line > ?2"
     " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"
-    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND priority > ?2))"
+    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND line > ?2))"
 )
 _OLDEST_RETURNED: Final = (
     "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? ORDER BY l.sequence LIMIT 1"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.line = ? ORDER BY l.sequence LIMIT 1"
 )
 
 
@@ -82,32 +81,32 @@ class SqliteView:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
-    def visible(self, queue: QueueState, behind: int, limit: int) -> list[Held]:
+    def visible(self, queue: QueueState, behind: int, limit: int) -> list[ListedMessage]:
         """See `View.visible`."""
         assert isinstance(queue, LiveQueue)
         unflushed = replay(self._connection, queue.generation).values()
-        rows = [_held(each) for each in unflushed if not each.leased and each.contents.sequence > behind]
+        rows = [_listed(each) for each in unflushed if not each.leased and each.row.sequence > behind]
         for line in list(queue.ready):
             start = max(behind, queue.cursors.get(line, 0))
             rows += self._connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
         for priority in PRIORITIES:
             rows += self._connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
         if queue.groups is not None:
-            rows += self._connection.execute(_OF_GROUPS, (queue.generation, LINES_MAX, behind, limit)).fetchall()
+            rows += self._connection.execute(
+                _OF_GROUPS, (queue.generation, PRIORITY_LINES_MAX, behind, limit)
+            ).fetchall()
         rows.sort()
         return [_shown(row) for row in rows[:limit]]
 
-    def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[Held]:
+    def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
         """See `View.hidden`."""
         assert isinstance(queue, LiveQueue)
         rows: list[tuple[Any, ...]] = self._connection.execute(
             _HIDDEN, (queue.generation, due, sequence, limit)
         ).fetchall()
         unflushed = replay(self._connection, queue.generation).values()
-        rows += [
-            _held(each) for each in unflushed if each.leased and (each.due, each.contents.sequence) > (due, sequence)
-        ]
-        return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, 0))[:limit]]
+        rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
+        return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
         """See `View.oldest_sent`: a few index seeks a queue."""
@@ -142,10 +141,11 @@ class SqliteView:
             key = QueueKey(account, region, name)
             yield StoredQueue(incarnation, key, created, modified, SETTINGS_DECODER.decode(settings))
 
-    def live_messages(self) -> Iterator[tuple[Any, ...]]:
+    def live_messages(self) -> Iterator[tuple[int, HeldMessage]]:
         """See `View.live_messages`."""
-        held: Iterator[tuple[Any, ...]] = self._connection.cursor().execute(_LIVE)
-        return merge(held, _live_unflushed(self._connection), key=itemgetter(1))
+        stored: Iterator[tuple[Any, ...]] = self._connection.cursor().execute(_LIVE)
+        for incarnation, *held in merge(stored, _live_unflushed(self._connection), key=itemgetter(1)):
+            yield incarnation, HeldMessage(*held)
 
     def incarnations(self, account: str) -> list[tuple[int, str]]:
         """See `View.incarnations`."""
@@ -210,25 +210,27 @@ class SqliteView:
         ).fetchone()
 
 
-def _shown(row: tuple[Any, ...]) -> Held:
-    cells = list(row)
-    cells[_EXTRAS] = read_extras(row[_EXTRAS]) or NO_EXTRAS
-    return Held(*cells)
+def _shown(row: tuple[Any, ...]) -> ListedMessage:
+    cells: list[Any] = [*row[:-1], read_extras(row[-1]) or NO_EXTRAS]
+    return ListedMessage(*cells)
+
+
+def _listed(unflushed: Unflushed) -> tuple[Any, ...]:
+    """An unflushed message, in the form in which the selects return others (`_COLUMNS`)."""
+    return (*_held(unflushed), unflushed.row.sender, unflushed.row.packed)
 
 
 def _held(unflushed: Unflushed) -> tuple[Any, ...]:
-    """An unflushed message, in the form in which the selects return others."""
-    found = unflushed.contents
+    """The values of its `HeldMessage`."""
+    row = unflushed.row
     lease = (1, 0, 1, unflushed.due, unflushed.granted, unflushed.granted) if unflushed.leased else (None,) * 6
-    message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.sender, found.packed)
-    return (*message, len(found.body), *lease)
+    message = (row.sequence, row.id, row.priority, row.sent, row.own_expiry, row.group, row.type, len(row.body))
+    return (*message, *lease, None)
 
 
 def oldest_unflushed(connection: apsw.Connection) -> dict[int, int]:
     """When each queue's oldest unflushed message was sent, by generation; `oldest_sent` does not see them."""
-    return {
-        unflushed.contents.generation: unflushed.contents.sent for unflushed in reversed(replay(connection).values())
-    }
+    return {unflushed.row.generation: unflushed.row.sent for unflushed in reversed(replay(connection).values())}
 
 
 def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) -> int | None:
@@ -239,17 +241,13 @@ def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) 
     found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
     found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
     if connection.execute(_ANY_GROUP, (generation,)).fetchone():
-        found += connection.execute(_OLDEST_OF_GROUPS, (generation, LINES_MAX)).fetchall()
+        found += connection.execute(_OLDEST_OF_GROUPS, (generation, PRIORITY_LINES_MAX)).fetchall()
     return min((sent for (sent,) in found), default=None)
 
 
 def _live_unflushed(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:
     incarnations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
     for unflushed in replay(connection).values():
-        found = unflushed.contents
-        incarnation = incarnations.get(found.generation)
-        if incarnation is None:
-            continue
-        lease = (1, 0, 1, unflushed.due, unflushed.granted, unflushed.granted) if unflushed.leased else (None,) * 6
-        message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.group, found.type)
-        yield (incarnation, *message, len(found.body), *lease, None)
+        incarnation = incarnations.get(unflushed.row.generation)
+        if incarnation is not None:
+            yield (incarnation, *_held(unflushed))

@@ -14,15 +14,16 @@ from typing import Final, NamedTuple
 import msgspec
 
 from veilmq.model.commands import SERVER
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, Row
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, Row
 
 AT_ONCE: Final = 1_000
 """How many messages the change itself handles."""
 _COLUMNS: Final = (
     "SELECT m.sequence, m.line, m.sent, l.hidden, l.due, l.attempt, l.granted"
     " FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence WHERE m.generation = ?1"
+    " AND m.in_line = 1"
 )
 _IN_LINE: Final = f"{_COLUMNS} AND m.line = ?2 AND m.sequence > ?3 ORDER BY m.sequence LIMIT ?4"
 _NEXT_LINES: Final = f"{_COLUMNS} AND m.line > ?2 ORDER BY m.line, m.sequence LIMIT ?3"
@@ -54,7 +55,7 @@ def retime(writer: Writer, queue: LiveQueue, old_us: int, new_us: int) -> None:
     known = writer.read_one(_KNOWN, (queue.incarnation,))
     before = {old_us} if known is None else {old_us, *_DECODER.decode(known[0])}
     packed = _ENCODER.encode(sorted(before))
-    walk = _Walk(queue.incarnation, queue.generation, packed, writer.mark.sequence, LINES_MAX, 0)
+    walk = _Walk(queue.incarnation, queue.generation, packed, writer.mark.sequence, PRIORITY_LINES_MAX, 0)
     _step(writer, queue, walk, new_us, AT_ONCE)
 
 
@@ -92,7 +93,7 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
     origin = writer.origin(SERVER)
     dues: list[Row] = []
     over: list[Row] = []
-    hidden: list[Row] = []
+    hidden: list[LeaseRow] = []
     first: int | None = None
     for sequence, line, sent, was_hidden, due, attempt, granted in rows:
         if sequence > walk.last:
@@ -102,7 +103,7 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
         if was_hidden is None:
             if not raised or end <= writer.now:
                 continue
-            hidden.append((sequence, walk.generation, line, line, 1, end, 0, 0, sent, None, origin, 0))
+            hidden.append(LeaseRow(sequence, walk.generation, line, 1, 1, end, 0, 0, sent, None, origin))
         elif attempt or due == end or due - granted not in before:
             continue
         elif visible and end <= writer.now:

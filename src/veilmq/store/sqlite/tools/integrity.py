@@ -22,7 +22,7 @@ from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report
 from veilmq.store.sqlite.batch.memtable import replay
-from veilmq.store.sqlite.batch.queues import LINES_MAX
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX
 from veilmq.store.sqlite.disk import redo, redo_file, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
@@ -109,12 +109,13 @@ def _unflushed(connection: apsw.Connection, missing: Sequence[Entry], report: Re
     incarnations = _incarnations(connection)
     last = missing[-1].sequence if missing else _count(connection, "SELECT sequence FROM mark")
     for sequence, each in unflushed.items():
-        found = each.contents
+        found = each.row
         if found.generation not in incarnations:
             report.add("message", f"message {sequence}: in the journal of unflushed messages, but of no queue")
         if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
             report.add("message", f"message {sequence}: in the journal of unflushed messages and in the tables")
-        line_is_right = found.line == found.priority and 1 <= found.priority <= LINES_MAX and found.group is None
+        line_is_right = found.line == found.priority and found.in_line == 1 and found.group is None
+        line_is_right = line_is_right and 1 <= found.priority <= PRIORITY_LINES_MAX
         if not line_is_right or len(found.md5) != 16 or len(found.id) != 16 or sequence > last:
             report.add("message", f"message {sequence}: impossible values")
     return list(unflushed.values())
@@ -128,7 +129,7 @@ def _check_bodies(
     for sequence in sorted(apart):
         report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
-    journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.contents for each in unflushed)]
+    journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.row for each in unflushed)]
     for sequence, expected, body, extras in chain(rows, journal):
         report.messages += 1
         report.body_bytes += len(body)
@@ -147,10 +148,9 @@ _ROWS: Final = (
     ("lease", "lease of {}: there is no such message", "SELECT sequence FROM lease WHERE sequence NOT IN message_of"),
     (
         "lease",
-        "lease of message {}: its queue, line or priority is not the message's",
+        "lease of message {}: its queue or line is not the message's",
         "SELECT l.sequence FROM lease l JOIN message m USING (sequence)"
-        " WHERE l.generation <> m.generation OR l.line IS NOT m.line"
-        " OR l.priority <> iif(m.line BETWEEN 1 AND 16, m.priority, ifnull(abs(m.line), m.priority))",
+        " WHERE l.generation <> m.generation OR l.line <> m.line OR l.in_line <> m.in_line",
     ),
     (
         "lease",
@@ -166,16 +166,16 @@ _ROWS: Final = (
     (
         "message",
         "message {}: in no line, not leased, not set apart: nobody can receive it",
-        "SELECT m.sequence FROM message m WHERE m.line IS NULL AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence ="
+        "SELECT m.sequence FROM message m WHERE m.in_line = 0 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence ="
         " m.sequence) AND m.sequence NOT IN (SELECT sequence FROM quarantine)",
     ),
     (
         "message",
         "message {}: passed over in its line: nobody can receive it",
-        "WITH cursor AS (SELECT generation, line, max(sequence) AS at FROM lease WHERE line BETWEEN 1 AND 16"
+        "WITH cursor AS (SELECT generation, line, max(sequence) AS at FROM lease WHERE in_line = 1 AND line <= 16"
         " GROUP BY 1, 2)"
         " SELECT m.sequence FROM message m INDEXED BY message_line JOIN cursor c ON m.generation = c.generation"
-        " AND m.line = c.line AND m.sequence < c.at WHERE m.line IS NOT NULL"
+        " AND m.line = c.line AND m.sequence < c.at WHERE m.in_line = 1"
         " AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence = m.sequence)",
     ),
     (
@@ -188,29 +188,31 @@ _ROWS: Final = (
         "message",
         "message {}: impossible values",
         "SELECT sequence FROM message WHERE length(md5) <> 16 OR length(id) <> 16"
-        " OR (line BETWEEN -16 AND 16 AND line <> priority)"
+        " OR (line <= 16 AND line <> priority) OR in_line NOT IN (0, 1)"
         " OR sequence > (SELECT sequence FROM mark)",
     ),
     (
         "message",
         "message {}: its group is not known: nobody can receive it",
-        "SELECT sequence FROM message m WHERE (line > 16 OR line < -16)"
+        "SELECT sequence FROM message m WHERE line > 16"
         " AND generation NOT IN (SELECT generation FROM garbage) AND NOT EXISTS"
-        " (SELECT 1 FROM message_group g WHERE g.number = abs(m.line) AND g.generation = m.generation"
+        " (SELECT 1 FROM message_group g WHERE g.number = m.line AND g.generation = m.generation"
         " AND g.name = m.group_id)",
     ),
     (
         "group",
         "group {}: it has no messages, and is still there",
         "SELECT number FROM message_group g WHERE generation NOT IN (SELECT generation FROM garbage)"
-        " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line IN (g.number, -g.number))",
+        " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line = g.number AND in_line = 1)"
+        " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line = g.number AND in_line = 0"
+        " AND line > 16)",
     ),
     (
         "group",
         "group {}: the number of its messages in flight is wrong",
         "SELECT g.number FROM message_group g LEFT JOIN"
-        " (SELECT generation, priority, count(*) AS held FROM lease WHERE hidden = 1 AND attempt > 0 GROUP BY 1, 2) l"
-        " ON l.generation = g.generation AND l.priority = g.number"
+        " (SELECT generation, line, count(*) AS held FROM lease WHERE hidden = 1 AND attempt > 0 GROUP BY 1, 2) l"
+        " ON l.generation = g.generation AND l.line = g.number"
         f" WHERE g.held <> iif(g.generation IN ({_FIFO}), 0, ifnull(l.held, 0))"
         " AND g.generation NOT IN (SELECT generation FROM garbage)",
     ),
@@ -227,7 +229,7 @@ _ROWS: Final = (
         "SELECT g.number FROM message_group g LEFT JOIN message m ON m.sequence = g.free"
         " LEFT JOIN lease l ON l.sequence = g.free WHERE g.free IS NOT NULL"
         " AND g.generation NOT IN (SELECT generation FROM garbage)"
-        " AND (m.generation IS NOT g.generation OR abs(m.line) IS NOT g.number OR l.hidden = 1)",
+        " AND (m.generation IS NOT g.generation OR m.line IS NOT g.number OR l.hidden = 1)",
     ),
     (
         "queue",
@@ -353,9 +355,7 @@ class _Books:
         ).fetchall()
         live: Counter[int] = Counter(dict(rows))
         incarnations = _incarnations(connection)
-        live.update(
-            incarnations[each.contents.generation] for each in unflushed if each.contents.generation in incarnations
-        )
+        live.update(incarnations[each.row.generation] for each in unflushed if each.row.generation in incarnations)
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
         for queue in sorted(self._balance.keys() | live.keys()):
             if self._balance[queue] != live.get(queue, 0):

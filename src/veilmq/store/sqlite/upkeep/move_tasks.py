@@ -29,13 +29,13 @@ from veilmq.model.moves import (
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.store.options import MIB
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row, intact, pack_extras
 from veilmq.store.sqlite.messages.dead_letters import put_elsewhere, quarantine
 from veilmq.store.sqlite.messages.expiry import expire, return_due
 from veilmq.store.sqlite.messages.groups import update_rows
-from veilmq.store.sqlite.messages.places import Place, event_of, find_places
+from veilmq.store.sqlite.messages.places import Place, event_of, find_places, read_stored
 
 STEP_MESSAGES_MAX: Final = 64
 STEP_BYTES_MAX: Final = MIB
@@ -59,11 +59,11 @@ _EVERY: Final = (
 )
 _IN_LINE: Final = (
     "SELECT sequence FROM message INDEXED BY message_line"
-    " WHERE generation = ? AND line = ? AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+    " WHERE generation = ? AND line = ? AND in_line = 1 AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
 )
 _RETURNED: Final = (
     "SELECT sequence FROM lease INDEXED BY lease_returned"
-    " WHERE generation = ? AND hidden = 0 AND priority = ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+    " WHERE generation = ? AND hidden = 0 AND line = ? AND sequence <= ? ORDER BY sequence LIMIT ?"
 )
 _OF_GROUPS: Final = (
     "SELECT free FROM message_group INDEXED BY message_group_free"
@@ -71,7 +71,7 @@ _OF_GROUPS: Final = (
 )
 _RETURNED_OF_TENANTS: Final = (
     "SELECT sequence FROM lease INDEXED BY lease_returned"
-    " WHERE generation = ? AND hidden = 0 AND priority > ? AND sequence <= ? LIMIT ?"
+    " WHERE generation = ? AND hidden = 0 AND line > ? AND sequence <= ? LIMIT ?"
 )
 """Messages that `_OF_GROUPS` misses, because their tenant has a later message that has waited longer."""
 
@@ -275,7 +275,7 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
     """Up to `count` visible messages, the most urgent first and of those the oldest; of each group only the first."""
     generation = source.generation
     sequences: list[int] = []
-    for priority in sorted(range(1, LINES_MAX + 1) if source.returned else source.ready):
+    for priority in sorted(range(1, PRIORITY_LINES_MAX + 1) if source.returned else source.ready):
         cursor = source.cursors.get(priority, 0)
         rows: list[Row] = []
         if source.ready.get(priority):
@@ -289,7 +289,7 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
         update_rows(writer, source)
         rows = writer.read(_OF_GROUPS, (generation, last, count))
         if not rows and not source.settings.fifo:
-            rows = writer.read(_RETURNED_OF_TENANTS, (generation, LINES_MAX, last, count))
+            rows = writer.read(_RETURNED_OF_TENANTS, (generation, PRIORITY_LINES_MAX, last, count))
         sequences += [row[0] for row in rows]
     if not sequences:
         return []
@@ -300,9 +300,8 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
 def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool | MoveFailure:
     """Move one message to the end of its line in its destination, or return why that cannot be; False if its body is
     damaged: then it is quarantined."""
-    (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
-    sender, packed, md5, body = row
-    extras = intact(body, md5, packed)
+    (message,) = read_stored(writer, (place.sequence,))
+    extras = intact(message.body, message.md5, message.packed)
     if extras is None:
         quarantine(writer, source, place)
         return False
@@ -316,13 +315,13 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
         return MoveFailure.KIND_DIFFERS
     if place.body_bytes > to.settings.message_bytes_max:
         return MoveFailure.MESSAGE_TOO_LARGE
-    if packed is not None:
+    if message.packed is not None:
         extras = msgspec.structs.replace(
             extras, dead_letter_source=None, dead_first_received=None, dead_receives=0, error_type="", error=""
         )
-        packed = pack_extras(extras)
-    message = writer.next_id()
-    detail = put_elsewhere(writer, source, place, to, message, writer.now, (sender, packed, md5, body))
-    detail["target_message"] = message.hex()
+        message.packed = pack_extras(extras)
+    message.id, message.sent = writer.next_id(), writer.now
+    detail = put_elsewhere(writer, source, place, to, message)
+    detail["target_message"] = message.id.hex()
     writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
     return True

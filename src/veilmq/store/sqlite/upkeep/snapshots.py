@@ -18,7 +18,7 @@ from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind, Part
 from veilmq.store.options import Options
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import Row
+from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Row
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 
 MESSAGES_MAX: Final = 16
@@ -26,8 +26,7 @@ MESSAGES_MAX: Final = 16
 QUEUE_STEPS: Final = 4
 """How many messages a queue's settings count as."""
 _HELD: Final = (
-    "SELECT m.generation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
-    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
+    f"SELECT m.generation, {HELD_COLUMNS}, d.at"
     " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
     " WHERE m.sequence > ? AND m.sequence <= ? ORDER BY m.sequence LIMIT ?"
 )

@@ -15,7 +15,7 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.options import MIB, Options
-from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages.dead_letters import remove_rows
 from veilmq.store.sqlite.messages.expiry import expire, return_due
@@ -51,17 +51,17 @@ _FIRST_BY_EXPIRY: Final = (
 )
 _FIRST_IN_LINE: Final = (
     "SELECT sequence, coalesce(expires, sent + ?2) AS ends FROM message INDEXED BY message_line"
-    " WHERE generation = ?1 AND line = ?3 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
+    " WHERE generation = ?1 AND line = ?3 AND in_line = 1 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
 )
 _FIRST_RETURNED: Final = (
     "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends FROM"
     " (SELECT sequence FROM lease INDEXED BY lease_returned"
-    "  WHERE generation = ?1 AND hidden = 0 ORDER BY priority, sequence LIMIT ?3) l"
+    "  WHERE generation = ?1 AND hidden = 0 ORDER BY line, sequence LIMIT ?3) l"
     " CROSS JOIN message m ON m.sequence = l.sequence"
     " UNION ALL SELECT m.sequence, coalesce(m.expires, m.sent + ?2) FROM"
-    f" (VALUES {', '.join(f'({priority})' for priority in range(1, LINES_MAX + 1))}) p"
+    f" (VALUES {', '.join(f'({priority})' for priority in range(1, PRIORITY_LINES_MAX + 1))}) p"
     " CROSS JOIN message m ON m.sequence = (SELECT sequence FROM lease INDEXED BY lease_returned"
-    "  WHERE generation = ?1 AND hidden = 0 AND priority = p.column1 ORDER BY sequence LIMIT 1)"
+    "  WHERE generation = ?1 AND hidden = 0 AND line = p.column1 ORDER BY sequence LIMIT 1)"
 )
 """Some returned messages, and the first of each priority, so that many of one priority do not hide the others."""
 _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows})"
@@ -127,7 +127,7 @@ def _collect(writer: Writer, steps_max: int) -> int:
     for rows in (
         "SELECT sequence FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 LIMIT ?",
         "SELECT sequence FROM lease INDEXED BY lease_returned WHERE generation = ? AND hidden = 0 LIMIT ?",
-        "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND line IS NOT NULL LIMIT ?",
+        "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND in_line = 1 LIMIT ?",
         "SELECT sequence FROM quarantine WHERE generation = ? LIMIT ?",
     ):
         found = writer.read_packed(_SIZED.format(rows=rows), (generation, steps_max), _SIZED_DECODER)
