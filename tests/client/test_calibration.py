@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.timeouts.calibration import Sample, calibrate, histogram, quantile, rounded_up
+from veilmq.client.timeouts.schedule import Sample, calibrate, histogram, quantile, rounded_up
 
 TIMES = st.floats(0, 10**5, allow_nan=False)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from veilmq.client.clock import Alarm
 from veilmq.client.worker import Cancelled, Cause
-from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.flow import Ready
 from veilmq.client.worker.job import Cancellation
 from veilmq.testing.client_contract.stage import MovableClock

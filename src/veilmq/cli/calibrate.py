@@ -13,8 +13,8 @@ import msgspec
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.work import handler_of, kind_of, open_queue, run
-from veilmq.client.timeouts.calibration import Calibration, Sample
-from veilmq.client.timeouts.calibration import calibrate as judge
+from veilmq.client.timeouts.schedule import Calibration, Sample
+from veilmq.client.timeouts.schedule import calibrate as judge
 from veilmq.server.logs import set_up
 
 _BAR: Final = 40

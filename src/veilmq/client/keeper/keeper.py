@@ -1,6 +1,6 @@
 """The lease keeper: keeps received messages leased while their handlers work, and lets them come back soon if not.
 
-Strategy: one thread asks decisions.py which leases are due and passes them to a pool of senders (sending.py). One lock
+Strategy: one thread asks decisions.py which leases are due and passes them to a pool of senders. One lock
 guards the decisions; it is never held during a call to the queue, the plan or the user's code. The monotonic clock is
 read before each call, so the keeper never believes that a lease is longer than the queue does. A busy handler, a
 blocked event loop or a server that hangs does not stop the deciding thread.
@@ -20,10 +20,9 @@ from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, batch_size, check_lease
 from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State, may_have_happened
-from veilmq.client.keeper.sending import SenderPool, Teller
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
-from veilmq.client.threads import Closing, OfProcess
+from veilmq.client.threads import Closing, OfProcess, SenderPool, Teller
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.reports import Failure
 

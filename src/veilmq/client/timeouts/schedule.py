@@ -1,4 +1,4 @@
-"""The cheapest schedule of leases for a survival curve: optimal inspection.
+"""The cheapest schedule of leases for a survival curve (optimal inspection), and what a load test says about timeouts.
 
 Strategy: a lease's end is the next inspection of an attempt. Frequent inspections cost calls, and each call may be
 late; rare ones cost recovery time when a worker dies. For each age of an attempt, the schedule gives the length of the
@@ -13,10 +13,16 @@ buckets. An attempt that finished is an event in its bucket. One whose worker va
 life: it took longer, but nobody knows how much. The estimator is Kaplan-Meier's. Old attempts count less and less
 (`half_life`), so that the curve follows a drift. A prior of a few attempts, spread evenly over the logarithm of time,
 applies where nothing has been seen yet. Source: docs/patterns/adaptive-timeout.md; Kaplan and Meier 1958.
+
+Calibration: the same over the samples of a load test. A handler that finished is an exact sample; one that failed is
+censored. Percentiles are None beyond the range of the samples. There are two recommendations: leases for a keeper that
+extends them, and one timeout for a consumer that never extends. Source: document 004 ("perform a series of load tests
+on the consumer"); document 003, 1.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp, inf, log
 from typing import Final
 
@@ -280,3 +286,135 @@ def _for_ever(costs: Costs, late: float, margin: float, step: float) -> float:
     """The cost of such an attempt until it crashes, or for two hours if there are no crashes."""
     rate = costs.crashes_per_second
     return (costs.recovery * rate * (step / 2 + margin) + late / step) / max(rate, 1 / 7_200)
+
+
+SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+SAFETY: Final = 1.5
+"""A timeout that is never extended is the longest time seen, multiplied by this."""
+SAMPLES_FEW: Final = 100
+LEASE_MIN: Final = 5.0
+_STEPS: Final = (1.0, 2.0, 5.0)
+_ROUND: Final = (
+    1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600, 900, 1_200, 1_800, 2_700, 3_600, 5_400, 7_200,
+    10_800, 14_400, 21_600, 28_800, 43_200,
+)  # fmt: skip
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One run of the handler."""
+
+    seconds: float
+    finished: bool
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """Runs of more than `over` and up to `upto` seconds."""
+
+    over: float
+    upto: float
+    finished: int
+    failed: int
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """The results. Seconds."""
+
+    finished: int
+    failed: int
+    percentiles: dict[str, float | None]
+    """`p50`, `p90`, `p95`, `p99`, `p99.9`; None beyond the range of the samples."""
+    longest: float
+    """Longest run, finished or not."""
+    mean: float | None
+    """Of the runs that finished."""
+    histogram: tuple[Bucket, ...]
+    """Bounds 1, 2, 5, 10, ..., without empty ends."""
+    first_lease: float
+    """With a keeper: the lease to ask for at receive."""
+    renewal_margin: float
+    """With a keeper: how long before its end to extend a lease."""
+    timeout: float | None
+    """Without a keeper; None: the longest runs failed, so nobody knows how long they take."""
+    notes: tuple[str, ...]
+    """Caveats to read before relying on the numbers."""
+
+
+def calibrate(samples: Sequence[Sample], costs: Costs | None = None) -> Calibration:
+    """Evaluate the samples. Raises ValueError if there are none, or if one is below 0."""
+    if not samples:
+        raise ValueError("there are no samples")
+    if min(each.seconds for each in samples) < 0:
+        raise ValueError("a processing time cannot be below 0")
+    learnt = Survival(half_life=None)
+    for each in samples:
+        (learnt.finished if each.finished else learnt.censored)(each.seconds)
+    finished = sorted(each.seconds for each in samples if each.finished)
+    failed = [each.seconds for each in samples if not each.finished]
+    plan = plan_of(learnt.curve(), costs, shortest=LEASE_MIN)
+    known = bool(finished) and (not failed or max(failed) <= finished[-1])
+    timeout = rounded_up(max(finished[-1] * SAFETY, 1.0)) if known else None
+    return Calibration(
+        finished=len(finished),
+        failed=len(failed),
+        percentiles={f"p{share * 100:g}": quantile(samples, share) for share in SHARES},
+        longest=max(each.seconds for each in samples),
+        mean=sum(finished) / len(finished) if finished else None,
+        histogram=histogram(samples),
+        first_lease=rounded_up(plan.first),
+        renewal_margin=plan.margin,
+        timeout=timeout,
+        notes=_notes(len(finished), len(failed), known),
+    )
+
+
+def quantile(samples: Sequence[Sample], share: float) -> float | None:
+    """Seconds within which that share of runs finishes, by Kaplan-Meier; None beyond the range of the samples."""
+    alive, at_risk = 1.0, len(samples)
+    # Among equal times, the finished runs come first: a run that failed at that time was still at risk.
+    for each in sorted(samples, key=lambda sample: (sample.seconds, not sample.finished)):
+        if each.finished:
+            alive *= 1 - 1 / at_risk
+            if alive <= 1 - share + 1e-12:
+                return each.seconds
+        at_risk -= 1
+    return None
+
+
+def histogram(samples: Sequence[Sample]) -> tuple[Bucket, ...]:
+    """Counts in buckets bounded by 1, 2 and 5 times powers of ten, from 1 ms on."""
+    bounds = [0.0, 0.001]
+    longest = max(each.seconds for each in samples)
+    while bounds[-1] < longest:
+        step, power = divmod(len(bounds) - 1, 3)[::-1]
+        bounds.append(_STEPS[step] * 10.0 ** (power - 3))
+    found = [
+        Bucket(
+            over,
+            upto,
+            sum(1 for each in samples if each.finished and _within(each.seconds, over, upto)),
+            sum(1 for each in samples if not each.finished and _within(each.seconds, over, upto)),
+        )
+        for over, upto in pairwise(bounds)
+    ]
+    filled = [place for place, bucket in enumerate(found) if bucket.finished + bucket.failed]
+    return tuple(found[filled[0] : filled[-1] + 1])
+
+
+def rounded_up(seconds: float) -> float:
+    """The next length that people usually set: 30, 45, 60, 90 s ... up to 12 h."""
+    return float(next((each for each in _ROUND if each >= seconds), _ROUND[-1]))
+
+
+def _within(seconds: float, over: float, upto: float) -> bool:
+    return over < seconds <= upto or (over == 0 and seconds == 0)
+
+
+def _notes(finished: int, failed: int, known: bool) -> tuple[str, ...]:
+    notes = []
+    if finished < SAMPLES_FEW:
+        notes.append(f"{finished} finished runs say little about the longest ones: measure {SAMPLES_FEW} or more")
+    if failed:
+        notes.append(f"{failed} failed runs count as longer than they took")
+    if not known:
+        notes.append("the longest runs failed: no timeout without extensions can be recommended")
+    return tuple(notes)

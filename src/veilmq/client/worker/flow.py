@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import Alarm, Clock
 from veilmq.client.threads import DaemonPool
-from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.job import STOPPED, Cause, Hand, HeldClaim, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts, Spans
