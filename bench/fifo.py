@@ -24,7 +24,7 @@ from stages import URL, Stages, signed
 from veilmq.engine.limits import Limits
 from veilmq.model.commands import Send
 from veilmq.model.instant import Instant
-from veilmq.protocols.sqs.checksums import body_md5
+from veilmq.protocols.sqs.operations.message_attributes import body_md5
 
 FIFO_URL = URL + ".fifo"
 TEXT = "x" * 200

@@ -15,7 +15,7 @@ from veilmq.model.instant import Instant
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
-from veilmq.protocols.sqs.operations.authorize import note
+from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.server import queues_file
 from veilmq.server.aliases import NO_ALIASES
 from veilmq.server.clock import LeaseClock, wall

@@ -18,8 +18,7 @@ from veilmq.model.queue import (
     RedrivePermission,
     RedrivePolicy,
 )
-from veilmq.protocols.sqs.addresses import queue_of_arn
-from veilmq.protocols.sqs.arns import arn
+from veilmq.protocols.sqs.addresses import arn, queue_of_arn
 from veilmq.protocols.sqs.attributes import NAMES, attributes_of, settings_change
 from veilmq.protocols.sqs.errors import Refusal
 from veilmq.testing.for_each import for_each

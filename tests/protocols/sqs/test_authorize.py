@@ -15,7 +15,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
-from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
+from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 from veilmq.testing.for_each import for_each
 
 OWNER, FRIEND = "111122223333", "444455556666"

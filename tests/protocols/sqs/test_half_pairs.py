@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from veilmq.protocols.sqs import half_pairs, json_form
 from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, MALFORMED_INPUT, Refusal
+from veilmq.protocols.sqs.forms import json_form
 from veilmq.testing.for_each import for_each
 
 HALF = "\ud800"
@@ -108,7 +108,9 @@ def test_where_no_check_would_meet_it_the_request_is_refused(operation: str, giv
 
 def test_a_whole_pair_is_a_character() -> None:
     assert ask("SendMessage", {"MessageBody": "\U0001f600"}).message_body == "\U0001f600"
-    assert half_pairs.read("SendMessage", rb'{"MessageBody":"\ud83d\ude00"}') == {"MessageBody": "\U0001f600"}
+    assert json_form.replaced_half_pairs("SendMessage", rb'{"MessageBody":"\ud83d\ude00"}') == {
+        "MessageBody": "\U0001f600"
+    }
 
 
 @for_each(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.protocols.sqs.conftest import KEY, Ring
 
-from veilmq.protocols.sqs.arns import partition
+from veilmq.protocols.sqs.addresses import partition
 from veilmq.protocols.sqs.codec import Codec, Endpoint
 
 MINE, FRIEND = "111122223333", "444455556666"

@@ -10,11 +10,11 @@ import pytest
 from veilmq.model.commands import ChangeQueue, DescribeQueue, Origin
 from veilmq.model.queue import QueueKey, SettingsChange
 from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.auth.authorize import ACROSS_ACCOUNTS, note
+from veilmq.protocols.sqs.auth.policy import AccessRequest, Decision, PolicyInvalid, evaluate, read_policy
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
-from veilmq.protocols.sqs.operations.authorize import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.operations.table import OPERATIONS
-from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
-from veilmq.protocols.sqs.policy import AccessRequest, Decision, PolicyInvalid, evaluate, read_policy
+from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 from veilmq.testing.for_each import for_each
 
 OWNER, FRIEND = "111122223333", "444455556666"

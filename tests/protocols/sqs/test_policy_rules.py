@@ -8,8 +8,8 @@ import pytest
 
 from veilmq.model.commands import ChangeQueue, Origin
 from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs.auth.policy import ACTIONS, ActionUnknown, check_rules
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
-from veilmq.protocols.sqs.policy_rules import ACTIONS, ActionUnknown, check_rules
 from veilmq.testing.for_each import for_each
 
 OWNER, FRIEND = "111122223333", "444455556666"

@@ -6,9 +6,9 @@ import pytest
 from msgspec import inspect
 
 from veilmq.protocols.http import Request
-from veilmq.protocols.sqs import query_form
 from veilmq.protocols.sqs.codec import Endpoint
 from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal
+from veilmq.protocols.sqs.forms import query_form
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.testing.for_each import for_each
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from veilmq.protocols.sqs import json_form
 from veilmq.protocols.sqs.errors import MALFORMED_INPUT, QUERY_WORDS, Refusal
+from veilmq.protocols.sqs.forms import json_form
 from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"

@@ -26,7 +26,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.canonical import canonical_path
+from veilmq.protocols.sqs.auth.signature_parts import canonical_path
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each
 

@@ -40,10 +40,10 @@ from veilmq.model.outcomes import (
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
 from veilmq.model.reports import WORKING
 from veilmq.protocols.http import Request, Response
-from veilmq.protocols.sqs.checksums import body_md5
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
-from veilmq.protocols.sqs.operations import veil_shapes as shapes
-from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
+from veilmq.protocols.sqs.operations.message_attributes import body_md5
+from veilmq.protocols.sqs.veil import shapes
+from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 from veilmq.testing.for_each import for_each
 
 KEY = AccessKey("AKIDEXAMPLE", "a secret", "111122223333", grants=EVERYTHING)

@@ -1,10 +1,13 @@
-"""Converts queue URLs and ARNs to queues, and queues to URLs.
+"""Converts queue URLs and Amazon Resource Names to queues, and queues to URLs and ARNs.
 
 Strategy: a URL's last two path segments are account and queue, whatever its host and prefix. A bare name is a queue of
 the caller's account (AWS accepts it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"), and so is
 `/queue/NAME`, which emulators used for years. The region is the one in the URL, as `sqs.REGION.` before the base domain
-or as `/queue/REGION/ACCOUNT/NAME`; otherwise the one in the request's signature. An ARN may name any of AWS's
-partitions: only its region counts.
+or as `/queue/REGION/ACCOUNT/NAME`; otherwise the one in the request's signature.
+
+An ARN is `arn:partition:sqs:region:account:name`; a table maps the region to the partition. An ARN in a request may
+name any of AWS's partitions: only its region counts. Source: "Amazon Resource Names" in the IAM User Guide; the regions
+of each partition as botocore's `partitions.json` has them.
 """
 
 from typing import Final
@@ -14,12 +17,39 @@ import msgspec
 
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request, address_used
-from veilmq.protocols.sqs import errors, limits
-from veilmq.protocols.sqs.authorization import region_of_host
-from veilmq.protocols.sqs.errors import Refusal
-from veilmq.protocols.sqs.signature import Caller
+from veilmq.protocols.sqs import limits
 
-_URL_CHARACTERS_CACHED_MAX: Final = 512
+_PARTITIONS: Final = (
+    ("cn-", "aws-cn"),
+    ("us-gov-", "aws-us-gov"),
+    ("us-iso-", "aws-iso"),
+    ("us-isob-", "aws-iso-b"),
+    ("eu-isoe-", "aws-iso-e"),
+    ("us-isof-", "aws-iso-f"),
+    ("eusc-", "aws-eusc"),
+)
+USUAL: Final = "aws"
+"""Partition of every other region."""
+
+
+def partition(region: str) -> str:
+    """The partition of a region."""
+    for prefix, name in _PARTITIONS:
+        if region.startswith(prefix):
+            return name
+    return USUAL
+
+
+def arn(queue: QueueKey) -> str:
+    """Amazon Resource Name of a queue."""
+    return f"arn:{partition(queue.region)}:sqs:{queue.region}:{queue.account}:{queue.name}"
+
+
+def user_arn(region: str, account: str, key_id: str) -> str:
+    """Amazon Resource Name of the user of a key, in a region's partition."""
+    return f"arn:{partition(region)}:iam::{account}:user/{key_id}"
+
+
 _OWN: Final = "queue"
 """Instead of an account: the caller's own. Before a region: the form with the region in the path."""
 STANDARD: Final = "standard"
@@ -51,7 +81,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     kms_faults: tuple[tuple[str, str], ...] = ()
     """KmsMasterKeyId of keys that cannot be used, each with a name of `errors.KMS_FAULTS`."""
     guarded: set[QueueKey] = set()
-    """Queues whose policy may deny something: a hint, maintained by operations/authorize.py. The policy of such a queue
+    """Queues whose policy may deny something: a hint, maintained by auth/authorize.py. The policy of such a queue
     is read before a call of its own account goes on."""
 
 
@@ -65,30 +95,37 @@ def is_fifo(name: str) -> bool:
     return name.endswith(limits.FIFO_SUFFIX)
 
 
-def resolve(caller: Caller, url: str, endpoint: Endpoint) -> QueueKey:
-    """The queue of a URL, path or name, of another account too. Raises Refusal: QueueDoesNotExist."""
+def region_of_host(base_domain: str, host: str) -> str | None:
+    """The region that a host of the form `sqs.<region>.<base domain>` names, with or without a port."""
+    name, ending = host.partition(":")[0].lower(), "." + base_domain.lower()
+    if not name.startswith("sqs.") or not name.endswith(ending):
+        return None
+    region = name[len("sqs.") : -len(ending)]
+    return region if limits.REGION.match(region) else None
+
+
+def queue_of_url(url: str, endpoint: Endpoint, account: str, region: str) -> QueueKey | None:
+    """The queue of a URL, path or name, of another account too; None if it is none of these.
+
+    account, region: the caller's, where the URL names neither.
+    """
     path = url.removesuffix("/")  # the API Reference writes queue URLs of the Query form with a final slash
-    region = None
+    named = None
     if is_queue_name(url):
-        segments = ["", caller.key.account, url]
+        segments = ["", account, url]
     elif "://" in url:
         segments = path.partition("://")[2].split("/")
         if endpoint.base_domain is not None:
-            region = region_of_host(endpoint.base_domain, segments[0])
+            named = region_of_host(endpoint.base_domain, segments[0])
     else:
         segments = ["", *path.lstrip("/").split("/")]
     if len(segments) > 4 and segments[-4] == _OWN and limits.REGION.match(segments[-3]):
-        region = segments[-3]
+        named = segments[-3]
     if len(segments) > 2 and segments[-2] in {_OWN, endpoint.account_alias}:
-        segments[-2] = caller.key.account
+        segments[-2] = account
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]) or not is_queue_name(segments[-1]):
-        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
-    queue = QueueKey(segments[-2], region or caller.region, segments[-1])
-    # A queue of another account is not cached: each request that names one is checked against its policy.
-    own = not caller.verified or queue.account == caller.key.account
-    if own and len(url) <= _URL_CHARACTERS_CACHED_MAX:
-        caller.queues.keep(url, queue)
-    return queue
+        return None
+    return QueueKey(segments[-2], named or region, segments[-1])
 
 
 def queue_of_arn(text: str) -> QueueKey | None:

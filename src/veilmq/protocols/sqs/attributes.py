@@ -21,25 +21,18 @@ from veilmq.model.queue import (
     RedrivePolicy,
     SettingsChange,
 )
-from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.addresses import is_fifo, queue_of_arn
-from veilmq.protocols.sqs.arns import arn
-from veilmq.protocols.sqs.errors import (
-    INVALID_ATTRIBUTE_NAME,
-    INVALID_ATTRIBUTE_VALUE,
-    INVALID_PARAMETER_VALUE,
-    LABEL_PREFIX,
-    NO_ACTION,
-    OVER_LIMIT,
-    THROUGHPUT,
-    Refusal,
-    invalid_value,
-    policy_too_long,
-    redrive_text,
+from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs.addresses import arn, is_fifo, queue_of_arn
+from veilmq.protocols.sqs.auth.policy import (
+    ActionUnknown,
+    PolicyInvalid,
+    PolicyTooLarge,
+    check_rules,
+    policy_meaning,
+    read_policy,
+    shown_policy,
 )
-from veilmq.protocols.sqs.message_attributes import check_text
-from veilmq.protocols.sqs.policy import PolicyInvalid, policy_meaning, read_policy, shown_policy
-from veilmq.protocols.sqs.policy_rules import ActionUnknown, PolicyTooLarge, check_rules
+from veilmq.protocols.sqs.errors import LABEL_PREFIX, Refusal, check_text, invalid_value, policy_too_long, redrive_text
 
 
 class _Number(NamedTuple):
@@ -83,7 +76,7 @@ _ONE_ENCRYPTION: Final = (
 def unknown_name(name: str) -> Refusal:
     """InvalidAttributeName."""
     shown = name if len(name) <= 256 else name[:256] + "..."
-    return Refusal(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {shown}.")
+    return Refusal(errors.INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {shown}.")
 
 
 def _fifo_only(name: str) -> Refusal:
@@ -91,11 +84,11 @@ def _fifo_only(name: str) -> Refusal:
     a longer message."""
     if name == "ContentBasedDeduplication":
         return unknown_name(name)
-    return Refusal(INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when FifoQueue is set to true.")
+    return Refusal(errors.INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when FifoQueue is set to true.")
 
 
 def _bad_value(name: str) -> Refusal:
-    return Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
+    return Refusal(errors.INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
 
 
 def _number(text: str, minimum: int, maximum: int, name: str) -> int:
@@ -146,7 +139,7 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
             raise unknown_name("FifoQueue")
         if not value:
             words = "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
-            raise Refusal(INVALID_ATTRIBUTE_VALUE, words)
+            raise Refusal(errors.INVALID_ATTRIBUTE_VALUE, words)
     elif not value:
         raise unknown_name("FifoQueue")
     elif not is_fifo(queue.name):
@@ -154,12 +147,12 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
             ".fifo suffix and be 1 to 80 in length."
         )
-        raise Refusal(INVALID_PARAMETER_VALUE, text)
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, text)
 
 
 def _check_encryption(labels: dict[str, str], creating: bool) -> None:
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId") and labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
-        raise Refusal(INVALID_ATTRIBUTE_VALUE if creating else INVALID_ATTRIBUTE_NAME, _ONE_ENCRYPTION)
+        raise Refusal(errors.INVALID_ATTRIBUTE_VALUE if creating else errors.INVALID_ATTRIBUTE_NAME, _ONE_ENCRYPTION)
     # One kind of encryption removes the other, as on AWS. The default has no label, so a CreateQueue that names it
     # explicitly matches the same queue.
     if labels.get(_REUSE) == _REUSE_DEFAULT:
@@ -173,7 +166,7 @@ def _check_encryption(labels: dict[str, str], creating: bool) -> None:
 
 def _check_throughput(change: SettingsChange) -> None:
     if change.get("throughput_per_group") and change.get("deduplication_scope") is DeduplicationScope.QUEUE:
-        raise Refusal(INVALID_ATTRIBUTE_VALUE, THROUGHPUT)
+        raise Refusal(errors.INVALID_ATTRIBUTE_VALUE, errors.THROUGHPUT)
 
 
 def _label(name: str, text: str, creating: bool) -> str:
@@ -182,7 +175,7 @@ def _label(name: str, text: str, creating: bool) -> str:
     if len(text.encode()) > limits.LABEL_BYTES_MAX:
         raise _bad_value(name)
     if text:
-        check_text(text, f"queue attribute '{name}' value", INVALID_ATTRIBUTE_VALUE)
+        check_text(text, f"queue attribute '{name}' value", errors.INVALID_ATTRIBUTE_VALUE)
     if name == "Policy" and text:
         _check_policy(text)
     elif name == "KmsDataKeyReusePeriodSeconds":
@@ -212,13 +205,13 @@ def _check_policy(text: str) -> None:
     try:
         check_rules(read_policy(text))
     except ActionUnknown as wrong:
-        raise invalid_value("ActionName", wrong.shown, NO_ACTION) from None
+        raise invalid_value("ActionName", wrong.shown, errors.NO_ACTION) from None
     except PolicyTooLarge as wrong:
-        raise Refusal(OVER_LIMIT, str(wrong)) from None
+        raise Refusal(errors.OVER_LIMIT, str(wrong)) from None
     except PolicyInvalid as wrong:
         # The first sentence is AWS's whole message.
         reason = f"Invalid value for the parameter Policy. Reason: {wrong}."
-        raise Refusal(INVALID_ATTRIBUTE_VALUE, reason) from None
+        raise Refusal(errors.INVALID_ATTRIBUTE_VALUE, reason) from None
 
 
 def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
@@ -300,7 +293,7 @@ def _bad_redrive_allow(reason: str) -> Refusal:
     text = (
         "Invalid value for the parameter RedriveAllowPolicy. Reason: Amazon SQS can't create the redrive allow policy"
     )
-    return Refusal(INVALID_ATTRIBUTE_VALUE, text + reason)
+    return Refusal(errors.INVALID_ATTRIBUTE_VALUE, text + reason)
 
 
 def _set_content_deduplication(change: SettingsChange, text: str, queue: QueueKey) -> None:

@@ -1,27 +1,35 @@
-"""The types of the operations: a verified request, the call it becomes, and an operation's row.
+"""The types of the operations: a verified request, the call it becomes, an operation's row, and the entries of a batch.
 
 Strategy: an operation turns an `Asked` into a `Call`, which goes to the engine and returns with its outcomes. An
 `Operation` is a row with two functions, from input to commands and from outcomes to result; neither knows the wire
 form.
+
+The entries of the three batch operations are checked and answered one by one: an error of the batch refuses the
+request, an error of an entry fails only that entry. Source: "Error" sections of the batch operations in the SQS API
+Reference.
 """
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from veilmq.model.access import AccessKey
 from veilmq.model.commands import AnyCommand
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request
-from veilmq.protocols.sqs import results
-from veilmq.protocols.sqs.addresses import Endpoint, resolve
+from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs.addresses import Endpoint, queue_of_url
+from veilmq.protocols.sqs.auth.signature import Caller
 from veilmq.protocols.sqs.errors import Refusal, fault_of, missing
-from veilmq.protocols.sqs.signature import Caller
+from veilmq.protocols.sqs.forms.shapes import BatchResultErrorEntry, SqsResult
+from veilmq.protocols.sqs.veil.shapes import VeilResult
+
+_URL_CHARACTERS_CACHED_MAX: Final = 512
 
 
 class Form(IntEnum):
@@ -54,9 +62,15 @@ class Asked(msgspec.Struct, gc=False):
         return self.caller.queues.get(url) or self._resolved(url)
 
     def _resolved(self, url: str) -> QueueKey:
-        queue = resolve(self.caller, url, self.endpoint)
-        if self.caller.verified and queue.account != self.caller.key.account:
+        caller = self.caller
+        queue = queue_of_url(url, self.endpoint, caller.key.account, caller.region)
+        if queue is None:
+            raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+        # A queue of another account is not cached: each request that names one is checked against its policy.
+        if caller.verified and queue.account != caller.key.account:
             self.foreign = queue
+        elif len(url) <= _URL_CHARACTERS_CACHED_MAX:
+            caller.queues.keep(url, queue)
         return queue
 
 
@@ -68,6 +82,8 @@ class Entry(msgspec.Struct, gc=False):
     refusal: Refusal | None = None
 
 
+Result = SqsResult | VeilResult
+
 Plan = tuple[tuple[AnyCommand, ...], Any]
 """The commands of an operation, and a memo for its response."""
 
@@ -78,7 +94,7 @@ class Operation(msgspec.Struct, frozen=True):
     name: str
     input_type: type[msgspec.Struct]
     plan: "Callable[[Asked, Any], Plan]"
-    answer: "Callable[[Call, Sequence[Outcome]], results.Result | Call]"
+    answer: "Callable[[Call, Sequence[Outcome]], Result | Call]"
     """The result; or a further call, if this one only read what the operation depends on. Raises Refusal if the whole
     call failed."""
     before: "Callable[[Call], Call] | None" = None
@@ -104,3 +120,64 @@ def sole(call: Call, outcomes: Sequence[Outcome]) -> Any:
     if isinstance(outcome, VeilError):
         raise fault_of(outcome, call.commands[0])
     return outcome
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str | None: ...
+
+
+HasId = TypeVar("HasId", bound=_HasId)
+
+
+def plan_entries(
+    asked: Asked, queue: QueueKey, given: list[HasId] | None, name: str, command_of: Callable[[HasId], AnyCommand]
+) -> tuple[tuple[AnyCommand, ...], list[Entry]]:
+    """Commands of the valid entries, and all entries. `name`: an entry's name in the Query form."""
+    if not given:
+        raise Refusal(errors.EMPTY_BATCH_REQUEST, f"There should be at least one {name} in the request.")
+    if len(given) > limits.ENTRIES_MAX:
+        text = f"Maximum number of entries per request are {limits.ENTRIES_MAX}. You have sent {len(given)}."
+        raise Refusal(errors.TOO_MANY_ENTRIES, text)
+    seen = set()
+    for number, entry in enumerate(given, 1):
+        if entry.id is None:
+            raise missing(f"{name}.{number}.Id")
+        if not limits.ENTRY_ID.match(entry.id):
+            text = "A batch entry id can only contain alphanumeric characters, hyphens and underscores."
+            raise Refusal(errors.INVALID_BATCH_ENTRY_ID, f"{text} It can be at most 80 letters long.")
+        if entry.id in seen:
+            raise Refusal(errors.BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
+        seen.add(entry.id)
+    commands: list[AnyCommand] = []
+    entries = []
+    for entry in given:
+        identity = entry.id or ""
+        try:
+            commands.append(command_of(entry))
+        except Refusal as refusal:
+            entries.append(Entry(identity, -1, refusal))
+        else:
+            entries.append(Entry(identity, len(commands) - 1))
+    if not commands:
+        asked.refused_batch = queue
+    return tuple(commands), entries
+
+
+def check_whole(call: Call, outcomes: Sequence[Outcome]) -> None:
+    """Raises Refusal if the whole batch failed: its queue is missing, or the server did none of it."""
+    refusals = []
+    for command, outcome in zip(call.commands, outcomes, strict=True):
+        if not isinstance(outcome, VeilError):
+            return
+        refusal = fault_of(outcome, command)
+        if isinstance(outcome, QueueMissing):
+            raise refusal
+        refusals.append(refusal)
+    if refusals and not any(refusal.fault.sender for refusal in refusals):
+        raise refusals[0]
+
+
+def failed(entry: Entry, refusal: Refusal) -> BatchResultErrorEntry:
+    """The entry's result under Failed."""
+    return BatchResultErrorEntry(entry.id, refusal.fault.sender, refusal.fault.code, refusal.message)

@@ -1,8 +1,8 @@
 """The codec of SQS: turns requests into calls, and outcomes into responses.
 
-Strategy: every request takes the same path: verify the sender (signature.py), parse the form (json_form.py,
-query_form.py), run the operation (operations/). Each step may refuse, and every refusal becomes a response here, in the
-form of the request. No exception leaves `decode`.
+Strategy: every request takes the same path: verify the sender (auth/signature.py), parse the form (forms/json_form.py,
+forms/query_form.py), run the operation (operations/, veil/). Each step may refuse, and every refusal becomes a response
+here, in the form of the request. No exception leaves `decode`.
 
 The bound on requests is a token bucket per account, which fills at the rate and holds one second's worth. A request
 takes one token or is refused with RequestThrottled. An account without requests for a second has a full bucket, which
@@ -18,12 +18,13 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response, external_path
-from veilmq.protocols.sqs import errors, json_form, query_form
+from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint
+from veilmq.protocols.sqs.auth.authorize import authorized, not_granted
+from veilmq.protocols.sqs.auth.signature import Verifier
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
-from veilmq.protocols.sqs.operations.authorize import authorized, not_granted
-from veilmq.protocols.sqs.signature import Verifier
+from veilmq.protocols.sqs.forms import json_form, query_form
 
 _ACCOUNTS_MAX: Final = 4_096
 

@@ -15,9 +15,10 @@ import msgspec
 from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue
 from veilmq.model.errors import OTHER_QUEUE, TARGET_MISSING, VeilError
+from veilmq.model.message import first_forbidden_character
 from veilmq.model.queue import RedrivePolicy
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.arns import arn
+from veilmq.protocols.sqs.addresses import arn
 
 _SQS: Final = "com.amazonaws.sqs#"
 _COMMON: Final = "com.amazon.coral.service#"
@@ -163,6 +164,13 @@ class Refusal(Exception):
         super().__init__(message)
         self.fault = fault
         self.message = message
+
+
+def check_text(text: str, place: str, fault: Fault = INVALID_PARAMETER_VALUE) -> None:
+    """Raises the fault if XML could not carry the text. AWS has a separate fault for bodies."""
+    index = first_forbidden_character(text)
+    if index is not None:
+        raise Refusal(fault, binary_character(text[index], place))
 
 
 def invalid_value(parameter: str, value: object, reason: str) -> Refusal:

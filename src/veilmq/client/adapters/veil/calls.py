@@ -26,9 +26,9 @@ from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Se
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.model.reports import Report, write_header
-from veilmq.protocols.sqs.inputs import AttributeValue as WireValue
-from veilmq.protocols.sqs.operations import veil_shapes as shapes
-from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentEntry
+from veilmq.protocols.sqs.forms.shapes import AttributeValue as WireValue
+from veilmq.protocols.sqs.veil import shapes
+from veilmq.protocols.sqs.veil.shapes import Failure, MessageIn, MessageOut, SentEntry
 
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0

@@ -35,9 +35,8 @@ from veilmq.client.unreadable import log
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.reports import Failure, Report, report_of
-from veilmq.protocols.sqs.inputs import CreateQueueInput, ListQueuesInput
-from veilmq.protocols.sqs.operations import veil_shapes as shapes
-from veilmq.protocols.sqs.results import ListQueuesResult
+from veilmq.protocols.sqs.forms.shapes import CreateQueueInput, ListQueuesInput, ListQueuesResult
+from veilmq.protocols.sqs.veil import shapes
 
 _SEND: Final = operation("VeilMQ.Send", shapes.SendResult, repeatable=False)
 _RECEIVE: Final = operation("VeilMQ.Receive", shapes.MessagesResult, repeatable=False, brings_leases=True)

@@ -18,12 +18,12 @@ from veilmq.model.instant import milliseconds
 from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.sqs import errors, results
-from veilmq.protocols.sqs.addresses import queue_of_arn
-from veilmq.protocols.sqs.arns import arn
+from veilmq.protocols.sqs import errors
+from veilmq.protocols.sqs.addresses import arn, queue_of_arn
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
-from veilmq.protocols.sqs.inputs import (
+from veilmq.protocols.sqs.forms import shapes
+from veilmq.protocols.sqs.forms.shapes import (
     CancelMessageMoveTaskInput,
     ListMessageMoveTasksInput,
     StartMessageMoveTaskInput,
@@ -77,7 +77,7 @@ def plan_start(asked: Asked, given: StartMessageMoveTaskInput) -> Plan:
     return (command,), None
 
 
-def answer_start(call: Call, outcomes: Sequence[Outcome]) -> results.StartMessageMoveTaskResult:
+def answer_start(call: Call, outcomes: Sequence[Outcome]) -> shapes.StartMessageMoveTaskResult:
     """StartMessageMoveTaskResult."""
     outcome = outcomes[0]
     if isinstance(outcome, QueueMissing):
@@ -86,7 +86,7 @@ def answer_start(call: Call, outcomes: Sequence[Outcome]) -> results.StartMessag
         name = "SourceArn" if outcome.queue == str(command.queue) else "DestinationArn"
         raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name=name))
     started: MoveStarted = sole(call, outcomes)
-    return results.StartMessageMoveTaskResult(_handle_of(started.info))
+    return shapes.StartMessageMoveTaskResult(_handle_of(started.info))
 
 
 def plan_cancel(asked: Asked, given: CancelMessageMoveTaskInput) -> Plan:
@@ -98,7 +98,7 @@ def plan_cancel(asked: Asked, given: CancelMessageMoveTaskInput) -> Plan:
     return (CancelMove(queue=source, origin=asked.caller.origin, task=handle.task_id.bytes),), None
 
 
-def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> results.CancelMessageMoveTaskResult:
+def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> shapes.CancelMessageMoveTaskResult:
     """CancelMessageMoveTaskResult."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name="SourceArn"))
@@ -109,7 +109,7 @@ def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> results.CancelMess
         status = cancelled.info.status.value.upper()
         text = f"Only a RUNNING message movement task can be cancelled; the status of this one is {status}."
         raise Refusal(errors.UNSUPPORTED_OPERATION, text)
-    return results.CancelMessageMoveTaskResult(cancelled.info.moved)
+    return shapes.CancelMessageMoveTaskResult(cancelled.info.moved)
 
 
 def plan_list(asked: Asked, given: ListMessageMoveTasksInput) -> Plan:
@@ -121,16 +121,16 @@ def plan_list(asked: Asked, given: ListMessageMoveTasksInput) -> Plan:
     return (ListMoves(queue=source, origin=asked.caller.origin, count_max=count),), None
 
 
-def answer_list(call: Call, outcomes: Sequence[Outcome]) -> results.ListMessageMoveTasksResult:
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListMessageMoveTasksResult:
     """ListMessageMoveTasksResult."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name="SourceArn"))
     listed: MovesListed = sole(call, outcomes)
-    return results.ListMessageMoveTasksResult([_entry(info) for info in listed.tasks])
+    return shapes.ListMessageMoveTasksResult([_entry(info) for info in listed.tasks])
 
 
-def _entry(info: MoveInfo) -> results.MoveTaskEntry:
-    return results.MoveTaskEntry(
+def _entry(info: MoveInfo) -> shapes.MoveTaskEntry:
+    return shapes.MoveTaskEntry(
         status=info.status.value.upper(),
         source_arn=arn(info.source),
         approximate_number_of_messages_moved=info.moved,

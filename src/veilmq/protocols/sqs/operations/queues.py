@@ -1,22 +1,34 @@
 """Operations on queues: create and delete, list and look up, attributes, purge.
 
 Strategy: names and attributes are checked here; the engine decides whether a queue exists and is the same.
+
+The store compares labels as plain texts. If a CreateQueue of an existing queue differs in one, the queue's own labels
+are read, and the CreateQueue is sent again with the stored text of every label that means the same. So a stored text
+matches any other text with the same meaning. Source: CreateQueue in the SQS API Reference ("the exact names and values
+of all the queue's attributes").
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+import msgspec
+
+from veilmq.model.access import EVERYTHING
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
-from veilmq.model.errors import QueueMissing, RedriveRefused, VeilError
+from veilmq.model.errors import QueueExists, QueueMissing, RedriveRefused, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.sqs import errors, limits, results
+from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
-from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change
-from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change, spelled_as
+from veilmq.protocols.sqs.auth.authorize import note
+from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing, redrive_refused
-from veilmq.protocols.sqs.inputs import (
+from veilmq.protocols.sqs.forms import shapes
+from veilmq.protocols.sqs.forms.shapes import (
+    AnyInput,
     CreateQueueInput,
     GetQueueAttributesInput,
     GetQueueUrlInput,
@@ -25,9 +37,7 @@ from veilmq.protocols.sqs.inputs import (
     QueueInput,
     SetQueueAttributesInput,
 )
-from veilmq.protocols.sqs.operations.authorize import note
-from veilmq.protocols.sqs.operations.meeting import compared
-from veilmq.protocols.sqs.operations.tags import check_tags
+from veilmq.protocols.sqs.operations.permissions_and_tags import check_tags
 
 _NAME_RULE = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 
@@ -67,7 +77,7 @@ def _check_redrive(call: Call, outcomes: Sequence[Outcome]) -> None:
         raise redrive_refused(outcomes[0], call.memo)
 
 
-def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult | Call:
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.QueueUrlResult | Call:
     """CreateQueueResult; or a further call, if the existing queue may differ only in the text of a label."""
     further = compared(call, outcomes)
     if further is not None:
@@ -75,7 +85,7 @@ def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlRe
     _check_redrive(call, outcomes)
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)
-    return results.QueueUrlResult(_url(call, created.info.key))
+    return shapes.QueueUrlResult(_url(call, created.info.key))
 
 
 def _url(call: Call, queue: QueueKey) -> str:
@@ -109,12 +119,12 @@ def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
     return (DescribeQueue(queue=queue, origin=caller.origin),), absent
 
 
-def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
+def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> shapes.QueueUrlResult:
     """GetQueueUrlResult; the memo is the message for a missing queue."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, call.memo)
     described: QueueDescribed = sole(call, outcomes)
-    return results.QueueUrlResult(_url(call, described.info.key))
+    return shapes.QueueUrlResult(_url(call, described.info.key))
 
 
 def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
@@ -131,12 +141,12 @@ def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
     return (command,), count is not None
 
 
-def answer_list(call: Call, outcomes: Sequence[Outcome]) -> results.ListQueuesResult:
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListQueuesResult:
     """ListQueuesResult."""
     listed: QueuesListed = sole(call, outcomes)
     if not listed.queues:
-        return results.ListQueuesResult()
-    return results.ListQueuesResult(*_listed(call, listed))
+        return shapes.ListQueuesResult()
+    return shapes.ListQueuesResult(*_listed(call, listed))
 
 
 def _page(count: int | None) -> int | None:
@@ -163,14 +173,14 @@ def plan_list_sources(asked: Asked, given: ListDeadLetterSourceQueuesInput) -> P
     return (exists, command), count is not None
 
 
-def answer_list_sources(call: Call, outcomes: Sequence[Outcome]) -> results.ListDeadLetterSourceQueuesResult:
+def answer_list_sources(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListDeadLetterSourceQueuesResult:
     """ListDeadLetterSourceQueuesResult."""
     sole(call, outcomes)
     listed = outcomes[1]
     if isinstance(listed, VeilError):
         raise fault_of(listed, call.commands[1])
     assert isinstance(listed, QueuesListed)
-    return results.ListDeadLetterSourceQueuesResult(*_listed(call, listed))
+    return shapes.ListDeadLetterSourceQueuesResult(*_listed(call, listed))
 
 
 def _token_of_name(name: str) -> str:
@@ -205,13 +215,13 @@ def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:
     return (DescribeQueue(queue=queue, origin=asked.caller.origin),), names
 
 
-def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.GetQueueAttributesResult:
+def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> shapes.GetQueueAttributesResult:
     """GetQueueAttributesResult; only the queue's owner sees its policy."""
     described: QueueDescribed = sole(call, outcomes)
     found = attributes_of(described.info, call.memo)
     if described.info.key.account != call.key.account:
         found.pop("Policy", None)
-    return results.GetQueueAttributesResult(found or None)
+    return shapes.GetQueueAttributesResult(found or None)
 
 
 def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
@@ -224,15 +234,49 @@ def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
     return (command,), given.attributes.get("RedrivePolicy")
 
 
-def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
+def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
     """The empty result."""
     _check_redrive(call, outcomes)
     changed: QueueChanged = sole(call, outcomes)
     note(call.endpoint, changed.info)
-    return results.EMPTY
+    return shapes.EMPTY
 
 
-def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
+def answer_void(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
     """The empty result of DeleteQueue, PurgeQueue and SetQueueAttributes."""
     sole(call, outcomes)
-    return results.EMPTY
+    return shapes.EMPTY
+
+
+class _Held(NamedTuple):
+    """The refused call, and its refusal unless the queue proves to be the same."""
+
+    call: Call
+    refused: QueueExists
+
+
+def compared(call: Call, outcomes: Sequence[Outcome]) -> Call | None:
+    """A call that reads the queue's labels, if a CreateQueue was refused because of one."""
+    (command,), (outcome,) = call.commands, outcomes
+    assert isinstance(command, CreateQueue)
+    if not isinstance(outcome, QueueExists) or outcome.setting not in command.change.get("labels", ()):
+        return None
+    question = DescribeQueue(queue=command.queue, origin=command.origin)
+    key = msgspec.structs.replace(call.key, grants=EVERYTHING)
+    return msgspec.structs.replace(call, key=key, commands=(question,), row=_MEET, memo=_Held(call, outcome))
+
+
+def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
+    held: _Held = call.memo
+    (command,), (outcome,) = held.call.commands, outcomes
+    assert isinstance(command, CreateQueue)
+    if isinstance(outcome, QueueDescribed):
+        labels = command.change["labels"]
+        spelled = spelled_as(labels, outcome.info.settings.labels)
+        if spelled != labels:
+            again = msgspec.structs.replace(command, change=command.change | {"labels": spelled})
+            return msgspec.structs.replace(held.call, commands=(again,))
+    raise fault_of(held.refused, command)
+
+
+_MEET: Final = Operation("Meet", AnyInput, lambda asked, given: ((), None), _answer)

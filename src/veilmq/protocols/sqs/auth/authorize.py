@@ -20,12 +20,11 @@ from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.queue import QueueInfo, QueueKey
 from veilmq.protocols.http import is_secure, source_address
 from veilmq.protocols.sqs import errors
-from veilmq.protocols.sqs.addresses import Endpoint
-from veilmq.protocols.sqs.arns import arn, user_arn
+from veilmq.protocols.sqs.addresses import Endpoint, arn, user_arn
+from veilmq.protocols.sqs.auth.policy import AccessRequest, Decision, PolicyInvalid, evaluate, may_deny, read_policy
 from veilmq.protocols.sqs.call import Asked, Call, Operation
-from veilmq.protocols.sqs.errors import KMS_FAULTS, LABEL_PREFIX, Fault, Refusal, fault_of
-from veilmq.protocols.sqs.inputs import AnyInput
-from veilmq.protocols.sqs.policy import AccessRequest, Decision, PolicyInvalid, evaluate, may_deny, read_policy
+from veilmq.protocols.sqs.errors import LABEL_PREFIX, Fault, Refusal, fault_of
+from veilmq.protocols.sqs.forms.shapes import AnyInput
 
 ACROSS_ACCOUNTS: Final = {
     "SendMessage": "SendMessage",
@@ -240,5 +239,5 @@ def _check_key(held: _Held, info: QueueInfo) -> None:
     if kms_key and held.call.operation in _ENCRYPTED:
         for named, state in held.call.endpoint.kms_faults:
             if named == kms_key:
-                fault: Fault = KMS_FAULTS[state]
+                fault: Fault = errors.KMS_FAULTS[state]
                 raise Refusal(fault, f"The KMS key {kms_key} of the queue cannot be used: {state}.")

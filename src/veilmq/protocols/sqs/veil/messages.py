@@ -14,10 +14,9 @@ from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_c
 from veilmq.model.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import is_fifo
-from veilmq.protocols.sqs.checksums import body_md5
 from veilmq.protocols.sqs.errors import Refusal
-from veilmq.protocols.sqs.message_attributes import message_attributes
-from veilmq.protocols.sqs.operations import veil_shapes as shapes
+from veilmq.protocols.sqs.operations.message_attributes import body_md5, message_attributes
+from veilmq.protocols.sqs.veil import shapes
 
 _FIFO: Final = "is not for FIFO queues"
 _MEMBERS: Final = {

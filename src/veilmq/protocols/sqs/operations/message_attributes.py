@@ -1,25 +1,26 @@
-"""Message attributes: checked when sent, filtered when received.
+"""Message attributes: checked when sent, chosen when received, and the MD5s that SDKs verify.
 
 Strategy: a sender's map becomes a tuple of `Attribute`s, or a refusal that names the attribute; a receiver's list of
 names becomes one predicate. Source: SQS Developer Guide, "Amazon SQS message metadata".
+
+The MD5 of attributes is one pass that appends to a hash: attributes sorted by name; of each, name, type and value, each
+after its length in four bytes, big endian; a byte between type and value is 1 for text, 2 for binary. Source: Developer
+Guide, "Calculating the MD5 message digest for message attributes".
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from hashlib import md5
+from typing import Final, NamedTuple
 
-from veilmq.model.message import Attribute, first_forbidden_character
-from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.errors import (
-    INVALID_MESSAGE_CONTENTS,
-    INVALID_PARAMETER_VALUE,
-    NO_ATTRIBUTE_NAME,
-    Fault,
-    Refusal,
-    binary_character,
-)
-from veilmq.protocols.sqs.inputs import AttributeValue
-from veilmq.protocols.sqs.results import AttributeValueOut
+from veilmq.model.instant import milliseconds
+from veilmq.model.message import Attribute, Delivery
+from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs.addresses import arn
+from veilmq.protocols.sqs.attributes import NAMES, unknown_name
+from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, Refusal, check_text
+from veilmq.protocols.sqs.forms import shapes
+from veilmq.protocols.sqs.forms.shapes import AttributeValue, AttributeValueOut, ReceiveMessageInput
 
 TRACE_HEADER: Final = "AWSTraceHeader"
 
@@ -28,18 +29,11 @@ _NUMBER: Final = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]
 
 
 def _refused(text: str) -> Refusal:
-    return Refusal(INVALID_PARAMETER_VALUE, text)
+    return Refusal(errors.INVALID_PARAMETER_VALUE, text)
 
 
 def _shown(name: str) -> str:
     return name if len(name) <= limits.ATTRIBUTE_NAME_CHARACTERS_MAX else name[:256] + "..."
-
-
-def check_text(text: str, place: str, fault: Fault = INVALID_PARAMETER_VALUE) -> None:
-    """Raises the fault if XML could not carry the text. AWS has a separate fault for bodies."""
-    index = first_forbidden_character(text)
-    if index is not None:
-        raise Refusal(fault, binary_character(text[index], place))
 
 
 def check_body(text: str) -> None:
@@ -65,7 +59,7 @@ def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribut
 
 def _check_name(name: str) -> None:
     if not name:
-        raise _refused(NO_ATTRIBUTE_NAME)
+        raise _refused(errors.NO_ATTRIBUTE_NAME)
     if len(name) > limits.ATTRIBUTE_NAME_CHARACTERS_MAX:
         characters_max = limits.ATTRIBUTE_NAME_CHARACTERS_MAX
         raise _refused(f"The message attribute name '{_shown(name)}' is longer than {characters_max} characters.")
@@ -181,3 +175,84 @@ def attributes_out(attributes: Iterable[Attribute]) -> dict[str, AttributeValueO
         else AttributeValueOut(attribute.type, binary_value=attribute.value)
         for attribute in attributes
     }
+
+
+class Wanted(NamedTuple):
+    """What to return of each message besides its body."""
+
+    system: tuple[str, ...]
+    attributes: Filter | None
+
+
+def wanted_of(given: ReceiveMessageInput, fifo: bool) -> Wanted:
+    """What a request asks for."""
+    named = [*(given.attribute_names or ()), *(given.message_system_attribute_names or ())]
+    for name in named:
+        # The old AttributeNames also accepts names of queue attributes and returns nothing for them.
+        if name not in _SYSTEM and name not in NAMES:
+            raise unknown_name(name)
+    system = tuple(name for name in _SYSTEM if ("All" in named or name in named) and (fifo or name != "SequenceNumber"))
+    return Wanted(system, attribute_filter(given.message_attribute_names or ()))
+
+
+def show_more(message: shapes.Message, delivery: Delivery, wanted: Wanted) -> None:
+    """Add what was asked for to a message of the result."""
+    if wanted.system:
+        shown = {name: text for name in wanted.system if (text := _SYSTEM[name](delivery)) is not None}
+        message.attributes = shown or None
+    if wanted.attributes is not None and delivery.extras.attributes:
+        kept = [attribute for attribute in delivery.extras.attributes if wanted.attributes(attribute.name)]
+        if kept:
+            message.md5_of_message_attributes = attributes_md5(kept)
+            message.message_attributes = attributes_out(kept)
+
+
+def _first_received(delivery: Delivery) -> str | None:
+    # A dead letter keeps the value of its source queue, as on AWS (softwaremill/elasticmq #386).
+    first = delivery.extras.dead_first_received or delivery.first_received
+    return None if first is None else str(milliseconds(first))
+
+
+def _source(delivery: Delivery) -> str | None:
+    source = delivery.extras.dead_letter_source
+    return None if source is None else arn(source)
+
+
+_SYSTEM: Final[dict[str, Callable[[Delivery], str | None]]] = {
+    "SenderId": lambda delivery: delivery.sender,
+    "SentTimestamp": lambda delivery: str(milliseconds(delivery.sent)),
+    # "The number of times a message has been received across all queues": a dead letter's count continues.
+    "ApproximateReceiveCount": lambda delivery: str(delivery.receive_count + delivery.extras.dead_receives),
+    "ApproximateFirstReceiveTimestamp": _first_received,
+    "SequenceNumber": lambda delivery: f"{delivery.sequence:020d}",
+    "MessageDeduplicationId": lambda delivery: delivery.extras.deduplication_id,
+    "MessageGroupId": lambda delivery: delivery.extras.group,
+    TRACE_HEADER: lambda delivery: delivery.extras.trace,
+    "DeadLetterQueueSourceArn": _source,
+}
+
+
+def body_md5(body: bytes) -> bytes:
+    """MD5 of a body in UTF-8, 16 bytes."""
+    return md5(body, usedforsecurity=False).digest()
+
+
+def attributes_md5(attributes: Sequence[Attribute]) -> str:
+    """MD5OfMessageAttributes, MD5OfMessageSystemAttributes: 32 hexadecimal digits."""
+    parts: list[bytes] = []
+    for attribute in sorted(attributes, key=lambda attribute: attribute.name):
+        name, kind = attribute.name.encode(), attribute.type.encode()
+        if isinstance(attribute.value, str):
+            mark, value = b"\x01", attribute.value.encode()
+        else:
+            mark, value = b"\x02", attribute.value
+        parts += (
+            len(name).to_bytes(4),
+            name,
+            len(kind).to_bytes(4),
+            kind,
+            mark,
+            len(value).to_bytes(4),
+            value,
+        )
+    return md5(b"".join(parts), usedforsecurity=False).hexdigest()

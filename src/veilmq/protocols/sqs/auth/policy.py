@@ -1,10 +1,14 @@
 """Queue policies: parses and evaluates JSON in AWS's access policy language.
 
-Strategy: a policy's form is checked when it is set, and the policy is evaluated when a caller names the queue. An
-explicit deny wins and binds the queue's own account too; a caller of another account also needs an allow. A condition
-that cannot be evaluated here (an unknown operator or key) never widens access: in an allow it does not match, in a deny
-it does. Source: "Custom queries for the access policy language" in the SQS Developer Guide; "IAM JSON policy elements
-reference" in the IAM User Guide.
+Strategy: a policy is checked when it is set, and evaluated when a caller names the queue. An explicit deny wins and
+binds the queue's own account too; a caller of another account also needs an allow. A condition that cannot be evaluated
+here (an unknown operator or key) never widens access: in an allow it does not match, in a deny it does.
+
+The check when a policy is set covers its form, its elements, actions, principals and operators, and the limits: a
+mistake is refused then and not only when the policy is deployed to AWS. A policy that is already in force is never
+checked again, so that an upgrade changes nobody's access. Source: "Custom queries for the access policy language" and
+"Quotas related to policies" in the SQS Developer Guide; "IAM JSON policy elements reference" in the IAM User Guide; for
+the actions, the replies quoted in aws/aws-cdk #2381 and cloudtools/awacs #34.
 """
 
 import re
@@ -20,7 +24,8 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.sqs.arns import USUAL, arn, partition
+from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.addresses import USUAL, arn, partition
 
 VERSIONS: Final = ("2008-10-17", "2012-10-17")
 EFFECTS: Final = ("Allow", "Deny")
@@ -344,3 +349,129 @@ def _instant(text: str) -> float | None:
     except ValueError:
         return None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+ACTIONS: Final = frozenset(
+    {
+        "AddPermission",
+        "CancelMessageMoveTask",
+        "ChangeMessageVisibility",
+        "CreateQueue",
+        "DeleteMessage",
+        "DeleteQueue",
+        "GetQueueAttributes",
+        "GetQueueUrl",
+        "ListDeadLetterSourceQueues",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+        "PurgeQueue",
+        "ReceiveMessage",
+        "RemovePermission",
+        "SendMessage",
+        "SetQueueAttributes",
+        "StartMessageMoveTask",
+        "TagQueue",
+        "UntagQueue",
+    }
+)
+"""Actions that a policy may name; a batch uses the action of its single form."""
+_ACTIONS: Final = frozenset(action.lower() for action in ACTIONS)
+_ACTION_PREFIX: Final = "sqs:"
+_POLICY_ELEMENTS: Final = frozenset({"Version", "Id", "Statement"})
+_PRINCIPALS: Final = frozenset({"AWS", "CanonicalUser", "Federated", "Service"})
+_AWS: Final = re.compile(r"\*|[0-9]{12}|arn:aws[a-z-]*:(iam|sts)::([0-9]{12}|cloudfront|aws):.+|A[A-Z0-9]{15,127}")
+"""Everybody, an account, an ARN, or the unique id of a deleted user or role."""
+_OPERATOR_NAMES: Final = frozenset(
+    each.lower()
+    for each in (
+        *("StringEquals", "StringNotEquals", "StringEqualsIgnoreCase", "StringNotEqualsIgnoreCase"),
+        *("StringLike", "StringNotLike", "ArnEquals", "ArnNotEquals", "ArnLike", "ArnNotLike"),
+        *(
+            f"{kind}{order}"
+            for kind in ("Numeric", "Date")
+            for order in ("Equals", "NotEquals", "LessThan", "LessThanEquals", "GreaterThan", "GreaterThanEquals")
+        ),
+        *("Bool", "BinaryEquals", "IpAddress", "NotIpAddress", "Null"),
+    )
+)
+
+
+class PolicyTooLarge(Exception):
+    """The policy exceeds a limit; the message says which."""
+
+
+class ActionUnknown(Exception):
+    """A statement names an action that SQS does not have."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(action)
+        prefix, _, name = action.rpartition(":")
+        self.shown = f"SQS:{name}" if prefix.lower() == "sqs" else action
+        """As AWS writes it."""
+
+
+def check_rules(policy: dict[str, Any]) -> None:
+    """Check a well-formed policy. Raises PolicyInvalid, PolicyTooLarge (in AWS's words), ActionUnknown."""
+    unknown = policy.keys() - _POLICY_ELEMENTS
+    if unknown:
+        raise PolicyInvalid(f"unknown element {min(unknown)[:64]}")
+    if "Statement" not in policy:
+        raise PolicyInvalid("it has no Statement")
+    statements = statements_of(policy)
+    _check_limits(statements)
+    for statement in statements:
+        for action in texts_of(statement.get("Action", statement.get("NotAction"))):
+            _check_action(action)
+        _check_principal_known(statement.get("Principal", statement.get("NotPrincipal")))
+        for operator in statement.get("Condition", {}):
+            _check_operator_known(operator)
+
+
+def _check_limits(statements: list[Any]) -> None:
+    if len(statements) > limits.POLICY_STATEMENTS_MAX:
+        raise PolicyTooLarge(
+            f"{len(statements)} statements were found in the submitted policy, max allowed is "
+            f"{limits.POLICY_STATEMENTS_MAX}"
+        )
+    for statement in statements:
+        for what, found, most in (
+            ("actions", len(texts_of(statement.get("Action", []))), limits.POLICY_ACTIONS_MAX),
+            ("principals", _principals_in(statement), limits.POLICY_PRINCIPALS_MAX),
+            ("conditions", sum(map(len, statement.get("Condition", {}).values())), limits.POLICY_CONDITIONS_MAX),
+        ):
+            if found > most:
+                raise PolicyTooLarge(
+                    f"{found} {what} were found in a statement from the submitted policy, max allowed is {most}"
+                )
+
+
+def _principals_in(statement: dict[str, Any]) -> int:
+    principal = statement.get("Principal", statement.get("NotPrincipal"))
+    return sum(len(texts_of(values)) for values in principal.values()) if isinstance(principal, dict) else 1
+
+
+def _check_action(action: str) -> None:
+    """Check an action: any pattern after `sqs:` is allowed, and `*` is every action."""
+    wanted = action.lower()
+    name = wanted.removeprefix(_ACTION_PREFIX)
+    if wanted == "*" or (wanted.startswith(_ACTION_PREFIX) and ("*" in name or "?" in name or name in _ACTIONS)):
+        return
+    raise ActionUnknown(action)
+
+
+def _check_principal_known(principal: Any) -> None:
+    if principal == "*":
+        return
+    unknown = principal.keys() - _PRINCIPALS
+    if unknown:
+        raise PolicyInvalid(f"{min(unknown)[:64]} is no kind of principal")
+    for text in texts_of(principal.get("AWS", [])):
+        if not _AWS.fullmatch(text):
+            raise PolicyInvalid(f"{text[:64]} is no principal")
+
+
+def _check_operator_known(operator: str) -> None:
+    over, name, _ = split_operator(operator.lower())
+    if over not in OVER or name not in _OPERATOR_NAMES:
+        raise PolicyInvalid(f"{operator[:64]} is no operator of a condition")

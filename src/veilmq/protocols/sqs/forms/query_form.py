@@ -2,10 +2,17 @@
 
 Strategy: names such as `SendMessageBatchRequestEntry.2.MessageAttribute.1.Value.DataType` are folded into the tree that
 the JSON form would send, by one table of the lists and maps that the service model flattens; msgspec converts it to the
-operation's input. Source: SQS Developer Guide, "Making Query API requests"; AWS Query protocol.
+operation's input.
+
+A response is written by one function for each result shape, as a joined string without a tree. Texts are escaped so
+that a client reads back exactly what was sent: a carriage return is written as a character reference, because a parser
+turns a bare one into a line feed and the body's MD5 fails (XML 1.0, 2.11). Source: SQS Developer Guide, "Making Query
+API requests"; AWS Query protocol.
 """
 
 import re
+from base64 import b64encode
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -13,31 +20,19 @@ import msgspec
 
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response, address_used
-from veilmq.protocols.sqs import limits, xml
+from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import Endpoint
-from veilmq.protocols.sqs.call import Form, Operation
-from veilmq.protocols.sqs.errors import (
-    INVALID_ACTION,
-    INVALID_ADDRESS,
-    INVALID_PARAMETER_VALUE,
-    MALFORMED_QUERY_STRING,
-    MISSING_ACTION,
-    NO_ATTRIBUTE_NAME,
-    NO_SUCH_VERSION,
-    QUERY_WORDS,
-    UNKNOWN_OPERATION,
-    Refusal,
-    invalid_value,
-)
-from veilmq.protocols.sqs.operations.table import OPERATIONS
-from veilmq.protocols.sqs.results import (
+from veilmq.protocols.sqs.call import Form, Operation, Result
+from veilmq.protocols.sqs.errors import Refusal, invalid_value
+from veilmq.protocols.sqs.forms import shapes
+from veilmq.protocols.sqs.forms.shapes import (
     AttributeValueOut,
     Empty,
     ListQueuesResult,
     ListQueueTagsResult,
     ReceiveMessageResult,
-    Result,
 )
+from veilmq.protocols.sqs.operations.table import OPERATIONS
 
 CONTENT_TYPE: Final = b"application/x-www-form-urlencoded"
 
@@ -51,7 +46,8 @@ _OF_THE_ACCOUNT: Final = frozenset({"CreateQueue", "ListQueues"})
 _XML: Final = b"text/xml"
 _JSON: Final = b"application/json"
 _ENCODE: Final = msgspec.json.Encoder().encode
-
+NAMESPACE: Final = f"http://queue.amazonaws.com/doc/{limits.API_VERSION}/"
+_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _LISTS: Final = {
     "AttributeName": "AttributeNames",
@@ -124,20 +120,20 @@ def read(request: Request, endpoint: Endpoint) -> tuple[Operation, Any]:
     if action is None:
         if request.method == "GET":
             raise nothing_asked()
-        raise Refusal(MISSING_ACTION, "The request must contain the parameter Action.")
+        raise Refusal(errors.MISSING_ACTION, "The request must contain the parameter Action.")
     row = OPERATIONS.get(action)
     if row is None:
         raise _invalid_action(action)
     version = tree.get("Version")
     if version is not None and version not in limits.API_VERSIONS:
-        raise Refusal(NO_SUCH_VERSION, f"The requested version ( {version[:256]} ) is not valid.")
+        raise Refusal(errors.NO_SUCH_VERSION, f"The requested version ( {version[:256]} ) is not valid.")
     if not tree.get("QueueUrl"):
         tree["QueueUrl"] = _url_of(request, row, endpoint)
     try:
         return row, msgspec.convert(tree, row.input_type)
     except msgspec.ValidationError as wrong:
         _check_integers(tree, row)
-        raise Refusal(INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
 
 
 def _url_of(request: Request, row: Operation, endpoint: Endpoint) -> str:
@@ -146,7 +142,7 @@ def _url_of(request: Request, row: Operation, endpoint: Endpoint) -> str:
         if "QueueUrl" not in row.input_type.__struct_encode_fields__:
             return ""
         shown = address_used(request, endpoint.trusted_proxy)[:256]
-        raise Refusal(INVALID_ADDRESS, f"The address {shown}/ is not valid for this endpoint.")
+        raise Refusal(errors.INVALID_ADDRESS, f"The address {shown}/ is not valid for this endpoint.")
     if row.name in _OF_THE_ACCOUNT and limits.ACCOUNT_PATH.match(request.path):
         raise _invalid_action(row.name)
     path = request.path.decode("latin-1")
@@ -168,18 +164,18 @@ def _check_integers(tree: Tree, row: Operation) -> None:
 
 def nothing_asked() -> Refusal:
     """UnknownOperationException: a request without a single parameter, or a GET without an action."""
-    return Refusal(UNKNOWN_OPERATION, "The request names no action.")
+    return Refusal(errors.UNKNOWN_OPERATION, "The request names no action.")
 
 
 def _invalid_action(action: str) -> Refusal:
-    return Refusal(INVALID_ACTION, f"The action {action[:256]} is not valid for this endpoint.")
+    return Refusal(errors.INVALID_ACTION, f"The action {action[:256]} is not valid for this endpoint.")
 
 
 def _tree(form: bytes) -> Tree:
     """The parameters as a tree like that of the JSON form."""
     if form.count(b"&") >= limits.FORM_PAIRS_MAX:
         text = f"A request can have at most {limits.FORM_PAIRS_MAX} parameters."
-        raise Refusal(MALFORMED_QUERY_STRING, text)
+        raise Refusal(errors.MALFORMED_QUERY_STRING, text)
     tree: Tree = {}
     entries: dict[int, Tree] = {}
     deep = False
@@ -191,7 +187,7 @@ def _tree(form: bytes) -> Tree:
             number, way, last = _names.get(name) or _learnt(name)
             value = _unescaped(name, raw) if b"%" in raw or b"+" in raw else raw.decode()
         except UnicodeDecodeError:
-            raise Refusal(INVALID_PARAMETER_VALUE, f"The parameter {_shown(name)} is not UTF-8.") from None
+            raise Refusal(errors.INVALID_PARAMETER_VALUE, f"The parameter {_shown(name)} is not UTF-8.") from None
         node = tree
         if not raw and (last in _COLLECTIONS or (way and b"." not in name)):  # botocore writes an empty list so
             member = way[-1] if way else last
@@ -219,7 +215,7 @@ def _shown(name: bytes) -> str:
 
 
 def _repeated(name: bytes) -> Refusal:
-    return Refusal(MALFORMED_QUERY_STRING, f"The parameter {_shown(name)} is repeated.")
+    return Refusal(errors.MALFORMED_QUERY_STRING, f"The parameter {_shown(name)} is repeated.")
 
 
 def _unescaped(name: bytes, raw: bytes) -> str:
@@ -290,10 +286,10 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
         key, value = element.get(label), element.get("Value", empty)
         if not isinstance(key, str) or not key:
             if member == "MessageAttributes":
-                raise Refusal(INVALID_PARAMETER_VALUE, NO_ATTRIBUTE_NAME)
-            raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} must not be empty.")
+                raise Refusal(errors.INVALID_PARAMETER_VALUE, errors.NO_ATTRIBUTE_NAME)
+            raise Refusal(errors.INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} must not be empty.")
         if key in folded:
-            raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
+            raise Refusal(errors.INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
         if isinstance(value, dict):
             _fold(value)
         folded[key] = value
@@ -303,7 +299,7 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
 def write(operation: str, result: Result, form: Form, request_id: str, headers: Headers) -> Response:
     """The response of a successful operation."""
     if form is Form.QUERY:
-        return Response(200, _XML, xml.answer(operation, result, request_id), headers)
+        return Response(200, _XML, _xml_answer(operation, result, request_id), headers)
     named: Tree = {"ResponseMetadata": {"RequestId": request_id}}
     if not isinstance(result, Empty):
         named[f"{operation}Result"] = _json_result(result)
@@ -343,12 +339,144 @@ def _with_nulls(value: Any) -> Any:
 def write_refusal(refusal: Refusal, form: Form, request_id: str, headers: Headers) -> Response:
     """An error."""
     fault = refusal.fault
-    if fault is UNKNOWN_OPERATION:
+    if fault is errors.UNKNOWN_OPERATION:
         return Response(fault.status, _XML, b"<UnknownOperationException/>\n", headers)
     blame = "Sender" if fault.sender else "Receiver"
-    message = QUERY_WORDS.get(refusal.message, refusal.message)
+    message = errors.QUERY_WORDS.get(refusal.message, refusal.message)
     if form is Form.QUERY_JSON:
         error = {"Code": fault.code, "Message": message, "Type": blame}
         return Response(fault.status, _JSON, _ENCODE({"Error": error, "RequestId": request_id}), headers)
-    body = xml.error(blame, fault.code, message, request_id)
+    body = _xml_error(blame, fault.code, message, request_id)
     return Response(fault.status, _XML, body, headers)
+
+
+def _escape(text: str) -> str:
+    """The text as character data. AWS writes a carriage return as `&#xD;`, the only reference that the older JavaScript
+    SDK (3.200 to 3.300, Query form) reads (aws/aws-sdk-js-v3 #2362)."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#xD;")
+
+
+def _xml_answer(operation: str, result: Result, request_id: str) -> bytes:
+    """A complete response."""
+    write = _WRITERS.get(type(result))
+    inside = ""
+    if write is not None:
+        inside = write(operation, result)
+        inside = f"<{operation}Result>{inside}</{operation}Result>" if inside else f"<{operation}Result/>"
+    return (
+        f'<?xml version="1.0"?><{operation}Response xmlns="{NAMESPACE}">{inside}'
+        f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{operation}Response>"
+    ).encode()
+
+
+def _xml_error(blame: str, code: str, message: str, request_id: str) -> bytes:
+    """A complete error response; characters of the message that XML cannot carry are replaced."""
+    text = _escape(_NOT_XML.sub("\ufffd", message))
+    return (
+        f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{blame}</Type><Code>{code}</Code>'
+        f"<Message>{text}</Message><Detail/></Error><RequestId>{_escape(request_id)}</RequestId></ErrorResponse>"
+    ).encode()
+
+
+def _optional(name: str, text: str | None) -> str:
+    return "" if text is None else f"<{name}>{text}</{name}>"
+
+
+def _pairs(name: str, texts: dict[str, str] | None) -> str:
+    if not texts:
+        return ""
+    return "".join(f"<{name}><Name>{key}</Name><Value>{_escape(text)}</Value></{name}>" for key, text in texts.items())
+
+
+def _sent(operation: str, result: shapes.SendMessageResult | shapes.SendMessageBatchResultEntry) -> str:
+    return (
+        f"<MessageId>{result.message_id}</MessageId><MD5OfMessageBody>{result.md5_of_message_body}</MD5OfMessageBody>"
+        + _optional("MD5OfMessageAttributes", result.md5_of_message_attributes)
+        + _optional("MD5OfMessageSystemAttributes", result.md5_of_message_system_attributes)
+        + _optional("SequenceNumber", result.sequence_number)
+    )
+
+
+def _batch(operation: str, result: shapes.BatchResult) -> str:
+    name = f"{operation}ResultEntry"
+    parts = []
+    for line in result.successful:
+        more = _sent(operation, line) if isinstance(line, shapes.SendMessageBatchResultEntry) else ""
+        parts.append(f"<{name}><Id>{line.id}</Id>{more}</{name}>")
+    for failure in result.failed:
+        parts.append(
+            f"<BatchResultErrorEntry><Id>{failure.id}</Id><Code>{failure.code}</Code>"
+            f"<Message>{_escape(_NOT_XML.sub(_REPLACEMENT, failure.message))}</Message>"
+            f"<SenderFault>{'true' if failure.sender_fault else 'false'}</SenderFault></BatchResultErrorEntry>"
+        )
+    return "".join(parts)
+
+
+_REPLACEMENT: Final = "\ufffd"
+
+
+def _messages(operation: str, result: shapes.ReceiveMessageResult) -> str:
+    return "".join(_message(message) for message in result.messages or ())
+
+
+def _message(message: shapes.Message) -> str:
+    start = (
+        f"<Message><MessageId>{message.message_id}</MessageId><ReceiptHandle>{message.receipt_handle}</ReceiptHandle>"
+        f"<MD5OfBody>{message.md5_of_body}</MD5OfBody><Body>{_escape(message.body)}</Body>"
+    )
+    if message.attributes is None and message.message_attributes is None:
+        return start + "</Message>"
+    attributes = "".join(
+        f"<MessageAttribute><Name>{_escape(name)}</Name><Value>{_value(value)}</Value></MessageAttribute>"
+        for name, value in (message.message_attributes or {}).items()
+    )
+    digest = _optional("MD5OfMessageAttributes", message.md5_of_message_attributes)
+    return f"{start}{_pairs('Attribute', message.attributes)}{digest}{attributes}</Message>"
+
+
+def _value(value: shapes.AttributeValueOut) -> str:
+    if value.string_value is not None:
+        content = f"<StringValue>{_escape(value.string_value)}</StringValue>"
+    else:
+        content = f"<BinaryValue>{b64encode(value.binary_value or b'').decode()}</BinaryValue>"
+    return f"{content}<DataType>{_escape(value.data_type)}</DataType>"
+
+
+def _tags(operation: str, result: shapes.ListQueueTagsResult) -> str:
+    return "".join(
+        f"<Tag><Key>{_escape(key)}</Key><Value>{_escape(value)}</Value></Tag>"
+        for key, value in (result.tags or {}).items()
+    )
+
+
+def _tasks(operation: str, result: shapes.ListMessageMoveTasksResult) -> str:
+    return "".join(_task(entry) for entry in result.results)
+
+
+def _task(entry: shapes.MoveTaskEntry) -> str:
+    members = msgspec.to_builtins(entry)
+    inside = "".join(f"<{name}>{_escape(str(value))}</{name}>" for name, value in members.items())
+    return f"<ListMessageMoveTasksResultEntry>{inside}</ListMessageMoveTasksResultEntry>"
+
+
+def _url_elements(operation: str, result: shapes.ListQueuesResult | shapes.ListDeadLetterSourceQueuesResult) -> str:
+    urls = "".join(f"<QueueUrl>{_escape(url)}</QueueUrl>" for url in result.queue_urls or ())
+    return urls + _optional("NextToken", result.next_token)
+
+
+_WRITERS: Final[dict[type, Callable[[str, Any], str]]] = {
+    shapes.SendMessageResult: _sent,
+    shapes.BatchResult: _batch,
+    shapes.ReceiveMessageResult: _messages,
+    shapes.QueueUrlResult: lambda operation, result: f"<QueueUrl>{_escape(result.queue_url)}</QueueUrl>",
+    shapes.ListQueuesResult: _url_elements,
+    shapes.ListDeadLetterSourceQueuesResult: _url_elements,
+    shapes.ListQueueTagsResult: _tags,
+    shapes.StartMessageMoveTaskResult: lambda operation, result: _optional("TaskHandle", result.task_handle),
+    shapes.CancelMessageMoveTaskResult: lambda operation, result: _optional(
+        "ApproximateNumberOfMessagesMoved", str(result.approximate_number_of_messages_moved)
+    ),
+    shapes.ListMessageMoveTasksResult: _tasks,
+    shapes.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
+}
+"""Empty is not included: its response contains only metadata."""

@@ -8,7 +8,7 @@ numbers with fractions. docs/veil-protocol.md documents them.
 
 import msgspec
 
-from veilmq.protocols.sqs.inputs import AttributeValue
+from veilmq.protocols.sqs.forms.shapes import AttributeValue
 
 ENTRIES_MAX = 256
 """Messages of a Send, entries of an Extend, handles of a Delete."""

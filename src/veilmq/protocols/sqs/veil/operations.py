@@ -30,14 +30,14 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.reports import REPORT_HEADER, WORKING, read_header
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
+from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
-from veilmq.protocols.sqs.inputs import AttributeValue, CreateQueueInput
+from veilmq.protocols.sqs.forms.shapes import AttributeValue, CreateQueueInput
 from veilmq.protocols.sqs.operations import queues
-from veilmq.protocols.sqs.operations import veil_shapes as shapes
-from veilmq.protocols.sqs.operations.authorize import note
-from veilmq.protocols.sqs.operations.meeting import compared
-from veilmq.protocols.sqs.operations.veil_messages import checked_body, failure_of, message_of
+from veilmq.protocols.sqs.operations.queues import compared
+from veilmq.protocols.sqs.veil import shapes
+from veilmq.protocols.sqs.veil.messages import checked_body, failure_of, message_of
 
 Input = TypeVar("Input")
 

@@ -28,25 +28,31 @@ from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
 from veilmq.protocols.keyed import Keyed
 from veilmq.protocols.sqs import errors
-from veilmq.protocols.sqs.authorization import (
+from veilmq.protocols.sqs.addresses import region_of_host
+from veilmq.protocols.sqs.auth.signature_parts import (
     OLD_SCHEMES,
     SERVICE,
+    SKEW_US,
     TERMINATOR,
+    canonical_path,
+    canonical_query,
+    check_stamp,
     claimed,
+    normal_values,
     parse_authorization,
     parse_credential,
     parse_parameters,
-    region_of_host,
+    query_pairs,
+    seconds_of,
     show,
+    stamp_of,
+    term_of,
     too_old,
 )
-from veilmq.protocols.sqs.canonical import canonical_path, canonical_query, normal_values, query_pairs
 from veilmq.protocols.sqs.errors import Refusal
-from veilmq.protocols.sqs.stamps import SKEW_US, check_stamp, seconds_of, stamp_of, term_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
 
 _SIGNATURE_HEX: Final = 64
 _SCHEMES_MAX: Final = 1_024

@@ -1,29 +1,70 @@
-"""SendMessage and SendMessageBatch.
+"""SendMessage, ReceiveMessage, DeleteMessage, ChangeMessageVisibility, and their batches.
 
-Strategy: one function makes the `Send` for both. A plain message (no attributes, group or trace header) takes a short
-path without `Extras`.
+Send: one function makes the `Send` of a message and of a batch's entry. A plain message (no attributes, group or trace
+header) takes a short path without `Extras`.
+
+Receive: which system and message attributes to return is decided once, from the request. Most requests want none, and
+then a message is five fields.
+
+Delete and extend: on a standard queue a handle stays valid after its lease, until the message is granted to another
+receiver: it deletes the message, or resumes its lease. A stale handle deletes nothing and the delete reports success;
+an extend with it is refused. On a FIFO queue an expired or stale handle is refused.
+
+Source: the operations in the SQS API Reference, and recorded replies of AWS for a late ChangeMessageVisibility.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Final, NamedTuple
 
 import msgspec
 
 from veilmq.model.access import EVERYTHING, Action
-from veilmq.model.commands import AnyCommand, DescribeQueue, Origin, Send
-from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Receive, Send
+from veilmq.model.errors import (
+    LeaseError,
+    LeaseExpired,
+    LeaseTaken,
+    MessageGone,
+    MessageTooLarge,
+    ParameterInvalid,
+    VeilError,
+)
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Extras, id_text, is_plain
-from veilmq.model.outcomes import Outcome, QueueDescribed, Sent
+from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.sqs import errors, limits, results
+from veilmq.model.reports import REPORT_HEADER, Report, read_header
+from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo
-from veilmq.protocols.sqs.call import Asked, Call, Entry, Operation, Plan, sole
-from veilmq.protocols.sqs.checksums import attributes_md5, body_md5
+from veilmq.protocols.sqs.call import Asked, Call, Entry, Operation, Plan, check_whole, failed, plan_entries, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
-from veilmq.protocols.sqs.inputs import AnyInput, MessageInput, SendEntry, SendMessageBatchInput, SendMessageInput
-from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_body, message_attributes, trace_header
-from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
+from veilmq.protocols.sqs.forms import shapes
+from veilmq.protocols.sqs.forms.shapes import (
+    AnyInput,
+    ChangeMessageVisibilityBatchInput,
+    ChangeMessageVisibilityInput,
+    DeleteEntry,
+    DeleteMessageBatchInput,
+    DeleteMessageInput,
+    MessageInput,
+    ReceiveMessageInput,
+    SendEntry,
+    SendMessageBatchInput,
+    SendMessageInput,
+    VisibilityEntry,
+)
+from veilmq.protocols.sqs.operations.message_attributes import (
+    TRACE_HEADER,
+    Wanted,
+    attributes_md5,
+    body_md5,
+    check_body,
+    message_attributes,
+    show_more,
+    trace_header,
+    wanted_of,
+)
 
 _ENTRY = "SendMessageBatchRequestEntry"
 _TRACE = b"x-amzn-trace-id"
@@ -73,13 +114,13 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
     return commands, _Batch(entries, system_md5s, mixed)
 
 
-def answer_send(call: Call, outcomes: Sequence[Outcome]) -> results.SendMessageResult:
+def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendMessageResult:
     """SendMessageResult."""
     sent: Sent = sole(call, outcomes)
     command = call.commands[0]
     assert isinstance(command, Send)
     attributes = command.extras.attributes
-    return results.SendMessageResult(
+    return shapes.SendMessageResult(
         command.md5.hex(),
         id_text(sent.id),
         attributes_md5(attributes) if attributes else None,
@@ -88,7 +129,7 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> results.SendMessageR
     )
 
 
-def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchResult:
+def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchResult:
     """SendMessageBatchResult."""
     check_whole(call, outcomes)
     batch: _Batch = call.memo
@@ -103,7 +144,7 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchR
             failures.append(failed(entry, _refusal_of_entry(outcome, command)))
             continue
         assert isinstance(outcome, Sent)
-        line = results.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
+        line = shapes.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
         if command.extras is not NO_EXTRAS:
             if command.extras.attributes:
                 line.md5_of_message_attributes = attributes_md5(command.extras.attributes)
@@ -113,7 +154,7 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchR
         successful.append(line)
     if not successful:
         _check_identities(call, outcomes)
-    return results.BatchResult(successful, failures)
+    return shapes.BatchResult(successful, failures)
 
 
 def _refusal_of_entry(error: VeilError, command: AnyCommand) -> Refusal:
@@ -243,3 +284,181 @@ def _system_md5(given: MessageInput) -> str | None:
     if value is None:
         return None
     return attributes_md5([Attribute(TRACE_HEADER, value.data_type or "", value.string_value or "")])
+
+
+def plan_receive(asked: Asked, given: ReceiveMessageInput) -> Plan:
+    """ReceiveMessage."""
+    queue = asked.queue(given.queue_url)
+    count, lease_s, wait_s = given.max_number_of_messages, given.visibility_timeout, given.wait_time_seconds
+    if count is None:
+        count = 1
+    elif not 1 <= count <= limits.RECEIVE_COUNT_MAX:
+        reason = f"Must be between 1 and {limits.RECEIVE_COUNT_MAX}, if provided."
+        raise invalid_value("MaxNumberOfMessages", count, reason)
+    if lease_s is not None and not 0 <= lease_s <= limits.VISIBILITY_SECONDS_MAX:
+        reason = f"Must be between 0 and {limits.VISIBILITY_SECONDS_MAX}, if provided."
+        raise invalid_value("VisibilityTimeout", lease_s, reason)
+    if wait_s is not None and not 0 <= wait_s <= limits.WAIT_SECONDS_MAX:
+        raise invalid_value("WaitTimeSeconds", wait_s, f"Must be >= 0 and <= {limits.WAIT_SECONDS_MAX}, if provided.")
+    command = Receive(
+        queue=queue,
+        origin=asked.caller.origin,
+        count_max=count,
+        lease_us=None if lease_s is None else lease_s * SECOND_US,
+        wait_us=None if wait_s is None else wait_s * SECOND_US,
+        in_flight_max=limits.IN_FLIGHT_MAX,
+        attempt_id=_attempt_id(given.receive_request_attempt_id, queue),
+    )
+    if given.attribute_names or given.message_system_attribute_names or given.message_attribute_names:
+        return (command,), wanted_of(given, is_fifo(queue.name))
+    return (command,), None
+
+
+def _attempt_id(attempt_id: str | None, queue: QueueKey) -> str | None:
+    """The id for retries. AWS ignores it on a standard queue (awspring/spring-cloud-aws #529)."""
+    if attempt_id is None or not is_fifo(queue.name):
+        return None
+    if not limits.TOKEN.match(attempt_id):
+        reason = "ReceiveRequestAttemptId can only include alphanumeric and punctuation characters. 1 to 128 in length."
+        raise invalid_value("ReceiveRequestAttemptId", attempt_id, reason)
+    return attempt_id
+
+
+def answer_receive(call: Call, outcomes: Sequence[Outcome]) -> shapes.ReceiveMessageResult:
+    """ReceiveMessageResult."""
+    received: Received = sole(call, outcomes)
+    if not received.messages:
+        return shapes.ReceiveMessageResult()
+    wanted: Wanted | None = call.memo
+    messages = [
+        shapes.Message(id_text(delivery.id), delivery.handle, delivery.md5.hex(), delivery.body)
+        for delivery in received.messages
+    ]
+    if wanted is not None:
+        for message, delivery in zip(messages, received.messages, strict=True):
+            show_more(message, delivery, wanted)
+    return shapes.ReceiveMessageResult(messages)
+
+
+_VISIBILITY_ENTRY: Final = "ChangeMessageVisibilityBatchRequestEntry"
+_LEASE_TOTAL_US_MAX: Final = limits.LEASE_TOTAL_SECONDS_MAX * SECOND_US
+
+
+def plan_delete(asked: Asked, given: DeleteMessageInput) -> Plan:
+    """DeleteMessage."""
+    return (_delete(asked, asked.queue(given.queue_url), given),), None
+
+
+def plan_delete_batch(asked: Asked, given: DeleteMessageBatchInput) -> Plan:
+    """DeleteMessageBatch."""
+    queue = asked.queue(given.queue_url)
+    name = "DeleteMessageBatchRequestEntry"
+    return plan_entries(asked, queue, given.entries, name, lambda entry: _delete(asked, queue, entry))
+
+
+def plan_extend(asked: Asked, given: ChangeMessageVisibilityInput) -> Plan:
+    """ChangeMessageVisibility."""
+    return (_extend(asked, asked.queue(given.queue_url), given, _report(asked)),), None
+
+
+def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) -> Plan:
+    """ChangeMessageVisibilityBatch."""
+    queue = asked.queue(given.queue_url)
+    numbers, report = count(1), _report(asked)
+
+    def command_of(entry: VisibilityEntry) -> Extend:
+        return _extend(asked, queue, entry, report, next(numbers))
+
+    return plan_entries(asked, queue, given.entries, _VISIBILITY_ENTRY, command_of)
+
+
+def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEntry) -> Delete:
+    if not given.receipt_handle:
+        # AWS reports a missing parameter of a batch under this name (aws/aws-sdk-js-v3 #5478).
+        raise missing("ReceiptHandle" if isinstance(given, DeleteEntry) else "MessageHandle")
+    return Delete(
+        queue=queue,
+        origin=asked.caller.origin,
+        handle=given.receipt_handle,
+        arrived=asked.arrived,
+        after_expiry=_after_expiry(queue),
+    )
+
+
+def _after_expiry(queue: QueueKey) -> AfterExpiry:
+    """AWS accepts a handle after its lease until the message is granted again, also to extend it; not on a FIFO
+    queue."""
+    return AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
+
+
+def _report(asked: Asked) -> Report | None:
+    return read_header(asked.request.headers.get(REPORT_HEADER))
+
+
+def _extend(
+    asked: Asked,
+    queue: QueueKey,
+    given: ChangeMessageVisibilityInput | VisibilityEntry,
+    report: Report | None,
+    number: int = 0,
+) -> Extend:
+    """`number`: of a batch entry, from 1."""
+    if not given.receipt_handle:
+        raise missing("ReceiptHandle")
+    lease_s = given.visibility_timeout
+    if lease_s is None:
+        raise missing(f"{_VISIBILITY_ENTRY}.{number}.VisibilityTimeout" if number else "VisibilityTimeout")
+    if not 0 <= lease_s <= limits.VISIBILITY_SECONDS_MAX:
+        reason = f"VisibilityTimeout must be an integer between 0 and {limits.VISIBILITY_SECONDS_MAX}."
+        raise invalid_value("VisibilityTimeout", lease_s, reason)
+    return Extend(
+        queue=queue,
+        origin=asked.caller.origin,
+        handle=given.receipt_handle,
+        lease_us=lease_s * SECOND_US,
+        arrived=asked.arrived,
+        after_expiry=_after_expiry(queue),
+        lease_total_us_max=_LEASE_TOTAL_US_MAX,
+        report=report,
+    )
+
+
+def _lease_refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
+    """The refusal for an outcome; None for a success."""
+    if not isinstance(outcome, VeilError):
+        return None
+    if isinstance(command, Delete):
+        # On FIFO too, a delete that is repeated because its response was lost succeeds: the message is gone.
+        harmless = MessageGone if is_fifo(command.queue.name) else LeaseError
+        if isinstance(outcome, harmless):
+            return None
+    return fault_of(outcome, command)
+
+
+def _lease_refusal_of_entry(command: AnyCommand, outcome: Outcome) -> Refusal | None:
+    """For an ended lease a batch has another text than a single delete (FIFO; smaskalik/sqsmover #54)."""
+    refusal = _lease_refusal(command, outcome)
+    if refusal is not None and isinstance(command, Delete) and isinstance(outcome, LeaseExpired | LeaseTaken):
+        return Refusal(errors.RECEIPT_HANDLE_IS_INVALID, "The receipt handle has expired")
+    return refusal
+
+
+def answer_void(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
+    """The empty result of DeleteMessage and ChangeMessageVisibility."""
+    refusal = _lease_refusal(call.commands[0], outcomes[0])
+    if refusal is not None:
+        raise refusal
+    return shapes.EMPTY
+
+
+def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchResult:
+    """DeleteMessageBatchResult and ChangeMessageVisibilityBatchResult."""
+    check_whole(call, outcomes)
+    successful, failures = [], []
+    for entry in call.memo:
+        refusal = entry.refusal or _lease_refusal_of_entry(call.commands[entry.command], outcomes[entry.command])
+        if refusal is None:
+            successful.append(shapes.IdEntry(entry.id))
+        else:
+            failures.append(failed(entry, refusal))
+    return shapes.BatchResult(successful, failures)
