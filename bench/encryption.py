@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.encrypted import ALGORITHMS, EncryptedQueue, Keys, new_key
-from veilmq.client.encrypted.cipher import Cipher
+from veilmq.client.encrypted.queue import Cipher
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import keep
 

@@ -6,7 +6,7 @@ from tests.client.test_transaction_queue import KINDS, Place, left_behind
 
 from veilmq.client.messages import Message
 from veilmq.client.transaction import TransactionQueue, Verdict
-from veilmq.client.transaction.entry import Entry, Form, encode
+from veilmq.client.transaction.logbook import Entry, Form, encode
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 

@@ -19,7 +19,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Capabilities, HandleOnSend, Queue
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
-from veilmq.client.transaction.entry import Entry, encode
+from veilmq.client.transaction.logbook import Entry, encode
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.reports import Failure

@@ -254,8 +254,8 @@ class RoutedQueue(Closing):
         found = {name: route.queue.recommended() for name, route in self._by_queue.items()}
         if all(each is None for each in found.values()):
             return None
-        told = found[self._default.queue.name]
-        by_type = dict(told.by_type) if told is not None else {}
+        default = found[self._default.queue.name]
+        by_type = dict(default.by_type) if default is not None else {}
         for kind, route in self._by_type.items():
             of_queue = found[route.queue.name]
             lease = None if of_queue is None else of_queue.by_type.get(kind, of_queue.lease)
@@ -263,7 +263,7 @@ class RoutedQueue(Closing):
                 by_type[kind] = lease
         why = "; ".join(each.why for each in found.values() if each is not None and each.why)
         applied = all(each is None or each.applied for each in found.values())
-        return Recommended(None if told is None else told.lease, by_type, why, applied)
+        return Recommended(None if default is None else default.lease, by_type, why, applied)
 
     def interrupt(self) -> None:
         """See `Queue.interrupt`. All of the queues."""

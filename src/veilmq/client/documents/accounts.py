@@ -35,7 +35,7 @@ from veilmq.client.records.files import make_own, own_path
 from veilmq.client.threads import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
-from veilmq.client.transaction.entry import check_half, check_log, form_for, times_for
+from veilmq.client.transaction.logbook import check_half, check_log, form_for, times_for
 from veilmq.client.urls import SCHEMES
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.queue import FIFO_SUFFIX

@@ -45,7 +45,7 @@ from veilmq.client.queue import Account, Capabilities, Queue
 from veilmq.client.threads import Closing
 from veilmq.client.transaction import Times
 from veilmq.client.transaction import queue as ours
-from veilmq.client.transaction.entry import Prepared, Verdict
+from veilmq.client.transaction.logbook import Prepared, Verdict
 from veilmq.client.unreadable import DeadLetters, Policy, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import LeaseError, ParameterInvalid, QueueMissing, ReceiptInvalid, VeilError

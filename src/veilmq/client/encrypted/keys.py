@@ -135,7 +135,7 @@ class KeyFile:
         self._lock = threading.Lock()
         self._stamp = _stamp(self.path)
         self._keys = _read(self.path)
-        self._told: tuple[tuple[int, int, int], str] | None = None
+        self._logged: tuple[tuple[int, int, int], str] | None = None
         """The failure logged last: which file, and why."""
 
     @property
@@ -171,11 +171,11 @@ class KeyFile:
             self._keys = _read(self.path)
         except KeyFileInvalid as error:
             failure = stamp, str(error)
-            if failure != self._told:
+            if failure != self._logged:
                 log.error("the keys stay as they were: %s", error)
-                self._told = failure
+                self._logged = failure
         else:
-            self._stamp, self._told = stamp, None
+            self._stamp, self._logged = stamp, None
 
 
 def new_key(algorithm: str = "A256GCM") -> Key:

@@ -131,7 +131,7 @@ class OrderedSender(Side):
         """
         with self._using():
             self._check()
-            refused = [each for each in self._settle() if isinstance(each, VeilError)]
+            refused = [each for each in self._send_pending() if isinstance(each, VeilError)]
         if refused:
             raise refused[0]
 
@@ -202,7 +202,7 @@ class OrderedSender(Side):
         time."""
         again = self._again(messages)
         try:
-            outcomes = self._settle()[:again]
+            outcomes = self._send_pending()[:again]
         except VeilError as error:
             return [_still_open(error)] * again + _not_tried(len(messages) - again, error)
         step = self.queue.capabilities.batch_messages_max if self._marking.voids else 1
@@ -244,7 +244,7 @@ class OrderedSender(Side):
         pending = [each.message for each in self._state.pending if not each.void]
         return len(pending) if pending == [packed(each) for each in messages[: len(pending)]] else 0
 
-    def _settle(self) -> list[Sent | VeilError]:
+    def _send_pending(self) -> list[Sent | VeilError]:
         """Send the open messages, until none is open. Returns their outcomes, without the voids."""
         outcomes: list[Sent | VeilError] = []
         for each in self._state.pending:
@@ -322,7 +322,7 @@ class OrderedSender(Side):
         self._save(replace(self._state, next=following, pending=sorted([*undecided, *voids], key=_number)))
         if voids and not undecided:
             try:
-                self._settle()
+                self._send_pending()
             except Exception:  # noqa: BLE001 a storage may raise anything
                 # They stay open and are sent before anything else; the caller gets its own outcomes.
                 return

@@ -155,7 +155,7 @@ class TableStorage(OwnedStorage):
         """Read the database's clock at every renewal, because two clocks drift apart over months."""
         if self._connection.clock is not None:
             self._run(cursor, f"SELECT {self._connection.clock}")
-            self._watch.told(float(cursor.fetchone()[0]))
+            self._watch.clock_reads(float(cursor.fetchone()[0]))
 
     def _row(self, cursor: Any, row_lock: str = "") -> tuple[int, Owner | None, str | None] | None:
         statement = f"SELECT version, holder, state FROM {self._table} WHERE name = ?{row_lock}"

@@ -112,7 +112,7 @@ class Watch(OfProcess):
         """This process as the holder, for `seconds` from now."""
         return Owner(self._token, os.getpid(), _place(), self._now() + self._seconds, self._seconds)
 
-    def told(self, now: float) -> None:
+    def clock_reads(self, now: float) -> None:
         """Record that the storage's clock reads `now` (Unix seconds)."""
         self._ahead = now - self._clock.monotonic()
 

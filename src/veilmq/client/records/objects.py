@@ -250,14 +250,14 @@ def _faults(scheme: str) -> Iterator[type[Exception]]:
 def modified_of(entry: Mapping[str, Any]) -> float | None:
     """When the object was written, from fsspec's entry of it: Unix seconds, by the store's clock."""
     for name in _MODIFIED:
-        told = entry.get(name)
-        if isinstance(told, datetime.datetime):
-            return (told if told.tzinfo else told.replace(tzinfo=datetime.UTC)).timestamp()
-        if isinstance(told, int | float):
-            return float(told)
-        if isinstance(told, str):
+        written = entry.get(name)
+        if isinstance(written, datetime.datetime):
+            return (written if written.tzinfo else written.replace(tzinfo=datetime.UTC)).timestamp()
+        if isinstance(written, int | float):
+            return float(written)
+        if isinstance(written, str):
             try:
-                return datetime.datetime.fromisoformat(told).timestamp()
+                return datetime.datetime.fromisoformat(written).timestamp()
             except ValueError:
                 continue
     return None

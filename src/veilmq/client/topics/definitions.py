@@ -10,11 +10,15 @@ created for the topic. So everything that a crash leaves can be deleted, and not
 Encodings: a subscription's encoding is fixed when it is created; a base64 body says so in an attribute, where
 attributes exist. A reader names the encoding that it expects; any other is a typed error, never a guess. Source: the
 documents' RawTopicMessage and getMessageBodyAsRawString; RFC 4648, section 4.
+
+Native topics: used only if the service can do all that the pull topic asks: one tag a subscription, bodies unchanged
+and the same for all, and queues without wrappers, because a native publish would bypass a wrapper.
 """
 
 import base64
 import binascii
 import secrets
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -24,8 +28,9 @@ from msgspec import structs
 from veilmq.client.checks import text_bytes
 from veilmq.client.errors import EncodingMismatch, TopicExists, TopicMissing
 from veilmq.client.messages import Peeked
+from veilmq.client.queue import Account, NativeSubscription, NativeTopics, Queue
 from veilmq.client.records.objects import ObjectStore, is_key
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 ENCODING_ATTRIBUTE: Final = "veilmq.encoding"
 
@@ -153,6 +158,57 @@ class Definitions:
         """The names of all topics, in any state."""
         found = (each.key.rpartition("/")[2] for each in self._store.list(_DIRECTORY))
         return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
+
+
+def natively(subscriptions: Iterable[Subscription]) -> list[NativeSubscription]:
+    """The subscriptions in the service's form."""
+    return [NativeSubscription(each.name, each.queue, each.tags[0] if each.tags else None) for each in subscriptions]
+
+
+def native_topics_of(
+    account: Account, definition: Definition, bodies: Any, queues: Collection[Queue] | None = None
+) -> NativeTopics | None:
+    """The service's topics if they can serve this one. Raises QueueMissing, if the queues are not given."""
+    topics = _topics_of(account)
+    if topics is None or _unfit(topics, definition, bodies) is not None:
+        return None
+    found: Sequence[Queue] = (
+        [account.queue(each.queue) for each in definition.subscriptions] if queues is None else list(queues)
+    )
+    serves = all(each.capabilities.native_topics and each.account is account for each in found)
+    return topics if serves else None
+
+
+def check_fits(account: Account, definition: Definition, bodies: Any) -> None:
+    """Raises CapabilityMissing if the service's own topics cannot serve this one."""
+    topics = _topics_of(account)
+    reason = "native_topics" if topics is None else _unfit(topics, definition, bodies)
+    if reason is not None:
+        raise CapabilityMissing(capability=reason)
+
+
+def delete_native(account: Account, definition: Definition) -> None:
+    """Delete the service's topic of this definition, if it exists. Raises what the service does."""
+    topics = _topics_of(account)
+    if definition.form is Form.NATIVE and topics is not None:
+        topics.delete(definition.topic)
+
+
+def _topics_of(account: Account) -> NativeTopics | None:
+    offered = getattr(account, "topics", None)
+    return None if offered is None else offered()
+
+
+def _unfit(topics: NativeTopics, definition: Definition, bodies: Any) -> str | None:
+    """What the definition needs that the service's topics cannot do; None if nothing."""
+    if bodies is not None:
+        return "native topics with bodies that differ"
+    if any(each.encoding is not Encoding.RAW for each in definition.subscriptions):
+        return "native topics with an encoding of a subscription's own"
+    if any(len(each.tags) > 1 for each in definition.subscriptions):
+        return "native topics with several tags of a subscription"
+    fits = topics.fits(definition.topic, natively(definition.subscriptions))
+    return None if fits else "native topics with such names, tags or queues"
 
 
 def _key(topic: Any) -> str:

@@ -1,13 +1,14 @@
 """The checker: works off the log's overdue entries (failure analysis A to D).
 
-Strategy: receive an overdue entry (A), ask the application (B), settle by its verdict (C), erase the entry (D). If a
+Strategy: receive an overdue entry (A), ask the application (B), carry out its verdict (C), erase the entry (D). If a
 step fails, the entry stays and comes again. An undecided transaction is asked about for a limited time, then parked
 where people see it. Transactions in progress in this process are left alone. Source: document 002, TransactionChecker.
 
-Settling: any process may repeat any step at any time, and each step reports what it found. A half message whose handle
-was taken had been committed before, because only a visible message can be received. One that is gone before its end was
-committed too, unless nobody can have done that. One that is gone after its end is sent again from the log, and
-`on_lost` is called. Source: document 002, failure analysis C: "the same handle can be committed only once".
+Commits and rollbacks: any process may repeat any step at any time, and each step reports what it found. A half message
+whose handle was taken had been committed before, because only a visible message can be received. One that is gone
+before its end was committed too, unless nobody can have done that. One that is gone after its end is sent again from
+the log, and `on_lost` is called. Source: document 002, failure analysis C: "the same handle can be committed only
+once".
 """
 
 import logging
@@ -22,10 +23,11 @@ from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.threads import Closing
-from veilmq.client.transaction.entry import (
+from veilmq.client.transaction.logbook import (
     CLOCKS_APART,
     Entry,
     Form,
+    Logbook,
     Prepared,
     Times,
     Verdict,
@@ -33,7 +35,6 @@ from veilmq.client.transaction.entry import (
     marked,
     verdict_of,
 )
-from veilmq.client.transaction.logbook import Logbook
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,
@@ -44,7 +45,7 @@ from veilmq.model.errors import (
 )
 
 
-class Settled(StrEnum):
+class CommitResult(StrEnum):
     """What a commit did or found."""
 
     COMMITTED = "committed"
@@ -53,8 +54,8 @@ class Settled(StrEnum):
     """Sent from the log: at least once."""
 
 
-class Settler:
-    """Settles the transactions of one queue."""
+class Committer:
+    """Commits and rolls back the transactions of one queue."""
 
     def __init__(self, queue: Queue, times: Times, on_lost: Callable[[Prepared], object] | None) -> None:
         self.queue = queue
@@ -71,7 +72,7 @@ class Settler:
             raise CapabilityMissing(capability=f"a handle from a delayed send on {capabilities.protocol}")
         return handle
 
-    def commit(self, entry: Entry, now: float, perhaps_earlier: bool) -> Settled:
+    def commit(self, entry: Entry, now: float, perhaps_earlier: bool) -> CommitResult:
         """Make the message visible, unless it is already. perhaps_earlier: whether an earlier attempt may have done it.
 
         Raises TransportError, ServiceError, CapacityError (try again), UsageError and CapabilityMissing (it never
@@ -79,19 +80,19 @@ class Settler:
         """
         if entry.handle is None:
             self.queue.send(marked(entry, self.queue.capabilities))
-            return Settled.COMMITTED
+            return CommitResult.COMMITTED
         alive = entry.expires is not None and now < entry.expires - CLOCKS_APART
         if entry.expires is not None and alive and entry.expires - now < self._times.life_min:
             return self._anew(entry, entry.handle)
         try:
             self.queue.release(entry.handle)
         except LeaseTaken:
-            return Settled.EARLIER
+            return CommitResult.EARLIER
         except (LeaseError, ReceiptInvalid) as error:
             if isinstance(error, LeaseError) and alive and perhaps_earlier:
-                return Settled.EARLIER
+                return CommitResult.EARLIER
             return self._resend(entry, str(error))
-        return Settled.COMMITTED
+        return CommitResult.COMMITTED
 
     def roll_back(self, entry: Entry) -> None:
         """Delete the half message, if there is one. Raises TransportError, ServiceError (try again)."""
@@ -104,22 +105,22 @@ class Settler:
         except (LeaseError, UsageError) as error:
             log.info("transaction %s: there is no half message any more: %s", entry.id, error)
 
-    def _anew(self, entry: Entry, handle: str) -> Settled:
+    def _anew(self, entry: Entry, handle: str) -> CommitResult:
         """Too little of the half message's life is left: replace it with a new message."""
         if not self.queue.capabilities.receipts_rotate:
             try:
                 # Nobody has the half message; this keeps it from being received meanwhile.
                 self.queue.extend(handle, self._times.check_lease)
             except LeaseError:
-                return Settled.EARLIER
-        settled = self._resend(entry, "most of its half message's life is over")
+                return CommitResult.EARLIER
+        result = self._resend(entry, "most of its half message's life is over")
         try:
             self.queue.delete(handle)
         except VeilError as error:
             log.info("transaction %s: its half message stays until it ends: %s", entry.id, error)
-        return settled
+        return result
 
-    def _resend(self, entry: Entry, why: str) -> Settled:
+    def _resend(self, entry: Entry, why: str) -> CommitResult:
         log.warning("transaction %s: its message is sent again from the log: %s", entry.id, why)
         self.queue.send(marked(entry, self.queue.capabilities))
         if self._on_lost is not None:
@@ -127,7 +128,7 @@ class Settler:
                 self._on_lost(entry.shown())
             except Exception:  # the message is sent: an error in the application's callback must not send it again
                 log.exception("transaction %s: on_lost failed", entry.id)
-        return Settled.RESENT
+        return CommitResult.RESENT
 
 
 def hopeless(error: VeilError) -> bool:
@@ -151,7 +152,7 @@ class Checker(Closing):
     def __init__(
         self,
         logbook: Logbook,
-        settler: Settler,
+        committer: Committer,
         times: Times,
         check: Check,
         park: Callable[[str], object],
@@ -161,7 +162,7 @@ class Checker(Closing):
     ) -> None:
         """park: puts an entry's body where people see it. running: whether a transaction is in progress here."""
         self._logbook = logbook
-        self._settler = settler
+        self._committer = committer
         self._times = times
         self._check = check
         self._park = park
@@ -191,7 +192,7 @@ class Checker(Closing):
         return self
 
     def run_once(self, now: float | None = None) -> int:
-        """Work off what is overdue now; returns how many transactions were settled or parked.
+        """Work off what is overdue now; returns how many transactions were decided or parked.
 
         now: Unix seconds, to judge what has ended; None: the queue's clock. Raises like `Queue.receive`; an entry that
         fails is logged, and comes again.
@@ -200,7 +201,7 @@ class Checker(Closing):
 
     def _look(self, ends: Callable[[], bool], now: float | None) -> int:
         """Work until nothing is overdue or `ends` returns True."""
-        settled = 0
+        decided = 0
         seen: set[str] = set()
         while not ends():
             entries = self._logbook.overdue(BATCH_MAX)
@@ -209,10 +210,10 @@ class Checker(Closing):
             for message in entries:
                 if message.id not in seen:
                     seen.add(message.id)
-                    settled += self._work_off(message, now)
+                    decided += self._work_off(message, now)
             if not entries or again:
                 break
-        return settled
+        return decided
 
     def decide(self, entry: Entry, verdict: Verdict, now: float) -> bool:
         """Carry out a verdict other than UNKNOWN. False: the message can never be sent, and nobody compensated.
@@ -220,10 +221,10 @@ class Checker(Closing):
         Raises VeilErrors after which it can be tried again.
         """
         if verdict is Verdict.ROLLBACK:
-            self._settler.roll_back(entry)
+            self._committer.roll_back(entry)
             return True
         try:
-            found = self._settler.commit(entry, now, perhaps_earlier=True)
+            found = self._committer.commit(entry, now, perhaps_earlier=True)
         except VeilError as error:
             if not hopeless(error):
                 raise

@@ -23,10 +23,11 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
-from veilmq.client.transaction.checker import Check, Checker, Compensate, Settler, hopeless, send_to
-from veilmq.client.transaction.entry import (
+from veilmq.client.transaction.checker import Check, Checker, Committer, Compensate, hopeless, send_to
+from veilmq.client.transaction.logbook import (
     Entry,
     Form,
+    Logbook,
     Prepared,
     Times,
     Verdict,
@@ -39,7 +40,6 @@ from veilmq.client.transaction.entry import (
     times_for,
     verdict_of,
 )
-from veilmq.client.transaction.logbook import Logbook
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import LeaseError, ParameterInvalid, VeilError
 
@@ -108,9 +108,9 @@ class TransactionQueue(Wrapping):
         self._running: set[str] = set()
         self._lock = threading.Lock()
         self._logbook = Logbook(log, self.times, clock)
-        self._settler = Settler(queue, self.times, on_lost)
+        self._committer = Committer(queue, self.times, on_lost)
         self.checker = Checker(
-            self._logbook, self._settler, self.times, check_transaction, self._park, compensate,
+            self._logbook, self._committer, self.times, check_transaction, self._park, compensate,
             self._running.__contains__, clock,
         )  # fmt: skip
 
@@ -157,7 +157,7 @@ class TransactionQueue(Wrapping):
                     kept[message.id] = message.handle
                     again = again + 1 if message.id in settled else 0
                     if message.id not in settled:
-                        settled[message.id] = self._settle_parked(message, decide, now)
+                        settled[message.id] = self._decide_parked(message, decide, now)
                     if settled[message.id]:
                         with suppress(LeaseError):  # then it will come again
                             parked.delete(message.handle)
@@ -174,7 +174,7 @@ class TransactionQueue(Wrapping):
         self.log.close()
         self.inner.close()
 
-    def _settle_parked(
+    def _decide_parked(
         self, message: Received, decide: Callable[[Prepared], Verdict | bool], now: float | None
     ) -> bool:
         """Returns whether the verdict is known and carried out."""
@@ -199,7 +199,7 @@ class TransactionQueue(Wrapping):
         handle = None
         try:
             if self._life is not None:
-                handle = self._settler.prepare(message, transaction, self._life)
+                handle = self._committer.prepare(message, transaction, self._life)
             entry = replace(draft, handle=handle)
             return entry, self._logbook.write(entry)
         except BaseException:
@@ -212,7 +212,7 @@ class TransactionQueue(Wrapping):
     def _forget(self, entry: Entry) -> None:
         """The log was not written, so the half message is useless: delete it; if it stays, it ends unseen."""
         try:
-            self._settler.roll_back(entry)
+            self._committer.roll_back(entry)
         except VeilError as error:
             log.info("transaction %s: its half message stays until it ends: %s", entry.id, error)
 
@@ -222,17 +222,17 @@ class TransactionQueue(Wrapping):
             verdict = verdict_of(do_transaction(entry.shown()))
         except Exception:
             # The operation may have reached its own commit: only the application's check knows.
-            self._settle(entry, handle, self.checker.ask(entry))
+            self._finish(entry, handle, self.checker.ask(entry))
             raise
-        return self._settle(entry, handle, verdict)
+        return self._finish(entry, handle, verdict)
 
-    def _settle(self, entry: Entry, handle: str, verdict: Verdict) -> Outcome:
+    def _finish(self, entry: Entry, handle: str, verdict: Verdict) -> Outcome:
         """Steps 4 and 5. A failure here is left to the checker."""
         if verdict is Verdict.UNKNOWN:
             return Outcome.PENDING
         try:
             if verdict is Verdict.ROLLBACK:
-                self._settler.roll_back(entry)
+                self._committer.roll_back(entry)
                 outcome = Outcome.ROLLED_BACK
             else:
                 outcome = self._commit(entry)
@@ -248,7 +248,7 @@ class TransactionQueue(Wrapping):
         perhaps_earlier = False
         for left in range(COMMIT_TRIES - 1, -1, -1):
             try:
-                found = self._settler.commit(entry, self._clock.wall(), perhaps_earlier)
+                found = self._committer.commit(entry, self._clock.wall(), perhaps_earlier)
             except VeilError as error:
                 if hopeless(error):
                     return Outcome.COMPENSATED if self.checker.give_up(entry, error) else Outcome.PENDING

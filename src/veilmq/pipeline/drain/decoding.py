@@ -21,7 +21,7 @@ from pyspark.sql import types
 from veilmq.client import urls
 from veilmq.client.clock import SYSTEM
 from veilmq.client.encrypted import Keys
-from veilmq.client.encrypted.cipher import Cipher
+from veilmq.client.encrypted.queue import Cipher
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.large import PointerFormat
 from veilmq.client.large.pointer import Fetcher

@@ -155,7 +155,7 @@ class OrderedReceiver(Side):
         rest = _REST_SECONDS_MIN
         interrupts = self._interrupts
         while True:
-            self._settle()
+            self._acknowledge_voids()
             with self._changed:
                 ready = [] if self._closed else self._hand_out(count_max, lease)
                 left = deadline - self._clock.monotonic()
@@ -405,7 +405,7 @@ class OrderedReceiver(Side):
             ready.append(shown(due, entry, now + self._keeper.parameters.max_hold))
         return ready
 
-    def _settle(self) -> None:
+    def _acknowledge_voids(self) -> None:
         """Acknowledge void numbers when it is their turn."""
         if self._unsure is not None:
             with self._deciding():
@@ -441,7 +441,7 @@ class OrderedReceiver(Side):
             return False
         state = self._reorder.state
         check_queue(state, self.queue.name, self.queue.stats().incarnation, str(self._storage))
-        if not self._gaps.tell(self.queue.name, gap, waited, now):
+        if not self._gaps.report(self.queue.name, gap, waited, now):
             return False
         with self._deciding():
             with self._changed:

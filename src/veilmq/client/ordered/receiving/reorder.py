@@ -310,7 +310,7 @@ class GapWatch:
         self._tell = tell
         self._first: tuple[int, int] | None = None
         self._since = 0.0
-        self._told = False
+        self._reported = False
 
     def check(self, lease: float, retention: float | None) -> None:
         """Raises ParameterInvalid for a timeout that would treat a leased message, or one that has expired, as lost."""
@@ -328,19 +328,19 @@ class GapWatch:
         """How long the gap has lasted, if that is at least the timeout and there is something to do about it."""
         first = None if gap is None else (gap.epoch, gap.first)
         if first != self._first:
-            self._first, self._since, self._told = first, now, False
-        if gap is None or self.timeout is None or self._told:
+            self._first, self._since, self._reported = first, now, False
+        if gap is None or self.timeout is None or self._reported:
             return None
         waited = now - self._since
         return waited if waited >= self.timeout else None
 
     def wait_max(self, now: float) -> float:
         """The longest wait before the gap must be checked again."""
-        if self._first is None or self.timeout is None or self._told:
+        if self._first is None or self.timeout is None or self._reported:
             return float("inf")
         return max(0.0, self._since + self.timeout - now)
 
-    def tell(self, queue: str, gap: Gap, waited: float, now: float) -> bool:
+    def report(self, queue: str, gap: Gap, waited: float, now: float) -> bool:
         """Report the gap. True: skip it. Raises GapFound."""
         found = GapFound(queue=queue, epoch=gap.epoch, first=gap.first, last=gap.last, waited=waited)
         log.warning("%s: %s", found, self.policy)
@@ -349,5 +349,5 @@ class GapWatch:
         if self.policy is GapPolicy.RAISE:
             self._since = now
             raise found
-        self._told = self.policy is GapPolicy.WAIT
+        self._reported = self.policy is GapPolicy.WAIT
         return self.policy is GapPolicy.SKIP
