@@ -5,17 +5,18 @@ Strategy: all adapters check here, so a bad argument is the same error on every 
 not affect the others. A duration is an int or a float, but not a bool; a count is an int. NaN is out of every range.
 What only the service can know (rights, a queue's own smaller limits) is left to the service.
 
-`check_sendable` decides by the queue's capabilities alone, for patterns that first do something that cannot be undone:
-a transaction's operation, the first copies of a publish. The adapters check again when they send, by `check_abilities`
-and by their protocol's rules.
+`sendable` decides by the queue's capabilities alone. The adapters of SQS, Azure and MNS use it when they send, and add
+their protocol's rules. `check_sendable` is for patterns that first do something that cannot be undone: a transaction's
+operation, the first copies of a publish. Only the engine has checks of its own: our server makes them for the veil
+adapter, the embedded adapter before it makes a command.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.encoding import ATTRIBUTES_MAX, named, size_bytes
+from veilmq.client.encoding import ATTRIBUTES_MAX, named, size_bytes, with_fields
 from veilmq.client.messages import Extension, Message
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
@@ -216,10 +217,30 @@ _NEEDED_FOR: Final = (
 """A queue's ability, and the field of a message that needs it."""
 
 
+class Sendable(NamedTuple):
+    """A message that a queue can carry, and what its adapter needs of it."""
+
+    message: Message
+    raw: bytes
+    """The body in UTF-8."""
+    attributes: dict[str, tuple[str, str | bytes]]
+    """SQS's type and content of each."""
+    size_bytes: int
+    """What counts against the limit: the body as transmitted, and the attributes."""
+
+
 def check_sendable(message: Message, can: Capabilities) -> None:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would."""
-    fields(message)
-    check_abilities(message, can)
+    sendable(message, can)
+
+
+def sendable(given: str | Message, can: Capabilities, *, fields_as_attributes: bool = False) -> Sendable:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would.
+
+    fields_as_attributes: the message's type and its lease hint travel as attributes, and count as such.
+    """
+    message = as_message(given)
+    _check_abilities(message, can)
     token(message.group, "group")
     token(message.deduplication_id, "deduplication_id")
     if message.delay is not None:
@@ -229,10 +250,20 @@ def check_sendable(message: Message, can: Capabilities) -> None:
     if message.priority is not None:
         whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     lease_hint(message.lease_hint, can.lease_max)
-    _check_size(message, can)
+    raw = text_bytes(message.body)
+    if len(raw) < can.body_bytes_min:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    values = with_fields(message) if fields_as_attributes else message.attributes
+    if len(values) > ATTRIBUTES_MAX:
+        raise ParameterInvalid(parameter="attributes", reason=f"at most {ATTRIBUTES_MAX}, not {len(values)}")
+    attributes = {name: named(name, value) for name, value in values.items()}
+    total_bytes = can.transmitted_bytes(raw) + size_bytes(attributes)
+    if total_bytes > can.body_bytes_max:
+        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=can.body_bytes_max)
+    return Sendable(message, raw, attributes, total_bytes)
 
 
-def check_abilities(message: Message, can: Capabilities) -> None:
+def _check_abilities(message: Message, can: Capabilities) -> None:
     """Raises CapabilityMissing for a field that the queue cannot carry, ParameterInvalid without a group on a FIFO
     queue."""
     if not can.attributes and (message.attributes or message.type is not None):
@@ -242,15 +273,3 @@ def check_abilities(message: Message, can: Capabilities) -> None:
             raise CapabilityMissing(capability="deduplication" if ability == "native_fifo" else ability)
     if message.group is None and can.native_fifo:
         raise ParameterInvalid(parameter="group", reason="is needed: the queue is FIFO")
-
-
-def _check_size(message: Message, can: Capabilities) -> None:
-    if len(text_bytes(message.body)) < can.body_bytes_min:
-        raise ParameterInvalid(parameter="body", reason="must not be empty")
-    if len(message.attributes) > ATTRIBUTES_MAX:
-        reason = f"at most {ATTRIBUTES_MAX}, not {len(message.attributes)}"
-        raise ParameterInvalid(parameter="attributes", reason=reason)
-    attributes = {name: named(name, value) for name, value in message.attributes.items()}
-    total_bytes = can.transmitted_bytes(message.body) + size_bytes(attributes)
-    if total_bytes > can.body_bytes_max:
-        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=can.body_bytes_max)

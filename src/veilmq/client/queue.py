@@ -92,9 +92,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     release_min: float = 0
     """Shortest delay of a release; a shorter one is raised to this (MNS: 1 s)."""
 
-    def transmitted_bytes(self, body: str) -> int:
-        """Bytes of `body` on the wire: UTF-8, in base64 where the adapter encodes."""
-        size_bytes = len(body.encode())
+    def transmitted_bytes(self, body: str | bytes) -> int:
+        """Bytes of `body`, text or its UTF-8, on the wire: in base64 where the adapter encodes."""
+        size_bytes = len(body.encode() if isinstance(body, str) else body)
         return (size_bytes + 2) // 3 * 4 if self.base64_body else size_bytes
 
 

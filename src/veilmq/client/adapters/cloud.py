@@ -24,8 +24,8 @@ import re
 import socket
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -39,12 +39,14 @@ from veilmq.client.threads import Closing
 from veilmq.client.unreadable import Policy, log, read_each, receive_readable
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.message import first_forbidden_character
+from veilmq.model.queue import FIFO_SUFFIX
 
 BELIEVED_SECONDS: Final = 60.0
 """How long the settings that a queue reported are cached."""
 
 Value = TypeVar("Value")
-Opened = TypeVar("Opened", bound="CloudQueue")
+Opened = TypeVar("Opened", bound="CloudQueue[Any]")
+Owner = TypeVar("Owner", bound="CloudAccount")
 
 
 class Believed(Generic[Value]):
@@ -82,10 +84,12 @@ class Waits(Protocol):
         ...
 
 
-class CloudQueue(Closing):
+class CloudQueue(Closing, Generic[Owner]):
     """The part of a `Queue` that does not depend on the protocol."""
 
-    def __init__(self, name: str, capabilities: Capabilities, waiting: Waits) -> None:
+    def __init__(self, account: Owner, name: str, capabilities: Capabilities, waiting: Waits, clock: Clock) -> None:
+        self._account = account
+        self._clock = clock
         self._name = name
         self._capabilities = capabilities
         self._waits = waiting
@@ -100,6 +104,11 @@ class CloudQueue(Closing):
     def capabilities(self) -> Capabilities:
         """What it can do."""
         return self._capabilities
+
+    @property
+    def account(self) -> Owner:
+        """The account that it belongs to."""
+        return self._account
 
     @property
     def closed(self) -> bool:
@@ -135,12 +144,23 @@ class CloudQueue(Closing):
                 log.warning("queue %s: a message could not be released: %s", self._name, error)
 
 
+def names_on_pages(page: Callable[[str | None], tuple[Iterable[str], str | None]]) -> list[str]:
+    """The names that end the URLs on all pages. `page`: given its mark, returns its URLs and the next page's mark."""
+    names: list[str] = []
+    mark: str | None = None
+    while True:
+        urls, mark = page(mark)
+        names += [url.rpartition("/")[2] for url in urls]
+        if not mark:
+            return names
+
+
 class CloudAccount(Closing):
     """The part of an `Account` that does not depend on the protocol: its open queues, which it closes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queues: weakref.WeakSet[CloudQueue] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[CloudQueue[Any]] = weakref.WeakSet()
 
     def _opened(self, queue: Opened) -> Opened:
         """Register a queue that was opened; return it."""
@@ -197,8 +217,6 @@ def receive_decoded(
     return receive_readable(receive, lambda came: read_each(came, _decoded, policy, queue), wait, clock)
 
 
-FIFO_SUFFIX: Final = ".fifo"
-
 _SECONDS: Final = {
     "visibility_timeout": "VisibilityTimeout",
     "delay": "DelaySeconds",
@@ -207,11 +225,12 @@ _SECONDS: Final = {
 }
 
 
-def creation_attributes(name: str, template: Template, dead_letter_arn: str | None) -> dict[str, str]:
-    """Attributes of the queue to create. `dead_letter_arn`: of the template's dead-letter queue, if it names one.
+def creation_attributes(name: str, template: Template, arn_of: Callable[[str], str]) -> dict[str, str]:
+    """Attributes of the queue to create. `arn_of`: asked for the template's dead-letter queue, if it names one.
 
-    Raises ParameterInvalid naming the template's field.
+    Raises ParameterInvalid naming the template's field, and what `arn_of` raises.
     """
+    dead_letter_arn = None if template.dead_letter_queue is None else arn_of(template.dead_letter_queue)
     attributes = {}
     for field, attribute in _SECONDS.items():
         value = getattr(template, field)

@@ -36,7 +36,7 @@ from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, Se
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
-from veilmq.client.checks import as_message, check_abilities, text_bytes
+from veilmq.client.checks import sendable, text_bytes
 from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities
@@ -245,16 +245,15 @@ class Entry(msgspec.Struct, gc=False):
 
 def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
-    message = as_message(given)
-    check_abilities(message, capabilities)
-    arguments: dict[str, Any] = {}
-    delay, ttl = message.delay, message.ttl
-    if delay is not None:
-        arguments["visibility_timeout"] = checks.whole_seconds(delay, "delay", 0, DELAY_MAX)
-    if ttl is not None:
-        arguments["time_to_live"] = NEVER if ttl == math.inf else checks.whole_seconds(ttl, "ttl", 1, TTL_MAX)
-    content, size_bytes = content_of(message.body, capabilities.base64_body)
-    return Entry({"content": content, "raw_request_hook": keep_line_ends, **arguments}, size_bytes)
+    message, raw, _, size_bytes = sendable(given, capabilities)
+    content = encode_base64(raw) if capabilities.base64_body else message.body
+    arguments: dict[str, Any] = {"content": content, "raw_request_hook": keep_line_ends}
+    if message.delay is not None:
+        arguments["visibility_timeout"] = checks.whole_seconds(message.delay, "delay", 0, DELAY_MAX)
+    if message.ttl is not None:
+        never = message.ttl == math.inf
+        arguments["time_to_live"] = NEVER if never else checks.whole_seconds(message.ttl, "ttl", 1, TTL_MAX)
+    return Entry(arguments, size_bytes)
 
 
 def content_of(body: str, base64: bool) -> tuple[str, int]:

@@ -195,22 +195,15 @@ def _with_settings(entry: Entry, settings: Settings) -> Entry:
     return Entry(given, entry.size_bytes)
 
 
-class AzureQueue(CloudQueue):
+class AzureQueue(CloudQueue["AzureAccount"]):
     """A `Queue` on Azure Queue Storage; made by `AzureAccount.queue`."""
 
     def __init__(self, account: "AzureAccount", client: Any, clock: Clock = SYSTEM) -> None:
-        self._account = account
         self.client = client
-        self._clock = clock
         self._base64 = account.base64
         self._polls = PacedPolls(clock)
-        super().__init__(str(client.queue_name), capabilities_of(account.base64), self._polls)
+        super().__init__(account, str(client.queue_name), capabilities_of(account.base64), self._polls, clock)
         self._settings: Believed[Settings] = Believed(clock)
-
-    @property
-    def account(self) -> "AzureAccount":
-        """The account that it belongs to."""
-        return self._account
 
     @property
     def identity(self) -> Hashable:

@@ -105,7 +105,7 @@ class EmbeddedTopics:
             for start in range(0, len(commands), MESSAGES_MAX):
                 found += self._run(commands[start : start + MESSAGES_MAX])
             return [
-                self._told(each, topic, "")
+                self._translated(each, topic, "")
                 if isinstance(each, VeilError)
                 else NativePublished(id_text(each.id), each.copies)
                 for each in found
@@ -123,10 +123,10 @@ class EmbeddedTopics:
     def _one(self, command: AnyCommand, topic: str, queue: str = "") -> Any:
         (outcome,) = self._run([command])
         if isinstance(outcome, VeilError):
-            raise self._told(outcome, topic, queue)
+            raise self._translated(outcome, topic, queue)
         return outcome
 
-    def _told(self, error: VeilError, topic: str, queue: str) -> VeilError:
+    def _translated(self, error: VeilError, topic: str, queue: str) -> VeilError:
         """The error in the client's terms."""
         if isinstance(error, TopicMissing):
             return TopicMissing(topic=topic)

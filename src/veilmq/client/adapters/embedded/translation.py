@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client import checks
-from veilmq.client.adapters.cloud import FIFO_SUFFIX
 from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.encoding import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, untyped
 from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
@@ -27,7 +26,15 @@ from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.plan import PlanState
-from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN, QueueKey, QueueSettings, RedrivePolicy, SettingsChange
+from veilmq.model.queue import (
+    FIFO_SUFFIX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    QueueKey,
+    QueueSettings,
+    RedrivePolicy,
+    SettingsChange,
+)
 
 DURATION_MIN: Final = 0.001
 LEASE_MAX: Final = 7.0 * DAY_US / SECOND_US

@@ -47,8 +47,8 @@ from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type:
 from veilmq.client import checks
 from veilmq.client.adapters.cloud import client_name, encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
-from veilmq.client.checks import as_message, check_abilities, text_bytes
-from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, named, size_bytes, untyped, with_fields
+from veilmq.client.checks import sendable
+from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, untyped
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received
 from veilmq.client.queue import ById, Capabilities, fingerprint
@@ -64,7 +64,6 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.message_type import TYPE_ATTRIBUTE
-from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
 
 _MINUTE_US: Final = 60_000_000
@@ -321,38 +320,18 @@ class Entry(msgspec.Struct, gc=False):
 
 def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
-    message = as_message(given)
-    check_abilities(message, capabilities)
-    raw = text_bytes(message.body)
-    if not raw:
-        raise ParameterInvalid(parameter="body", reason="must not be empty")
-    priority = message.priority
-    if priority is not None:
-        checks.whole(priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
-    checks.lease_hint(message.lease_hint, LEASE_MAX)
-    attributes = _attributes(message)
-    base64 = capabilities.base64_body
-    body = encode_base64(raw) if base64 else message.body
-    total_bytes = (len(body) if base64 else len(raw)) + size_bytes(attributes)
-    if total_bytes > MESSAGE_BYTES_MAX:
-        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=MESSAGE_BYTES_MAX)
+    message, raw, attributes, total_bytes = sendable(given, capabilities, fields_as_attributes=True)
+    for name in attributes:
+        if SystemPropertyName.is_valid(name) and name not in TRACING:
+            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is the service's own")
     return Entry(
-        body=body,
+        body=encode_base64(raw) if capabilities.base64_body else message.body,
         delay=-1 if message.delay is None else checks.whole_seconds(message.delay, "delay", 0, DELAY_MAX),
-        priority=-1 if priority is None else priority,
+        priority=-1 if message.priority is None else message.priority,
         user={name: _user(*each) for name, each in attributes.items() if name not in TRACING},
         system={name: _system(name, *each) for name, each in attributes.items() if name in TRACING},
         size_bytes=total_bytes,
     )
-
-
-def _attributes(message: Message) -> dict[str, tuple[str, str | bytes]]:
-    attributes = {}
-    for name, value in with_fields(message).items():
-        if SystemPropertyName.is_valid(name) and name not in TRACING:
-            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is the service's own")
-        attributes[name] = named(name, value)
-    return attributes
 
 
 def _user(kind: str, content: str | bytes) -> Any:
@@ -370,7 +349,7 @@ def received_of(entry: Any, lease_end: float) -> tuple[Received, float | None]:
     attributes = _values(entry)
     hint = attributes.pop(LEASE_HINT_ATTRIBUTE, None)
     received = Received(
-        **_told(entry, attributes),
+        **_peeked_fields(entry, attributes),
         handle=entry.receipt_handle,
         lease_end=lease_end,
         first_received=entry.first_dequeue_time / 1000,
@@ -382,10 +361,10 @@ def peeked_of(entry: Any) -> Peeked:
     """The message of an SDK's PeekMessageResponseEntry."""
     attributes = _values(entry)
     attributes.pop(LEASE_HINT_ATTRIBUTE, None)
-    return Peeked(**_told(entry, attributes))
+    return Peeked(**_peeked_fields(entry, attributes))
 
 
-def _told(entry: Any, attributes: dict[str, AttributeValue]) -> dict[str, Any]:
+def _peeked_fields(entry: Any, attributes: dict[str, AttributeValue]) -> dict[str, Any]:
     kind = attributes.pop(TYPE_ATTRIBUTE, None)
     return {
         "id": entry.message_id,

@@ -42,7 +42,14 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 )
 
 from veilmq.client import checks
-from veilmq.client.adapters.cloud import Believed, CloudAccount, CloudQueue, decoded_peeks, receive_decoded
+from veilmq.client.adapters.cloud import (
+    Believed,
+    CloudAccount,
+    CloudQueue,
+    decoded_peeks,
+    names_on_pages,
+    receive_decoded,
+)
 from veilmq.client.adapters.mns.calls import (
     DELAY_MAX,
     LEASE_MAX,
@@ -106,21 +113,14 @@ def capabilities_of(base64: bool) -> Capabilities:
     )
 
 
-class MnsQueue(CloudQueue):
+class MnsQueue(CloudQueue["MnsAccount"]):
     """A `Queue` on MNS; made by `MnsAccount.queue`."""
 
     def __init__(self, account: "MnsAccount", name: str, clock: Clock = SYSTEM) -> None:
-        self._account = account
-        self._clock = clock
         self._base64 = account.base64
         self._polls = CancellableWaits(name)
-        super().__init__(name, capabilities_of(account.base64), self._polls)
+        super().__init__(account, name, capabilities_of(account.base64), self._polls, clock)
         self._visibility_timeout: Believed[int] = Believed(clock)
-
-    @property
-    def account(self) -> "MnsAccount":
-        """The account that it belongs to."""
-        return self._account
 
     @property
     def identity(self) -> Hashable:
@@ -160,16 +160,16 @@ class MnsQueue(CloudQueue):
         try:
             answer = self._call("batch_send_message", request, BatchSendMessageResponse())
         except BatchRefused as refused:
-            told = [self._sent_or_error(fields, refused) for fields in refused.entries]
+            results: list[Sent | VeilError] = [self._sent_or_error(fields, refused) for fields in refused.entries]
         except VeilError as error:
             if isinstance(error, OF_ALL):
                 raise
             # All were refused with one common error: sent alone, each gets its own error.
             return self._account.singly.run(entries, self._send)
         else:
-            told = [Sent(id=each.message_id) for each in answer.message_list]
+            results = [Sent(id=each.message_id) for each in answer.message_list]
         # An entry that is missing in the answer may have been done.
-        return [*told, *[entry_unanswered() for _ in entries]][: len(entries)]
+        return [*results, *[entry_unanswered() for _ in entries]][: len(entries)]
 
     def _sent_or_error(self, fields: dict[str, str], refused: BatchRefused) -> Sent | VeilError:
         if "MessageId" in fields:
@@ -305,24 +305,24 @@ class MnsQueue(CloudQueue):
 
     def stats(self) -> Stats:
         """GetQueueAttributes."""
-        told = self.look()
+        found = self.look()
         return Stats(
-            visible=told.active_messages,
-            delayed=told.delay_messages,
-            in_flight=told.inactive_messages,
-            visibility_timeout=told.visibility_timeout,
-            retention=told.message_retention_period,
-            delay=told.delay_seconds,
+            visible=found.active_messages,
+            delayed=found.delay_messages,
+            in_flight=found.inactive_messages,
+            visibility_timeout=found.visibility_timeout,
+            retention=found.message_retention_period,
+            delay=found.delay_seconds,
             # In whole seconds: a queue that is created again within the same second looks like the first one.
-            incarnation=str(told.create_time),
+            incarnation=str(found.create_time),
         )
 
     def look(self) -> Any:
         """The queue's attributes from the SDK; caches its timeout for a minute. Raises QueueMissing."""
         self._check_open()
-        told = self._account.look(self._name)
-        self._visibility_timeout.keep(told.visibility_timeout)
-        return told
+        found = self._account.look(self._name)
+        self._visibility_timeout.keep(found.visibility_timeout)
+        return found
 
     def _call(self, method: str, request: Any, response: Any, size_bytes: int = 0) -> Any:
         self._check_open()
@@ -427,15 +427,13 @@ class MnsAccount(CloudAccount):
         """ListQueue, all pages."""
         if not _PREFIX.match(prefix):
             return []
-        names: list[str] = []
-        marker = ""
-        while True:
-            request = ListQueueRequest(prefix, _PAGE_MAX, marker)
+
+        def page(marker: str | None) -> tuple[list[str], str]:
+            request = ListQueueRequest(prefix, _PAGE_MAX, marker or "")
             answer = self.clients.call("list_queue", request, ListQueueResponse(), "")
-            names += [url.rpartition("/")[2] for url in answer.queueurl_list]
-            marker = answer.next_marker
-            if not marker:
-                return names
+            return answer.queueurl_list, answer.next_marker
+
+        return names_on_pages(page)
 
     def topics(self) -> MnsTopics:
         """The service's own topics, for pull topics."""

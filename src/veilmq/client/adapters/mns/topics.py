@@ -24,6 +24,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     SubscribeResponse,
 )
 
+from veilmq.client.adapters.cloud import names_on_pages
 from veilmq.client.adapters.mns.calls import Entry, ThreadClients, entry_of
 from veilmq.client.batches import Singly
 from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
@@ -91,21 +92,19 @@ class MnsTopics:
 
     def subscriptions(self, topic: str) -> list[NativeSubscription]:
         """ListSubscriptionByTopic, all pages, and GetSubscriptionAttributes of each."""
-        names: list[str] = []
-        marker = ""
-        while True:
-            request = ListSubscriptionByTopicRequest(topic, "", _PAGE_MAX, marker)
-            page = self._call("list_subscription_by_topic", request, ListSubscriptionByTopicResponse(), topic)
-            names += [url.rpartition("/")[2] for url in page.subscriptionurl_list]
-            marker = page.next_marker
-            if not marker:
-                return [self._subscription(topic, name) for name in names]
+
+        def page(marker: str | None) -> tuple[list[str], str]:
+            request = ListSubscriptionByTopicRequest(topic, "", _PAGE_MAX, marker or "")
+            answer = self._call("list_subscription_by_topic", request, ListSubscriptionByTopicResponse(), topic)
+            return answer.subscriptionurl_list, answer.next_marker
+
+        return [self._subscription(topic, name) for name in names_on_pages(page)]
 
     def _subscription(self, topic: str, name: str) -> NativeSubscription:
         request = GetSubscriptionAttributesRequest(topic, name)
-        told = self._call("get_subscription_attributes", request, GetSubscriptionAttributesResponse(), topic)
-        _, mark, queue = told.endpoint.rpartition(_QUEUES)
-        return NativeSubscription(name, queue if mark else "", told.filter_tag or None)
+        found = self._call("get_subscription_attributes", request, GetSubscriptionAttributesResponse(), topic)
+        _, mark, queue = found.endpoint.rpartition(_QUEUES)
+        return NativeSubscription(name, queue if mark else "", found.filter_tag or None)
 
     def subscribe(self, topic: str, subscription: NativeSubscription) -> None:
         """Subscribe. See `NativeTopics`."""

@@ -33,15 +33,14 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-from veilmq.client import checks
 from veilmq.client.adapters.service_errors import Refusal, error_of
-from veilmq.client.checks import as_message, check_abilities, text_bytes
-from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, size_bytes, typed, untyped, with_fields
+from veilmq.client.checks import sendable
+from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, untyped
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Capabilities, fingerprint
 from veilmq.client.threads import OfProcess
-from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
 
@@ -184,18 +183,7 @@ class Entry(msgspec.Struct, gc=False):
 
 def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
-    message = as_message(given)
-    check_abilities(message, capabilities)
-    if message.delay is not None:
-        checks.seconds(message.delay, "delay", 0, capabilities.delay_max)
-    checks.lease_hint(message.lease_hint, capabilities.lease_max)
-    raw = text_bytes(message.body)
-    if not raw:
-        raise ParameterInvalid(parameter="body", reason="must not be empty")
-    attributes = {name: typed(name, value) for name, value in with_fields(message).items()}
-    total_bytes = len(raw) + size_bytes(attributes)
-    if total_bytes > capabilities.body_bytes_max:
-        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=capabilities.body_bytes_max)
+    message, _, attributes, total_bytes = sendable(given, capabilities, fields_as_attributes=True)
     members: dict[str, Any] = {"MessageBody": message.body}
     if attributes:
         members["MessageAttributes"] = {name: _value(*each) for name, each in attributes.items()}

@@ -15,7 +15,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
 from veilmq.client import checks
-from veilmq.client.adapters.cloud import FIFO_SUFFIX, Believed, CloudAccount, CloudQueue, creation_attributes
+from veilmq.client.adapters.cloud import (
+    Believed,
+    CloudAccount,
+    CloudQueue,
+    creation_attributes,
+    names_on_pages,
+)
 from veilmq.client.adapters.sqs.calls import Calls, Entry, entry_error, entry_of, member, received_of
 from veilmq.client.batches import batched, in_requests
 from veilmq.client.clock import SYSTEM, Clock
@@ -24,6 +30,7 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.queue import ById, Capabilities
 from veilmq.client.waits import CancellableWaits
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
+from veilmq.model.queue import FIFO_SUFFIX
 from veilmq.model.reports import WORKING, Failure, Report, report_of
 
 ENTRIES_MAX: Final = 10
@@ -59,25 +66,18 @@ def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
 Given = TypeVar("Given")
 
 
-class SqsQueue(CloudQueue):
+class SqsQueue(CloudQueue["SqsAccount"]):
     """A `Queue` on SQS; made by `SqsAccount.queue`."""
 
     def __init__(self, account: "SqsAccount", calls: Calls, name: str, url: str, clock: Clock = SYSTEM) -> None:
-        self._account = account
         self._calls = calls
         self.url = url
-        self._clock = clock
         timeout = calls.client.meta.config.read_timeout
         # If the socket timed out before the poll, every empty answer would be an error.
         wait_max = _WAIT_MAX if timeout is None else max(0, min(_WAIT_MAX, timeout - 1))
         self._polls = CancellableWaits(name)
-        super().__init__(name, capabilities_of(name, wait_max), self._polls)
+        super().__init__(account, name, capabilities_of(name, wait_max), self._polls, clock)
         self._visibility_timeout: Believed[float] = Believed(clock)
-
-    @property
-    def account(self) -> "SqsAccount":
-        """The account that it belongs to."""
-        return self._account
 
     @property
     def identity(self) -> Hashable | None:
@@ -313,8 +313,7 @@ class SqsAccount(CloudAccount):
 
     def queue(self, name: str) -> SqsQueue:
         """An existing queue. Raises QueueMissing."""
-        queue = SqsQueue(self, self._calls, name, self._url(name), self._clock)
-        return self._opened(queue)
+        return self._opened(SqsQueue(self, self._calls, name, self._url(name), self._clock))
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
@@ -323,14 +322,7 @@ class SqsAccount(CloudAccount):
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         template = template or Template()
-        dead_letter_arn = None
-        if template.dead_letter_queue is not None:
-            url = self._url(template.dead_letter_queue)
-            answer = self._calls.call(
-                "get_queue_attributes", template.dead_letter_queue, QueueUrl=url, AttributeNames=["QueueArn"]
-            )
-            dead_letter_arn = member(member(answer, "Attributes"), "QueueArn")
-        attributes = creation_attributes(name, template, dead_letter_arn)
+        attributes = creation_attributes(name, template, self._arn)
         try:
             self._url(name)
         except QueueMissing:
@@ -347,17 +339,14 @@ class SqsAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
-        names: list[str] = []
-        given: dict[str, Any] = {"MaxResults": _PAGE_MAX}
-        if prefix:
-            given["QueueNamePrefix"] = prefix
-        while True:
-            answer = self._calls.call("list_queues", "", **given)
-            names += [url.rpartition("/")[2] for url in answer.get("QueueUrls", ())]
-            token = answer.get("NextToken")
-            if not token:
-                return names
-            given["NextToken"] = token
+
+        def page(token: str | None) -> tuple[list[str], str | None]:
+            given = {"QueueNamePrefix": prefix, "NextToken": token}
+            named: dict[str, Any] = {name: value for name, value in given.items() if value}
+            answer = self._calls.call("list_queues", "", MaxResults=_PAGE_MAX, **named)
+            return answer.get("QueueUrls", []), answer.get("NextToken")
+
+        return names_on_pages(page)
 
     def close(self) -> None:
         """Close the queues; also the client if we own it."""
@@ -365,6 +354,11 @@ class SqsAccount(CloudAccount):
         self._calls.close()
         if self._owns_client:
             self.client.close()
+
+    def _arn(self, name: str) -> str:
+        answer = self._calls.call("get_queue_attributes", name, QueueUrl=self._url(name), AttributeNames=["QueueArn"])
+        arn: str = member(member(answer, "Attributes"), "QueueArn")
+        return arn
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from veilmq.client import checks
-from veilmq.client.adapters.cloud import FIFO_SUFFIX, CloudAccount, CloudQueue, creation_attributes
+from veilmq.client.adapters.cloud import CloudAccount, CloudQueue, creation_attributes, names_on_pages
 from veilmq.client.adapters.veil.calls import (
     Calls,
     Operation,
@@ -34,6 +34,7 @@ from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint
 from veilmq.client.unreadable import log
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.queue import FIFO_SUFFIX
 from veilmq.model.reports import Failure, Report, report_of
 from veilmq.protocols.sqs.forms.shapes import CreateQueueInput, ListQueuesInput, ListQueuesResult
 from veilmq.protocols.sqs.veil import shapes
@@ -74,21 +75,14 @@ def capabilities_of(name: str) -> Capabilities:
     )
 
 
-class VeilQueue(CloudQueue):
+class VeilQueue(CloudQueue["VeilAccount"]):
     """A `Queue` on our server; made by `VeilAccount.queue`."""
 
     def __init__(self, account: "VeilAccount", calls: Calls, name: str, path: str, clock: Clock) -> None:
         """`path`: the queue in requests: `name` or `account/name`."""
-        super().__init__(name, capabilities_of(name), calls)
-        self._account = account
+        super().__init__(account, name, capabilities_of(name), calls, clock)
         self._calls = calls
         self._path = path
-        self._clock = clock
-
-    @property
-    def account(self) -> "VeilAccount":
-        """The account that it belongs to."""
-        return self._account
 
     @property
     def identity(self) -> Hashable:
@@ -352,8 +346,7 @@ class VeilAccount(CloudAccount):
         calls = self._new_calls(name)
         path = self._prefix + name
         calls.call(DESCRIBE, shapes.QueueInput(queue=path))
-        queue = VeilQueue(self, calls, name, path, self._clock)
-        return self._opened(queue)
+        return self._opened(VeilQueue(self, calls, name, path, self._clock))
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
@@ -362,15 +355,14 @@ class VeilAccount(CloudAccount):
     def create(self, name: str, template: Template | None = None) -> bool:
         """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         template = template or Template()
-        dead_letter_arn = None
-        if template.dead_letter_queue is not None:
-            path = self._prefix + template.dead_letter_queue
-            target = self._new_calls(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
-            dead_letter_arn = f"arn:aws:sqs:{target.region}:{target.account}:{target.name}"
-        attributes = creation_attributes(name, template, dead_letter_arn)
+        attributes = creation_attributes(name, template, self._arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
         done = self._new_calls(name).call(_CREATE_QUEUE, given)
         return bool(done.result.created or done.again)
+
+    def _arn(self, name: str) -> str:
+        found = self._new_calls(name).call(DESCRIBE, shapes.QueueInput(queue=self._prefix + name)).result
+        return f"arn:aws:sqs:{found.region}:{found.account}:{found.name}"
 
     def delete(self, name: str) -> None:
         """VeilMQ.DeleteQueue. Raises QueueMissing."""
@@ -378,14 +370,13 @@ class VeilAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
-        names: list[str] = []
-        given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX)
-        while True:
-            page = self._calls.call(_LIST, given).result
-            names += [url.rpartition("/")[2] for url in page.queue_urls or ()]
-            if not page.next_token:
-                return names
-            given.next_token = page.next_token
+
+        def page(token: str | None) -> tuple[list[str], str | None]:
+            given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX, next_token=token)
+            listed = self._calls.call(_LIST, given).result
+            return listed.queue_urls or [], listed.next_token
+
+        return names_on_pages(page)
 
     def close(self) -> None:
         """Close the queues and all connections."""
