@@ -13,7 +13,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker import Backoff, Cause, Kind, Options, Reject, Retry, Worker, worker
-from veilmq.client.worker.options import Parameters
+from veilmq.client.worker.options import complete
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.reports import Failure
@@ -529,8 +529,9 @@ class TestParameters:
             stage.worker(stage.note, dead_letter_queue=stage.queue).run()
 
     def test_every_parameter_is_an_option(self) -> None:
-        assert set(Options.__annotations__) == set(Parameters.__struct_fields__)
-        assert Parameters().kind is Kind.THREADS
+        usual = complete({})
+        assert set(Options.__annotations__) == set(usual)
+        assert usual["kind"] is Kind.THREADS
 
     @for_each(
         "values", [{"first": 0}, {"longest": float("inf")}, {"factor": 0.5}, {"jitter": 2}, {"first": 10, "longest": 5}]

@@ -20,8 +20,8 @@ from veilmq.client.worker.guard import (
 )
 from veilmq.client.worker.job import AsyncJob, Cancellation, Cancelled, Cause, Job, Reject, Retry
 from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
-from veilmq.client.worker.options import Backoff, Kind
-from veilmq.client.worker.worker import Options, Worker, worker
+from veilmq.client.worker.options import Backoff, Kind, Options
+from veilmq.client.worker.worker import Worker, worker
 
 __all__ = [
     "AsyncJob",

@@ -24,7 +24,7 @@ from veilmq.client.threads import DaemonPool
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.job import STOPPED, Cause, Hand, HeldClaim, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts, Spans
-from veilmq.client.worker.options import Parameters, chance
+from veilmq.client.worker.options import Options, chance
 from veilmq.client.worker.settling import Settling
 from veilmq.model.errors import LeaseTaken
 
@@ -201,9 +201,9 @@ class Flow:
     """The flow of one run. Thread-safe."""
 
     def __init__(
-        self, parameters: Parameters, ready: Ready[Hand], settling: Settling, counts: Counts, spans: Spans, clock: Clock
+        self, options: Options, ready: Ready[Hand], settling: Settling, counts: Counts, spans: Spans, clock: Clock
     ) -> None:
-        self.parameters = parameters
+        self.options = options
         self.ready = ready
         self.spans = spans
         self.clock = clock
@@ -212,15 +212,15 @@ class Flow:
         self._counts = counts
         self._lock = threading.Lock()
         self._running: set[Hand] = set()
-        self._plain = parameters.keeper is False
-        self._stop_before = parameters.stop_before_expiry or 0.0
+        self._plain = options["keeper"] is False
+        self._stop_before = options["stop_before_expiry"] or 0.0
         self._pool: DaemonPool | None = None
-        if (parameters.batch or 1) > 1:
+        if (options["batch"] or 1) > 1:
             self._pool = DaemonPool(_SETTLERS, "veilmq worker settler")
 
     def take(self) -> list[Hand]:
         """The messages for the next call of the handler; empty when the worker stops."""
-        hands = self.ready.take(self.parameters.batch or 1)
+        hands = self.ready.take(self.options["batch"] or 1)
         with self._lock:
             self._running.update(hands)
         return hands
@@ -276,7 +276,7 @@ class Flow:
     def prepare_at_once(self, hands: Sequence[Hand]) -> bool:
         """Do the work of `prepare`, if every message is to be worked and no blocking call is needed; else do nothing
         and return False."""
-        if self.parameters.guard is not None or self.parameters.checkpoints is not None:
+        if self.options["guard"] is not None or self.options["checkpoints"] is not None:
             return False
         now = self.clock.monotonic()
         for hand in hands:
@@ -382,10 +382,10 @@ class Flow:
         try:
             # Ask the guard first: a message that is done or being worked elsewhere is not poison, however often it
             # came.
-            if self.parameters.guard is not None and (out := self._begin(hand, self.parameters.guard)) is not None:
+            if self.options["guard"] is not None and (out := self._begin(hand, self.options["guard"])) is not None:
                 return out
             if self._settling.poisoned(hand):
-                most = self.parameters.poison_after
+                most = self.options["poison_after"]
                 reason = f"received more than {most} times; a worker may have died of it"
                 return self._settling.dead_letter(hand, reason)
             hand.load()
@@ -395,7 +395,7 @@ class Flow:
 
     def _begin(self, hand: Hand, guard: Guard) -> bool | None:
         """Like `_sort_out`; None: the message has the claim."""
-        key = hand.key if self.parameters.guard_key is None else self.parameters.guard_key(hand.message)
+        key = hand.key if self.options["guard_key"] is None else self.options["guard_key"](hand.message)
         held_until = hand.lease.held_until
         wall = self.clock.wall()
         until = wall + max(held_until - self.clock.monotonic(), 0.0)
@@ -403,7 +403,7 @@ class Flow:
         if isinstance(answer, Done):
             return self._settling.repeat(hand, answer.result)
         if not isinstance(answer, Begun):
-            delay = self.parameters.retry.delay(hand.message.receive_count, chance())
+            delay = self.options["retry"].delay(hand.message.receive_count, chance())
             self._settling.release(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
             return False
         hand.held_claim = HeldClaim(key, answer.fence, held_until)

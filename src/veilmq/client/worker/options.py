@@ -1,7 +1,9 @@
-"""A worker's parameters, and the checks that they can work.
+"""A worker's options: their names, types, defaults and meanings, and the checks that they can work.
 
-Strategy: one frozen value, checked when the worker is made, and again against the queue's capabilities as soon as the
-queue is known, before a message is received. Durations are seconds.
+Strategy: `Options` names each option once. The constructor takes them as keywords (`Unpack[Options]`), so that type
+checkers and editors know them; `complete` adds the defaults and checks them when the worker is made, and `check_queue`
+checks them against the queue's capabilities as soon as the queue is known, before a message is received. Nobody changes
+them after that. Durations are seconds.
 
 Backoff: exponential with jitter, and separate from the lease: a retry delay says when to try again, a lease says how
 long a worker may be silent. Pure: the caller passes the random number.
@@ -10,7 +12,7 @@ long a worker may be silent. Pure: the caller passes the random number.
 import secrets
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict, TypeVar
 
 import msgspec
 
@@ -60,6 +62,8 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.longest, self.first * self.factor**power) * (1 - self.jitter * drawn)
 
 
+Word = TypeVar("Word", bound=StrEnum)
+
 LEASE: Final = 30.0
 WAIT: Final = 20.0
 CONCURRENCY_MAX: Final = 10_000
@@ -85,106 +89,155 @@ class ErrorReport(StrEnum):
     NONE = "none"
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """See `Worker`."""
+class Options(TypedDict, total=False):
+    """A worker's options, each with its type and its default; durations are seconds."""
 
-    concurrency: int = 1
-    kind: Kind = Kind.THREADS
-    prefetch: int = 0
-    batch: int | None = None
-    lease: float | Callable[[Received], float] = LEASE
-    keeper: "bool | Mapping[str, Any] | LeaseKeeper" = True
-    stop_before_expiry: float | None = None
-    retry: Backoff = Backoff()
-    error_report: ErrorReport | Callable[[str], str] = ErrorReport.LINE
-    poison_after: int | None = None
-    dead_letter_queue: str | Queue | None = None
-    checkpoints: Checkpoints | None = None
-    guard: Guard | None = None
-    guard_key: Callable[[Received], str] | None = None
-    wait: float | None = None
-    pollers: int = 1
-    drain: float = 30.0
-    kill_after: float = 10.0
-    give_up_after: float | None = None
-    on_lost: Callable[[Any], object] | None = None
-    on_error: Callable[[VeilError], object] | None = None
-    on_result: Callable[[Any, Any], object] | None = None
-    metrics: Meter | None = None
-    tracer: Any = None
+    concurrency: Annotated[int, 1]
+    """Handlers that run at the same time; default 1."""
+    kind: Annotated[Kind | str, Kind.THREADS]
+    """`threads` (default), `processes` or `async`."""
+    prefetch: Annotated[int, 0]
+    """Messages received ahead, with their leases kept; default 0."""
+    batch: Annotated[int | None, None]
+    """The handler gets a list of up to this many jobs and returns those that failed; None: it gets one job."""
+    lease: Annotated[float | Callable[[Received], float], LEASE]
+    """First lease, default 30; or a function of the message (document 003: "based on the content of a message")."""
+    keeper: Annotated[bool | Mapping[str, Any] | LeaseKeeper, True]
+    """True (default): a lease keeper made for the lease; a mapping: parameters for it; a keeper; False: none."""
+    stop_before_expiry: Annotated[float | None, None]
+    """Cancel the handler this long before its deadline (document 003, 3a)."""
+    retry: Annotated[Backoff, Backoff()]
+    """When a failed message becomes visible again, by its receive count."""
+    error_report: Annotated[ErrorReport | str | Callable[[str], str], ErrorReport.LINE]
+    """What our server's history records of a handler's error: `line` (default: its type and the first line of its
+    text), `type`, `none`; or a function of that line that returns what may be recorded."""
+    poison_after: Annotated[int | None, None]
+    """After this many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
+    dead_letter_queue: Annotated[str | Queue | None, None]
+    """Name of a queue of the same account, or any queue. If a pattern changes bodies, a queue with the same
+    wrapping."""
+    checkpoints: Annotated[Checkpoints | None, None]
+    """Where `job.checkpoint` saves; None: in the body, if the queue can replace it."""
+    guard: Annotated[Guard | None, None]
+    """Work that is done is not done again; results must then be JSON values."""
+    guard_key: Annotated[Callable[[Received], str] | None, None]
+    """The work that a message stands for; None: the message itself."""
+    wait: Annotated[float | None, None]
+    """Wait of one poll; None: 20, or the most that the queue allows."""
+    pollers: Annotated[int, 1]
+    """Receives at the same time; default 1."""
+    drain: Annotated[float, 30.0]
+    """How long handlers may go on after a stop; default 30."""
+    kill_after: Annotated[float, 10.0]
+    """A child process that still runs this long after its cancellation is killed; default 10."""
+    give_up_after: Annotated[float | None, None]
+    """If receives fail for this long, the run ends with their error; None: never."""
+    on_lost: Annotated[Callable[[Any], object] | None, None]
+    """`on_lost(received)`: a lease was lost, or a delete came too late."""
+    on_error: Annotated[Callable[[VeilError], object] | None, None]
+    """`on_error(error)`: a call to the queue failed and will be retried."""
+    on_result: Annotated[Callable[[Any, Any], object] | None, None]
+    """`on_result(received, value)`: the work is done, now or (with a guard) before."""
+    metrics: Annotated[Meter | None, None]
+    """For example a `PrometheusMeter`."""
+    tracer: Annotated[Any, None]
+    """An OpenTelemetry tracer, or True for the global one."""
 
-    def __post_init__(self) -> None:
-        checks.whole(self.concurrency, "concurrency", 1, CONCURRENCY_MAX)
-        checks.whole(self.prefetch, "prefetch", 0, IN_HAND_MAX)
-        checks.whole(self.pollers, "pollers", 1, 100)
-        if self.batch is not None:
-            checks.whole(self.batch, "batch", 1, IN_HAND_MAX)
-        if self.capacity > IN_HAND_MAX:
-            raise ParameterInvalid(
-                parameter="concurrency",
-                reason=f"with batch and prefetch these are {self.capacity} messages in hand, more than {IN_HAND_MAX}",
-            )
-        for name in ("stop_before_expiry", "give_up_after", "kill_after"):
-            if getattr(self, name) is not None:
-                checks.positive(getattr(self, name), name)
-        for name in ("drain", "wait"):
-            if getattr(self, name) is not None:
-                checks.not_negative(getattr(self, name), name)
-        if not callable(self.lease):
-            checks.positive(self.lease, "lease")
-        if self.poison_after is not None:
-            checks.whole(self.poison_after, "poison_after", 1, 1_000_000)
-            if self.dead_letter_queue is None:
-                raise ParameterInvalid(parameter="dead_letter_queue", reason="poison_after needs one to send to")
-        if self.guard_key is not None and self.guard is None:
-            raise ParameterInvalid(parameter="guard", reason="guard_key says nothing without one")
-        self._check_stop()
 
-    def _check_stop(self) -> None:
-        if self.stop_before_expiry is None or callable(self.lease) or self.keeper is not False:
-            return
-        if self.stop_before_expiry >= self.lease:
-            raise ParameterInvalid(
-                parameter="stop_before_expiry",
-                reason=f"{self.stop_before_expiry:g} s is not below the lease of {self.lease:g} s",
-            )
+_DEFAULTS: Final = {name: hint.__metadata__[0] for name, hint in Options.__annotations__.items()}
 
-    @property
-    def capacity(self) -> int:
-        """The most messages in hand."""
-        return self.concurrency * (self.batch or 1) + self.prefetch
 
-    @property
-    def first_lease(self) -> float:
-        """The lease that a receive asks for, before a message's content is known."""
-        return LEASE if callable(self.lease) else self.lease
+def complete(given: Options) -> Options:
+    """The options with defaults for those that are not given. Raises ParameterInvalid for what cannot work."""
+    unknown = set(given) - set(_DEFAULTS)
+    if unknown:
+        raise ParameterInvalid(parameter=sorted(unknown)[0], reason="no worker has this parameter")
+    options: Any = _DEFAULTS | dict(given)
+    options["kind"] = _one_of(Kind, "kind", options["kind"])
+    if not callable(options["error_report"]):
+        options["error_report"] = _one_of(ErrorReport, "error_report", options["error_report"])
+    found: Options = options
+    _check_numbers(found)
+    if found["poison_after"] is not None:
+        checks.whole(found["poison_after"], "poison_after", 1, 1_000_000)
+        if found["dead_letter_queue"] is None:
+            raise ParameterInvalid(parameter="dead_letter_queue", reason="poison_after needs one to send to")
+    if found["guard_key"] is not None and found["guard"] is None:
+        raise ParameterInvalid(parameter="guard", reason="guard_key says nothing without one")
+    stop, lease = found["stop_before_expiry"], found["lease"]
+    if stop is not None and not callable(lease) and found["keeper"] is False and stop >= lease:
+        raise ParameterInvalid(
+            parameter="stop_before_expiry", reason=f"{stop:g} s is not below the lease of {lease:g} s"
+        )
+    return found
 
-    def keeper_parameters(self) -> dict[str, Any]:
-        """Parameters of the worker's own keeper: leases are extended when half is gone, unless the user says
-        otherwise."""
-        lease = self.first_lease
-        derived = {"visibility_timeout": lease, "interval": lease / 3, "minimal_life": lease / 6}
-        return derived | dict(self.keeper) if isinstance(self.keeper, Mapping) else derived
 
-    def check(self, queue: Queue) -> None:
-        """Raises ParameterInvalid if this queue cannot do it, or the keeper cannot hold its messages."""
-        capabilities = queue.capabilities
-        if isinstance(self.keeper, LeaseKeeper):
-            self.keeper.check_open()
-            if self.keeper.queue.name != queue.name:
-                reason = f"it keeps leases of queue {self.keeper.queue.name}, not of {queue.name}"
-                raise ParameterInvalid(parameter="keeper", reason=reason)
-        if isinstance(self.dead_letter_queue, str) and (pattern := _changing_bodies(queue)) is not None:
-            reason = (
-                f"bodies go through {pattern}, and a name is a bare queue: pass the queue object, in the same pattern"
-            )
-            raise ParameterInvalid(parameter="dead_letter_queue", reason=reason)
-        check_lease("lease", self.first_lease, capabilities)
-        if self.wait is not None and self.wait > capabilities.wait_max:
-            raise ParameterInvalid(
-                parameter="wait",
-                reason=f"{self.wait:g} s is above the {capabilities.wait_max:g} s of {capabilities.protocol}",
-            )
+def _check_numbers(options: Options) -> None:
+    checks.whole(options["concurrency"], "concurrency", 1, CONCURRENCY_MAX)
+    checks.whole(options["prefetch"], "prefetch", 0, IN_HAND_MAX)
+    checks.whole(options["pollers"], "pollers", 1, 100)
+    if options["batch"] is not None:
+        checks.whole(options["batch"], "batch", 1, IN_HAND_MAX)
+    if (most := capacity(options)) > IN_HAND_MAX:
+        raise ParameterInvalid(
+            parameter="concurrency",
+            reason=f"with batch and prefetch these are {most} messages in hand, more than {IN_HAND_MAX}",
+        )
+    given: Any = options
+    for name in ("stop_before_expiry", "give_up_after", "kill_after"):
+        if given[name] is not None:
+            checks.positive(given[name], name)
+    for name in ("drain", "wait"):
+        if given[name] is not None:
+            checks.not_negative(given[name], name)
+    if not callable(options["lease"]):
+        checks.positive(options["lease"], "lease")
+
+
+def _one_of(kind: type[Word], parameter: str, given: Any) -> Word:
+    """Raises ParameterInvalid."""
+    try:
+        return kind(given)
+    except ValueError:
+        reason = f"{given!r} is not one of {', '.join(kind)}"
+        raise ParameterInvalid(parameter=parameter, reason=reason) from None
+
+
+def capacity(options: Options) -> int:
+    """The most messages in hand."""
+    return options["concurrency"] * (options["batch"] or 1) + options["prefetch"]
+
+
+def first_lease(options: Options) -> float:
+    """The lease that a receive asks for, before a message's content is known."""
+    lease = options["lease"]
+    return LEASE if callable(lease) else lease
+
+
+def keeper_parameters(options: Options) -> dict[str, Any]:
+    """Parameters of the worker's own keeper: leases are extended when half is gone, unless the user says otherwise."""
+    lease, keeper = first_lease(options), options["keeper"]
+    derived = {"visibility_timeout": lease, "interval": lease / 3, "minimal_life": lease / 6}
+    return derived | dict(keeper) if isinstance(keeper, Mapping) else derived
+
+
+def check_queue(options: Options, queue: Queue) -> None:
+    """Raises ParameterInvalid if this queue cannot do it, or the keeper cannot hold its messages."""
+    capabilities, keeper, wait = queue.capabilities, options["keeper"], options["wait"]
+    if isinstance(keeper, LeaseKeeper):
+        keeper.check_open()
+        if keeper.queue.name != queue.name:
+            reason = f"it keeps leases of queue {keeper.queue.name}, not of {queue.name}"
+            raise ParameterInvalid(parameter="keeper", reason=reason)
+    if isinstance(options["dead_letter_queue"], str) and (pattern := _changing_bodies(queue)) is not None:
+        reason = f"bodies go through {pattern}, and a name is a bare queue: pass the queue object, in the same pattern"
+        raise ParameterInvalid(parameter="dead_letter_queue", reason=reason)
+    check_lease("lease", first_lease(options), capabilities)
+    if wait is not None and wait > capabilities.wait_max:
+        raise ParameterInvalid(
+            parameter="wait",
+            reason=f"{wait:g} s is above the {capabilities.wait_max:g} s of {capabilities.protocol}",
+        )
 
 
 def _changing_bodies(queue: Queue) -> str | None:

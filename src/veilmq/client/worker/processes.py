@@ -253,7 +253,7 @@ class ProcessRunners:
     """Run `handler` in child processes on messages of `flow` until its line is closed."""
 
     def __init__(self, flow: Flow, handler: Callable[[Any], Any]) -> None:
-        self._children = [_Place(flow, reference(handler)) for _ in range(flow.parameters.concurrency)]
+        self._children = [_Place(flow, reference(handler)) for _ in range(flow.options["concurrency"])]
 
     @property
     def pids(self) -> list[int]:
@@ -315,7 +315,7 @@ class _Place:
     def spawn(self) -> None:
         """Start a process, without waiting until it is ready."""
         ours, theirs = _CONTEXT.Pipe()
-        batch = self._flow.parameters.batch is not None
+        batch = self._flow.options["batch"] is not None
         process = _CONTEXT.Process(
             target=run_child, args=(theirs, self._handler, batch), name="veilmq worker", daemon=True
         )
@@ -460,7 +460,7 @@ class _Place:
         # Not in this thread: whoever sets tokens (the keeper, a stop) must not wait for a child that does not read.
         self._teller.submit(self._tell, unit, packed(("cancel", unit, index, str(token.cause), token.detail)))
         if all(hand.cancelled for hand in hands):
-            clock, wait = self._flow.clock, self._flow.parameters.kill_after
+            clock, wait = self._flow.clock, self._flow.options["kill_after"]
             self._flow.alarm.at(clock.monotonic() + wait, partial(self._overdue, unit))
 
     def _overdue(self, unit: int) -> None:

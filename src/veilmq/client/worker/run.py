@@ -28,7 +28,17 @@ from veilmq.client.queue import Queue
 from veilmq.client.worker.flow import Flow, Ready
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.metrics import Counts, Spans
-from veilmq.client.worker.options import WAIT, Backoff, Kind, Parameters, chance
+from veilmq.client.worker.options import (
+    WAIT,
+    Backoff,
+    Kind,
+    Options,
+    capacity,
+    chance,
+    check_queue,
+    first_lease,
+    keeper_parameters,
+)
 from veilmq.client.worker.processes import ProcessRunners
 from veilmq.client.worker.runners import AsyncRunners, ThreadRunners
 from veilmq.client.worker.settling import DeadLetters, Settling
@@ -52,7 +62,7 @@ class Intake:
         self,
         queue: Queue,
         poll: Queue,
-        parameters: Parameters,
+        options: Options,
         ready: Ready[Hand],
         settling: Settling,
         counts: Counts,
@@ -65,7 +75,7 @@ class Intake:
     ) -> None:
         self._queue = queue
         self._poll = poll
-        self._parameters = parameters
+        self._options = options
         self._ready = ready
         self._settling = settling
         self._counts = counts
@@ -75,7 +85,8 @@ class Intake:
         self._idle = idle
         self._until_empty = until_empty
         self._able = queue.capabilities
-        self._wait = min(WAIT, self._able.wait_max) if parameters.wait is None else parameters.wait
+        self._first_lease = first_lease(options)
+        self._wait = min(WAIT, self._able.wait_max) if options["wait"] is None else options["wait"]
         self._stop = Stop(clock)
         self._threads: list[threading.Thread] = []
 
@@ -86,7 +97,7 @@ class Intake:
 
     def start(self) -> None:
         """Start receiving."""
-        for number in range(1, self._parameters.pollers + 1):
+        for number in range(1, self._options["pollers"] + 1):
             thread = threading.Thread(target=self._run, name=f"veilmq worker poller {number}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -118,7 +129,7 @@ class Intake:
             # Checked before the poll: a message given back during the poll may have come too late for it.
             idle = self._ready.in_hand == 0
             try:
-                came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
+                came = self._poll.receive(places, lease=self._first_lease, wait=self._wait)
             except BaseException as error:  # noqa: BLE001 the user's policy runs here and may fail in any way
                 self._ready.give_back(places)
                 failing_since = before if failing_since is None else failing_since
@@ -148,7 +159,7 @@ class Intake:
         if self._stop.is_set():
             return False
         self._settling.report("receive", error)
-        limit = self._parameters.give_up_after
+        limit = self._options["give_up_after"]
         hopeless = isinstance(error, (ParameterInvalid, CapabilityMissing))
         if hopeless or (limit is not None and failing >= limit):
             self._fatal(error)
@@ -191,9 +202,9 @@ class Intake:
             message,
             lease,
             capabilities=self._able,
-            seconds=self._parameters.first_lease if seconds is None else seconds,
-            stop_before=self._parameters.stop_before_expiry or 0.0,
-            checkpoints=self._parameters.checkpoints,
+            seconds=self._first_lease if seconds is None else seconds,
+            stop_before=self._options["stop_before_expiry"] or 0.0,
+            checkpoints=self._options["checkpoints"],
         )
         lease.on_lost(lambda lost: self._settling.lose(hand, str(lost.reason)))
         return hand
@@ -208,7 +219,7 @@ class Intake:
 
     def _length(self, message: Received) -> float | None:
         """The lease that the user's function wants for this message, within the queue's bounds; None: as received."""
-        wanted: Any = self._parameters.lease
+        wanted: Any = self._options["lease"]
         if not callable(wanted):
             return None
         try:
@@ -274,7 +285,7 @@ class Runners(Protocol):
     def close(self) -> None: ...
 
 
-_RUNNERS: Final[dict[Kind, Callable[[Flow, Callable[[Any], Any]], Runners]]] = {
+_RUNNERS: Final[dict[str, Callable[[Flow, Callable[[Any], Any]], Runners]]] = {
     Kind.THREADS: ThreadRunners,
     Kind.PROCESSES: ProcessRunners,
     Kind.ASYNC: AsyncRunners,
@@ -288,7 +299,7 @@ class Run:
         self,
         queue: Queue,
         handler: Callable[[Any], Any],
-        parameters: Parameters,
+        options: Options,
         clock: Clock,
         inbox: "SimpleQueue[Said | BaseException]",
         *,
@@ -296,26 +307,26 @@ class Run:
         messages_max: int | None = None,
     ) -> None:
         able = queue.capabilities
-        parameters.check(queue)
+        check_queue(options, queue)
         self._name = queue.name
-        self._parameters = parameters
+        self._options = options
         self._clock = clock
         self._inbox = inbox
-        self.counts = Counts(queue.name, parameters.metrics)
-        spans = Spans(queue.name, able.protocol, parameters.tracer)
-        self._settling = Settling(queue, parameters, self.counts, _dead_letters(queue, parameters), clock)
-        self.ready: Ready[Hand] = Ready(parameters.capacity, messages_max)
-        self._flow = Flow(parameters, self.ready, self._settling, self.counts, spans, clock)
-        self.runners = _RUNNERS[parameters.kind](self._flow, handler)
-        self._own_keeper = not isinstance(parameters.keeper, LeaseKeeper)
+        self.counts = Counts(queue.name, options["metrics"])
+        spans = Spans(queue.name, able.protocol, options["tracer"])
+        self._settling = Settling(queue, options, self.counts, _dead_letters(queue, options), clock)
+        self.ready: Ready[Hand] = Ready(capacity(options), messages_max)
+        self._flow = Flow(options, self.ready, self._settling, self.counts, spans, clock)
+        self.runners = _RUNNERS[options["kind"]](self._flow, handler)
+        self._own_keeper = not isinstance(options["keeper"], LeaseKeeper)
         held = GatheredDeletes(queue) if can_gather(queue) else queue
-        self.keeper = _keeper(held, parameters, clock)
+        self.keeper = _keeper(held, options, clock)
         self._poll = poll_of(queue)
         self._own_poll = self._poll is not queue
         self._intake = Intake(
             held,
             self._poll,
-            parameters,
+            options,
             self.ready,
             self._settling,
             self.counts,
@@ -336,7 +347,7 @@ class Run:
         except BaseException:
             self._drain(0)
             raise
-        hurried = self._drain(self._parameters.drain)
+        hurried = self._drain(self._options["drain"])
         log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
         if isinstance(said, BaseException):
             raise said
@@ -402,16 +413,16 @@ class Run:
         self._inbox.put(Said.FREE)
 
 
-def _keeper(queue: Queue, parameters: Parameters, clock: Clock) -> LeaseKeeper:
-    if parameters.keeper is False:
+def _keeper(queue: Queue, options: Options, clock: Clock) -> LeaseKeeper:
+    if options["keeper"] is False:
         return LeaseKeeper.passive(queue, clock=clock)
-    if isinstance(parameters.keeper, LeaseKeeper):
-        return parameters.keeper
-    return LeaseKeeper(queue, clock=clock, **parameters.keeper_parameters())
+    if isinstance(options["keeper"], LeaseKeeper):
+        return options["keeper"]
+    return LeaseKeeper(queue, clock=clock, **keeper_parameters(options))
 
 
-def _dead_letters(queue: Queue, parameters: Parameters) -> DeadLetters | None:
-    target = parameters.dead_letter_queue
+def _dead_letters(queue: Queue, options: Options) -> DeadLetters | None:
+    target = options["dead_letter_queue"]
     if target is None:
         return None
     found = queue.account.queue(target) if isinstance(target, str) else target

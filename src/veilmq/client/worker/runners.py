@@ -29,8 +29,8 @@ class AsyncRunners:
         self._flow = flow
         self._handler = handler
         self._loop = asyncio.new_event_loop()
-        self._free = threading.Semaphore(flow.parameters.concurrency)
-        self._pool = DaemonPool(min(_BLOCKING_MAX, flow.parameters.concurrency), "veilmq worker settling")
+        self._free = threading.Semaphore(flow.options["concurrency"])
+        self._pool = DaemonPool(min(_BLOCKING_MAX, flow.options["concurrency"]), "veilmq worker settling")
         self._tasks: set[asyncio.Task[None]] = set()
         self._killed = False
 
@@ -92,7 +92,7 @@ class AsyncRunners:
         return await asyncio.shield(self._loop.run_in_executor(self._pool, call))
 
     async def _call(self, hands: Sequence[Hand]) -> list[Result]:
-        batch = self._flow.parameters.batch is not None
+        batch = self._flow.options["batch"] is not None
         jobs = [
             AsyncJob(self._pool, hand.message, hand, hand.cancelled, hand.state, hand.deadline, self._flow.clock)
             for hand in hands
@@ -147,7 +147,7 @@ class ThreadRunners:
 
     def start(self) -> None:
         """Returns once the handlers can run."""
-        for number in range(1, self._flow.parameters.concurrency + 1):
+        for number in range(1, self._flow.options["concurrency"] + 1):
             threading.Thread(target=self._run, name=f"veilmq worker {number}", daemon=True).start()
 
     def kill(self) -> None:
@@ -163,4 +163,4 @@ class ThreadRunners:
     def _call(self, hands: Sequence[Hand]) -> list[Result]:
         clock = self._flow.clock
         jobs = [Job(hand.message, hand, hand.cancelled, hand.state, hand.deadline, clock) for hand in hands]
-        return call(self._handler, jobs, self._flow.parameters.batch is not None)
+        return call(self._handler, jobs, self._flow.options["batch"] is not None)

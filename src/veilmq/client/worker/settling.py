@@ -20,7 +20,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
-from veilmq.client.worker.options import Backoff, ErrorReport, Parameters, chance
+from veilmq.client.worker.options import Backoff, ErrorReport, Options, chance
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,
@@ -95,10 +95,10 @@ class Settling:
     """Settles messages in hand. Thread-safe; blocks during calls to the queue."""
 
     def __init__(
-        self, queue: Queue, parameters: Parameters, counts: Counts, dead_letters: DeadLetters | None, clock: Clock
+        self, queue: Queue, options: Options, counts: Counts, dead_letters: DeadLetters | None, clock: Clock
     ) -> None:
         self._queue = queue
-        self._parameters = parameters
+        self._options = options
         self._counts = counts
         self._dead_letters = dead_letters
         self._longest = queue.capabilities.lease_max
@@ -116,8 +116,8 @@ class Settling:
             log.error("queue %s: %s failed", self._queue.name, call, exc_info=error)
             return
         log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
-        if self._parameters.on_error is not None:
-            self.tell(self._parameters.on_error, error)
+        if self._options["on_error"] is not None:
+            self.tell(self._options["on_error"], error)
 
     def tell(self, callback: Callable[..., object], *values: Any) -> None:
         """Call a user's callback. Its errors are logged and stop nothing; even its sys.exit() ends no thread."""
@@ -130,8 +130,8 @@ class Settling:
         """The lease is gone: cancel the handler, and call on_lost once."""
         if hand.cancelled.set(Cause.LOST, detail):
             log.warning("queue %s: message %s: %s", self._queue.name, hand.message.id, detail)
-            if self._parameters.on_lost is not None:
-                self.tell(self._parameters.on_lost, hand.message)
+            if self._options["on_lost"] is not None:
+                self.tell(self._options["on_lost"], hand.message)
 
     def settle(self, hand: Hand, result: Result, seconds: float) -> bool:
         """Carry out the result. Returns whether the message no longer blocks its group (deleted or dead-lettered).
@@ -148,8 +148,8 @@ class Settling:
 
     def repeat(self, hand: Hand, value: Any) -> bool:
         """The guard has the result already: only delete. Returns whether the message no longer blocks its group."""
-        if self._parameters.on_result is not None:
-            self.tell(self._parameters.on_result, hand.message, value)
+        if self._options["on_result"] is not None:
+            self.tell(self._options["on_result"], hand.message, value)
         outcome = self._delete(hand)
         self.end(hand, "repeated" if outcome == "done" else outcome)
         return outcome == "done"
@@ -168,7 +168,7 @@ class Settling:
     def poisoned(self, hand: Hand) -> bool:
         """Whether it was received more often than `poison_after` allows: a crash prevented its dead-lettering
         before."""
-        most = self._parameters.poison_after
+        most = self._options["poison_after"]
         return most is not None and hand.message.receive_count > most
 
     def _settle_fault(self, hand: Hand, error: BaseException) -> str:
@@ -193,7 +193,7 @@ class Settling:
             log.warning("queue %s: message %s failed (receive %d): %s", self._queue.name, hand.message.id,
                         hand.message.receive_count, result.error,
                         exc_info=HandlerFailed(result.trace) if result.trace else None)  # fmt: skip
-        most = self._parameters.poison_after
+        most = self._options["poison_after"]
         worn = most is not None and hand.message.receive_count >= most
         if self._dead_letters is not None and (worn or verdict is Verdict.REJECTED):
             outcome = self._dead_letter(self._dead_letters, hand, result.error)
@@ -201,20 +201,20 @@ class Settling:
                 return outcome
         delay = result.delay
         if delay is None:
-            delay = self._parameters.retry.delay(hand.message.receive_count, chance())
+            delay = self._options["retry"].delay(hand.message.receive_count, chance())
         return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed", self._failure(result))
 
     def _failure(self, result: Result) -> Failure:
         """What is reported of a failed attempt: as much as the user allows."""
         reason = _REASONS[result.verdict]
-        told = self._parameters.error_report
+        told = self._options["error_report"]
         if told is ErrorReport.NONE:
             return Failure(reason)
         failure = failure_of(reason, result.error_type, result.error.removeprefix(f"{result.error_type}: "))
         line = ""
         if told is ErrorReport.LINE:
             line = failure.error
-        elif not isinstance(told, ErrorReport):
+        elif callable(told):
             try:
                 line = str(told(failure.error))
             except BaseException:
@@ -222,7 +222,7 @@ class Settling:
         return failure_of(reason, failure.error_type, line)
 
     def _done(self, hand: Hand, result: Result) -> str:
-        guard, claim = self._parameters.guard, hand.held_claim
+        guard, claim = self._options["guard"], hand.held_claim
         if guard is not None and claim is not None:
             try:
                 guard.finish(claim.key, claim.fence, result.value)
@@ -234,17 +234,17 @@ class Settling:
                 log.exception("queue %s: message %s: its result was not stored", self._queue.name, hand.message.id)
                 if isinstance(error, TypeError):
                     self._abandon(hand)
-                delay = self._parameters.retry.delay(hand.message.receive_count, chance())
+                delay = self._options["retry"].delay(hand.message.receive_count, chance())
                 failed = of_error(error)
                 return self._release(hand, delay, "failed", self._failure(failed))
-        if self._parameters.on_result is not None:
-            self.tell(self._parameters.on_result, hand.message, result.value)
+        if self._options["on_result"] is not None:
+            self.tell(self._options["on_result"], hand.message, result.value)
         return self._delete(hand)
 
     def _abandon(self, hand: Hand) -> None:
         claim, hand.held_claim, hand.keep_claim = hand.held_claim, None, None
-        if self._parameters.guard is not None and claim is not None:
-            self.tell(self._parameters.guard.abandon, claim.key, claim.fence)
+        if self._options["guard"] is not None and claim is not None:
+            self.tell(self._options["guard"].abandon, claim.key, claim.fence)
 
     def _delete(self, hand: Hand) -> str:
         outcome = self._insist("delete", hand, hand.lease.delete) or "done"
@@ -278,7 +278,7 @@ class Settling:
         if self._dead_letters is not None and not hand.lost:
             outcome = self._dead_letter(self._dead_letters, hand, reason)
         if outcome is None:
-            delay = self._parameters.retry.delay(hand.message.receive_count, chance())
+            delay = self._options["retry"].delay(hand.message.receive_count, chance())
             failure = failure_of("poisoned", text=reason)
             outcome = "lost" if hand.lost else self._release(hand, delay, "failed", failure)
         self.end(hand, outcome)

@@ -9,92 +9,22 @@ Source: the issues of documents 003 and 004 on processing times; docs/patterns/w
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from queue import SimpleQueue
 from types import FrameType, TracebackType
-from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Self, Unpack
 
 from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.client.worker.checkpoints import Checkpoints
-from veilmq.client.worker.guard import Guard
-from veilmq.client.worker.metrics import Counts, Meter
-from veilmq.client.worker.options import Backoff, ErrorReport, Kind, Parameters
+from veilmq.client.worker.metrics import Counts
+from veilmq.client.worker.options import Kind, Options, check_queue, complete
 from veilmq.client.worker.processes import reference
 from veilmq.client.worker.run import Run, Said
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import ParameterInvalid
 
-Word = TypeVar("Word", bound=StrEnum)
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class Options(TypedDict, total=False):
-    """A worker's parameters; durations are seconds."""
-
-    concurrency: int
-    """Handlers that run at the same time; default 1."""
-    kind: Kind | str
-    """`threads` (default), `processes` or `async`."""
-    prefetch: int
-    """Messages received ahead, with their leases kept; default 0."""
-    batch: int | None
-    """The handler gets a list of up to this many jobs and returns those that failed; None: it gets one job."""
-    lease: float | Callable[[Received], float]
-    """First lease, default 30; or a function of the message (document 003: "based on the content of a message")."""
-    keeper: bool | Mapping[str, Any] | LeaseKeeper
-    """True (default): a lease keeper made for the lease; a mapping: parameters for it; a keeper; False: none."""
-    stop_before_expiry: float | None
-    """Cancel the handler this long before its deadline (document 003, 3a)."""
-    retry: Backoff
-    """When a failed message becomes visible again, by its receive count."""
-    error_report: ErrorReport | str | Callable[[str], str]
-    """What our server's history records of a handler's error: `line` (default: its type and the first line of its
-    text), `type`, `none`; or a function of that line that returns what may be recorded."""
-    poison_after: int | None
-    """After this many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
-    dead_letter_queue: str | Queue | None
-    """Name of a queue of the same account, or any queue. If a pattern changes bodies, a queue with the same
-    wrapping."""
-    checkpoints: Checkpoints | None
-    """Where `job.checkpoint` saves; None: in the body, if the queue can replace it."""
-    guard: Guard | None
-    """Work that is done is not done again; results must then be JSON values."""
-    guard_key: Callable[[Received], str] | None
-    """The work that a message stands for; None: the message itself."""
-    wait: float | None
-    """Wait of one poll; None: 20, or the most that the queue allows."""
-    pollers: int
-    """Receives at the same time; default 1."""
-    drain: float
-    """How long handlers may go on after a stop; default 30."""
-    kill_after: float
-    """A child process that still runs this long after its cancellation is killed; default 10."""
-    give_up_after: float | None
-    """If receives fail for this long, the run ends with their error; None: never."""
-    on_lost: Callable[[Any], object] | None
-    """`on_lost(received)`: a lease was lost, or a delete came too late."""
-    on_error: Callable[[VeilError], object] | None
-    """`on_error(error)`: a call to the queue failed and will be retried."""
-    on_result: Callable[[Any, Any], object] | None
-    """`on_result(received, value)`: the work is done, now or (with a guard) before."""
-    metrics: Meter | None
-    """For example a `PrometheusMeter`."""
-    tracer: Any
-    """An OpenTelemetry tracer, or True for the global one."""
-
-
-def _one_of(kind: type[Word], parameter: str, given: Any) -> Word:
-    """Raises ParameterInvalid."""
-    try:
-        return kind(given)
-    except ValueError:
-        reason = f"{given!r} is not one of {', '.join(kind)}"
-        raise ParameterInvalid(parameter=parameter, reason=reason) from None
 
 
 class Worker:
@@ -108,20 +38,13 @@ class Worker:
     def __init__(
         self, queue: Queue | str, handler: Callable[[Any], Any], *, clock: Clock = SYSTEM, **options: Unpack[Options]
     ) -> None:
-        unknown = set(options) - set(Parameters.__struct_fields__)
-        if unknown:
-            raise ParameterInvalid(parameter=sorted(unknown)[0], reason="no worker has this parameter")
-        given: dict[str, Any] = dict(options)
-        given["kind"] = _one_of(Kind, "kind", given.get("kind", Kind.THREADS))
-        told = given.get("error_report", ErrorReport.LINE)
-        given["error_report"] = told if callable(told) else _one_of(ErrorReport, "error_report", told)
         self.queue = queue
         self.handler = handler
-        self.parameters = Parameters(**given)
+        self.options = complete(options)
         self._clock = clock
-        _check_handler(handler, self.parameters.kind)
+        _check_handler(handler, self.options["kind"])
         if not isinstance(queue, str):
-            self.parameters.check(queue)
+            check_queue(self.options, queue)
         self._inbox: SimpleQueue[Said | BaseException] = SimpleQueue()
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
@@ -165,7 +88,7 @@ class Worker:
             run = self._run = Run(
                 queue,
                 self.handler,
-                self.parameters,
+                self.options,
                 self._clock,
                 self._inbox,
                 until_empty=until_empty,
@@ -251,7 +174,7 @@ def _connect(url: str) -> Queue:
     return connect(url)
 
 
-def _check_handler(handler: Any, kind: Kind) -> None:
+def _check_handler(handler: Any, kind: str) -> None:
     if not callable(handler):
         raise ParameterInvalid(parameter="handler", reason=f"{handler!r} cannot be called")
     call = getattr(handler, "__call__", None)  # noqa: B004 an object with an async __call__ is a coroutine function too
