@@ -344,6 +344,56 @@ def states() -> str:
     return canvas.svg()
 
 
+def places() -> str:
+    """Where a message is kept, and the usual ways from one place to another, from the table of the store."""
+    from veilmq.model.states import State
+    from veilmq.store.sqlite.messages import places as at
+
+    boxes = {
+        at.MEMTABLE: (70, 70), at.MEMTABLE_LEASED: (540, 70), at.IN_LINE: (70, 190), at.IN_FLIGHT: (540, 190),
+        at.DELAYED: (70, 320), at.RETURNED: (305, 320), at.QUARANTINE: (70, 440), at.GONE: (540, 440),
+    }  # fmt: skip
+    assert set(boxes) == set(at.PLACES)
+    fills = {State.READY: NEXT, State.RETURNED: NEXT, State.IN_FLIGHT: LEASE, State.DELAYED: WORK, State.GONE: PALE}
+    routes = {
+        (at.MEMTABLE, at.MEMTABLE_LEASED): ([(220, 92), (540, 92)], (380, 84), "middle"),
+        (at.MEMTABLE, at.IN_LINE): ([(145, 114), (145, 190)], (153, 156), "start"),
+        (at.MEMTABLE_LEASED, at.IN_FLIGHT): ([(615, 114), (615, 190)], (607, 156), "end"),
+        (at.MEMTABLE_LEASED, at.GONE): ([(690, 92), (726, 92), (726, 462), (690, 462)], (720, 272), "end"),
+        (at.IN_LINE, at.IN_FLIGHT): ([(220, 212), (540, 212)], (380, 204), "middle"),
+        (at.IN_LINE, at.DELAYED): ([(145, 234), (145, 320)], (153, 270), "start"),
+        (at.IN_LINE, at.QUARANTINE): ([(70, 212), (44, 212), (44, 462), (70, 462)], (36, 186), "start"),
+        (at.DELAYED, at.RETURNED): ([(220, 342), (305, 342)], (262, 336), "middle"),
+        (at.RETURNED, at.IN_FLIGHT): ([(380, 320), (380, 262), (575, 262), (575, 234)], (478, 256), "middle"),
+        (at.IN_FLIGHT, at.RETURNED): ([(615, 234), (615, 342), (455, 342)], (535, 358), "middle"),
+        (at.IN_FLIGHT, at.GONE): ([(655, 234), (655, 440)], (647, 400), "end"),
+        (at.RETURNED, at.QUARANTINE): ([(345, 364), (345, 462), (220, 462)], (337, 410), "end"),
+        (at.RETURNED, at.GONE): ([(415, 364), (415, 462), (540, 462)], (423, 440), "start"),
+    }
+    canvas = Canvas(WIDTH, 520, "The places of a message, and the ways between them")
+    for place, (x, y) in boxes.items():
+        canvas.bar(x, x + 150, y, 44, fills[place.state], faded=True)
+        canvas.text(x + 75, y + 19, place.name, anchor="middle", bold=True)
+        canvas.text(x + 75, y + 36, place.kept, anchor="middle", size=11)
+    canvas.arrow((145, 34), (145, 70))
+    canvas.text(
+        153, 50, "send; at once into its line if long, of a group or to a deep queue; with a delay: delayed", size=12
+    )
+    between: dict[tuple[at.Where, at.Where], list[str]] = {}
+    for way in at.WAYS:
+        between.setdefault((way.source, way.target), []).append(way.event)
+    for pair, events in between.items():
+        points, (x, y), anchor = routes[pair]
+        canvas.line(*points[:-1])
+        canvas.arrow(points[-2], points[-1])
+        for number, event in enumerate(events):
+            canvas.text(x, y + 15 * number, event, anchor=anchor, size=12)
+    canvas.text(
+        70, 508, "A dead-letter queue is another queue: there the message begins anew, returned or (FIFO) in its line."
+    )
+    return canvas.svg()
+
+
 def _timeouts() -> Any:
     path = Path(__file__).with_name("timeouts.py")
     spec = importlib.util.spec_from_file_location("timeouts", path)
@@ -359,6 +409,7 @@ PICTURES = {
     "lease-timeline": lease_timeline,
     "keeper-flow": keeper_flow,
     "states": states,
+    "places": places,
     "ordered": ordered,
     "transaction": transaction,
     "recovery": recovery,

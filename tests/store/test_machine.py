@@ -19,7 +19,8 @@ from tests.support.conservation import ledgers
 from tests.support.contract.snapshots import Recording
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, impossible, sending
 from tests.support.reference import NO_BUCKET, Reference
-from tests.support.sqlite import SMALL, SqliteFactory
+from tests.support.sqlite import SMALL
+from tests.support.transitions import SteppingFactory
 
 from veilmq.model.commands import (
     AfterExpiry,
@@ -101,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(prefix="veilmq-machine-")
-        self.stage = Recording(SqliteFactory(Path(self.directory.name) / "data", self.options))
+        self.stage = Recording(SteppingFactory(Path(self.directory.name) / "data", self.options))
         self.reference = Reference()
         self.bodies = 0
         self.read = 0

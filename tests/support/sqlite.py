@@ -42,6 +42,8 @@ def read_events(view: View, start: int, count_max: int) -> list[EventRecord]:
 class SqliteFactory:
     """Opens one directory again and again (`tests.support.contract.StoreFactory`)."""
 
+    kind: type[SqliteStore] = SqliteStore
+
     def __init__(self, path: Path, options: Options = SMALL) -> None:
         self.path = path
         self.options = options
@@ -53,7 +55,7 @@ class SqliteFactory:
             options = msgspec.structs.replace(options, history_us_max=history_us_max)
         if history_bytes_max is not None:
             options = msgspec.structs.replace(options, history_bytes_max=history_bytes_max)
-        return SqliteStore(self.path, options)
+        return self.kind(self.path, options)
 
     def kill(self, store: Store) -> None:
         """Close the store, then restore the files as they were before: its close changes nothing."""

@@ -1,4 +1,4 @@
-"""The states of a message and every transition: the one table that docs, reference model and tests read.
+"""The states of a message and every transition: the table that docs, reference model and the store's checks read.
 
 Strategy: a state is what a receiver would see. `ready` (never leased since it became visible) and `returned` (came
 back) are both visible; a store keeps them apart because only the first is append-only.
@@ -55,6 +55,11 @@ STEPS: Final = (
     Step(State.RETURNED, "dead-letter", State.GONE),
     Step(State.READY, "move", State.GONE),
     Step(State.RETURNED, "move", State.GONE),
+    Step(State.IN_FLIGHT, "dead-letter (push)", State.GONE),
+    Step(State.READY, "quarantine", State.GONE),
+    Step(State.RETURNED, "quarantine", State.GONE),
 )
 """All steps. `raises_rotation` holds only for a protocol whose handles rotate (Azure, MNS). Dead-lettering ends the
-message here and sends it, with its id, in the dead-letter queue; a move task does the same, and gives it another id."""
+message here and sends it, with its id, in the dead-letter queue; a move task does the same, and gives it another id.
+A push is dead-lettered by its last try, and so in flight. Quarantine is for a message whose body is damaged: nobody
+receives it."""

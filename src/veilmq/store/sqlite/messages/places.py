@@ -1,22 +1,88 @@
 """Where messages are, and the counts that follow from it: the start of every step on a message.
 
-Strategy: a `Place` is a message without its body; the places of all messages of a batch are read at once. A
-`StoredMessage` has all of it. Code that moves a message subtracts it from the counts here, then adds it where it goes.
+Strategy: each place (`PLACES`) is one of the states of the model; rows say in which one a message is. A `Place` is a
+message without its body; the places of all messages of a batch are read at once. A `StoredMessage` has all of it. Code
+that moves a message subtracts it from the counts here, then adds it where it goes.
 """
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 import msgspec
 
 from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
+from veilmq.model.states import State
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, MessageRow, Row
 from veilmq.store.sqlite.messages.flush import flush_named
+
+
+class Where(NamedTuple):
+    """One of the places where a message may be."""
+
+    name: str
+    state: State
+    kept: str
+    """What holds it."""
+    rows: str | None = None
+    """What its rows are there, as an SQL condition: `m` is its row in `message`, `l` in `lease`, `q` in `quarantine`.
+    None: it has none of them."""
+
+
+MEMTABLE: Final = Where("memtable", State.READY, "memory, memtable row")
+MEMTABLE_LEASED: Final = Where("memtable, leased", State.IN_FLIGHT, "memory, memtable row")
+IN_LINE: Final = Where(
+    "in its line", State.READY, "message", "m.in_line = 1 AND l.sequence IS NULL AND q.sequence IS NULL"
+)
+DELAYED: Final = Where(
+    "delayed", State.DELAYED, "message, lease", "l.hidden = 1 AND l.attempt = 0 AND q.sequence IS NULL"
+)
+IN_FLIGHT: Final = Where(
+    "in flight", State.IN_FLIGHT, "message, lease", "l.hidden = 1 AND l.attempt > 0 AND q.sequence IS NULL"
+)
+RETURNED: Final = Where("returned", State.RETURNED, "message, lease", "l.hidden = 0 AND q.sequence IS NULL")
+QUARANTINE: Final = Where(
+    "quarantine", State.GONE, "message, quarantine", "m.in_line = 0 AND l.sequence IS NULL AND q.sequence IS NOT NULL"
+)
+GONE: Final = Where("gone", State.GONE, "history only")
+PLACES: Final = (MEMTABLE, MEMTABLE_LEASED, IN_LINE, DELAYED, IN_FLIGHT, RETURNED, QUARANTINE, GONE)
+"""Every message is in exactly one of them. `veilmq check` looks for one that is in none; docs/how-it-works.md shows
+their picture."""
+ROWS_OF_A_MESSAGE: Final = (
+    "message m LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine q ON q.sequence = m.sequence"
+)
+
+
+class Way(NamedTuple):
+    """How a message gets from one place to another: by a step of the table of states, or by a flush."""
+
+    source: Where
+    event: str
+    target: Where
+
+
+FLUSH: Final = "flush"
+WAYS: Final = (
+    Way(MEMTABLE, "receive", MEMTABLE_LEASED),
+    Way(MEMTABLE_LEASED, "delete", GONE),
+    Way(MEMTABLE, FLUSH, IN_LINE),
+    Way(MEMTABLE_LEASED, FLUSH, IN_FLIGHT),
+    Way(IN_LINE, "receive", IN_FLIGHT),
+    Way(IN_LINE, "extend (attempt 0)", DELAYED),
+    Way(DELAYED, "delay ends", RETURNED),
+    Way(RETURNED, "receive", IN_FLIGHT),
+    Way(IN_FLIGHT, "release", RETURNED),
+    Way(IN_FLIGHT, "lease expires", RETURNED),
+    Way(IN_FLIGHT, "delete", GONE),
+    Way(IN_LINE, "quarantine", QUARANTINE),
+    Way(RETURNED, "quarantine", QUARANTINE),
+    Way(RETURNED, "dead-letter", GONE),
+)
+"""The usual ones. The table of states has all steps (veilmq.model.states)."""
 
 
 class Place(msgspec.Struct, array_like=True, gc=False):

@@ -28,6 +28,7 @@ from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
+from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.reading.history import bounds, events_from
 from veilmq.store.sqlite.upkeep.snapshots import newest
 
@@ -165,9 +166,9 @@ _ROWS: Final = (
     ),
     (
         "message",
-        "message {}: in no line, not leased, not set apart: nobody can receive it",
-        "SELECT m.sequence FROM message m WHERE m.in_line = 0 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence ="
-        " m.sequence) AND m.sequence NOT IN (SELECT sequence FROM quarantine)",
+        "message {}: its rows are in none of the places of a message: nobody can receive it",
+        f"SELECT m.sequence FROM {ROWS_OF_A_MESSAGE}"
+        f" WHERE NOT coalesce({' OR '.join(f'({where.rows})' for where in PLACES if where.rows)}, 0)",
     ),
     (
         "message",
