@@ -81,7 +81,9 @@ class Entry(msgspec.Struct, frozen=True):
         return Prepared(self.id, self.message, self.handle, self.prepared)
 
 
-def made(transaction: str, form: Form, message: Message, handle: str | None, at: float, life: float | None) -> Entry:
+def new_entry(
+    transaction: str, form: Form, message: Message, handle: str | None, at: float, life: float | None
+) -> Entry:
     """A new entry. life: the half message's life, in seconds."""
     return Entry(_VERSION, transaction, form, message, handle, at, None if life is None else at + life)
 

@@ -35,8 +35,8 @@ from veilmq.client.transaction.logbook import (
     check_log,
     decode,
     form_for,
-    made,
     marked,
+    new_entry,
     times_for,
     verdict_of,
 )
@@ -191,7 +191,7 @@ class TransactionQueue(Wrapping):
         if self.form is Form.HIDDEN and (message.delay or message.ttl is not None):
             reason = "of a half message are the transaction's own: choose form=logged"
             raise ParameterInvalid(parameter="delay and ttl", reason=reason)
-        draft = made(transaction, self.form, message, "x" * 512 if self._life else None, now, self._life)
+        draft = new_entry(transaction, self.form, message, "x" * 512 if self._life else None, now, self._life)
         self._logbook.check_size(draft)
         check_sendable(marked(draft, self.inner.capabilities), self.inner.capabilities)
         with self._lock:
