@@ -88,7 +88,7 @@ class TestReady:
         assert ready.reserve(2) == 2
         assert ready.reserve(5) == 1
         assert ready.reserve(1, timeout=0) == 0
-        ready.give_back(1)
+        ready.unreserve(1)
         assert ready.reserve(5) == 1
         assert ready.put([Item(1, None)])
         assert ready.in_hand == 1
@@ -99,7 +99,7 @@ class TestReady:
         ready: Ready[Item] = Ready(10, quota=3)
         assert ready.reserve(10) == 3
         ready.put([Item(1, None)])
-        ready.give_back(2)
+        ready.unreserve(2)
         assert ready.reserve(10) == 2
         ready.put([Item(2, None)])
         ready.put([Item(3, None)])

@@ -73,7 +73,7 @@ class Ready(Generic[Item]):
                 self._quota -= found
             return found
 
-    def give_back(self, places: int) -> None:
+    def unreserve(self, places: int) -> None:
         """Return reserved places that no item took."""
         with self._lock:
             self._reserved -= places
@@ -257,7 +257,7 @@ class Flow:
             if hand.settled:
                 continue
             if hand.lane in blocked:
-                self._settling.release(hand)
+                self._settling.give_back(hand)
                 continue
             more = self.ready.holds(hand.lane)
             self._lead(hand, hands[at + 1 :])
@@ -334,7 +334,7 @@ class Flow:
             left, self._running = self._running, set()
         for hand in sorted(left, key=lambda hand: hand.key):
             if not hand.lost:
-                self._settling.release(hand)
+                self._settling.give_back(hand)
         return len(left)
 
     def _snapshot(self) -> list[Hand]:
@@ -369,7 +369,7 @@ class Flow:
         received after it and may be worked.
         """
         for hand in self.ready.withdraw(lane) if more else ():
-            self._settling.release(hand)
+            self._settling.give_back(hand)
 
     def _sort_out(self, hand: Hand) -> bool | None:
         """None: work it. Else it was settled; True: it no longer blocks its group."""
@@ -377,7 +377,7 @@ class Flow:
             self._settling.end(hand, "lost" if hand.lost else "expired")
             return False
         if hand.deadline <= self.clock.monotonic():
-            self._settling.release(hand, outcome="expired")
+            self._settling.give_back(hand, outcome="expired")
             return False
         try:
             # Ask the guard first: a message that is done or being worked elsewhere is not poison, however often it
@@ -404,7 +404,7 @@ class Flow:
             return self._settling.repeat(hand, answer.result)
         if not isinstance(answer, Begun):
             delay = self.options["retry"].delay(hand.message.receive_count, chance())
-            self._settling.release(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
+            self._settling.give_back(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
             return False
         hand.held_claim = HeldClaim(key, answer.fence, held_until)
         if isinstance(guard, Prolonging):

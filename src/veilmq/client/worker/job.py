@@ -421,7 +421,7 @@ class Hand:
             self.state = saved.state
             self.fence = max(self.fence, saved.fence + 1)
 
-    def forget(self) -> None:
+    def drop_progress(self) -> None:
         """Delete the side record: the message is done. Raises the storage's errors."""
         if self._checkpoints is not None:
             self._checkpoints.drop(self.key)

@@ -121,7 +121,7 @@ class Intake:
         failing_since: float | None = None
         while places := self._ready.reserve(self._able.receive_messages_max):
             if (closed := self._keeper_closed()) is not None:
-                self._ready.give_back(places)
+                self._ready.unreserve(places)
                 if not self._stop.is_set():
                     self._fatal(closed)
                 return
@@ -131,7 +131,7 @@ class Intake:
             try:
                 came = self._poll.receive(places, lease=self._first_lease, wait=self._wait)
             except BaseException as error:  # noqa: BLE001 the user's policy runs here and may fail in any way
-                self._ready.give_back(places)
+                self._ready.unreserve(places)
                 failing_since = before if failing_since is None else failing_since
                 if not self._go_on(error, before - failing_since):
                     return
@@ -140,7 +140,7 @@ class Intake:
                 continue
             tries, failing_since = 0, None
             taken = self._admit(came)
-            self._ready.give_back(places - taken)
+            self._ready.unreserve(places - taken)
             if came:
                 early = 0
             elif self._until_empty and idle and self._ready.in_hand == 0:
@@ -177,7 +177,7 @@ class Intake:
                 hands.append(hand)
         if not self._ready.put(hands):
             for hand in hands:
-                self._settling.release(hand)
+                self._settling.give_back(hand)
             return 0
         self._counts.in_hand(lambda: self._ready.in_hand)
         return len(hands)
@@ -366,7 +366,7 @@ class Run:
         self.counts.in_hand(lambda: self.ready.in_hand)
         self._poll.interrupt()  # not closed: a close would lose an answer on its way, whose leases would stay taken
         threads = [
-            threading.Thread(target=self._give_back, args=(rest,), name="veilmq worker release", daemon=True),
+            threading.Thread(target=self._give_back_all, args=(rest,), name="veilmq worker release", daemon=True),
             threading.Thread(target=self._tell_free, name="veilmq worker drain", daemon=True),
         ]
         for thread in threads:
@@ -404,9 +404,9 @@ class Run:
                 continue
         return False
 
-    def _give_back(self, hands: list[Hand]) -> None:
+    def _give_back_all(self, hands: list[Hand]) -> None:
         for hand in hands:
-            self._settling.release(hand)
+            self._settling.give_back(hand)
 
     def _tell_free(self) -> None:
         self.ready.wait_until_free(None)

@@ -92,7 +92,8 @@ _REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
 
 
 class Settling:
-    """Settles messages in hand. Thread-safe; blocks during calls to the queue."""
+    """Settles messages in hand: deletes, releases or dead-letters each of them. Thread-safe; blocks during calls to the
+    queue."""
 
     def __init__(
         self, queue: Queue, options: Options, counts: Counts, dead_letters: DeadLetters | None, clock: Clock
@@ -139,10 +140,10 @@ class Settling:
         An error on the way, in our code or the user's, is a failure of this message alone: nothing is raised.
         """
         try:
-            outcome = self._settle(hand, result)
+            outcome = self._carry_out(hand, result)
         except BaseException as error:
             log.exception("queue %s: message %s: a worker's own fault", self._queue.name, hand.message.id)
-            outcome = self._settle_fault(hand, error)
+            outcome = self._fail_by_fault(hand, error)
         self.end(hand, outcome, seconds)
         return outcome in ("done", "dead_lettered")
 
@@ -154,7 +155,7 @@ class Settling:
         self.end(hand, "repeated" if outcome == "done" else outcome)
         return outcome == "done"
 
-    def release(self, hand: Hand, delay: float = 0, outcome: str = "stopped") -> None:
+    def give_back(self, hand: Hand, delay: float = 0, outcome: str = "stopped") -> None:
         """Give it back unworked."""
         self.end(hand, self._release(hand, delay, outcome, Failure(outcome) if delay else None))
 
@@ -171,15 +172,15 @@ class Settling:
         most = self._options["poison_after"]
         return most is not None and hand.message.receive_count > most
 
-    def _settle_fault(self, hand: Hand, error: BaseException) -> str:
+    def _fail_by_fault(self, hand: Hand, error: BaseException) -> str:
         """Treat it as a handler's failure, with backoff and the poison limit. If that fails too, its lease runs out."""
         try:
-            return self._settle(hand, of_error(error))
+            return self._carry_out(hand, of_error(error))
         except BaseException:
             log.exception("queue %s: message %s is left to its lease", self._queue.name, hand.message.id)
             return "unsettled"
 
-    def _settle(self, hand: Hand, result: Result) -> str:
+    def _carry_out(self, hand: Hand, result: Result) -> str:
         verdict = result.verdict
         if verdict is Verdict.DONE:
             return self._done(hand, result)
@@ -249,7 +250,7 @@ class Settling:
     def _delete(self, hand: Hand) -> str:
         outcome = self._insist("delete", hand, hand.lease.delete) or "done"
         if outcome == "done":
-            self.tell(hand.forget)
+            self.tell(hand.drop_progress)
         return outcome
 
     def _release(self, hand: Hand, delay: float, outcome: str, failure: Failure | None = None) -> str:
