@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.too_deep import TOO_DEEP
 
-from veilmq.client.encoding import from_text, hint_of, to_text, typed, untyped
-from veilmq.client.messages import Message
+from veilmq.client.messages import Message, from_text, hint_of, to_text, typed, untyped
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 

@@ -12,11 +12,10 @@ import pytest
 
 import veilmq
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.connect import OPENERS, connect, connect_account
+from veilmq.client.connect import OPENERS, SCHEMES, connect, connect_account
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
-from veilmq.client.urls import SCHEMES
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.server import ServerProcess

@@ -18,9 +18,8 @@ from veilmq.client.adapters.mns import MnsAccount, MnsQueue
 from veilmq.client.adapters.mns.calls import Refusal, error_of
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import connect, connect_account
-from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.messages import Extension, Message, Sent, Template
+from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Extension, Message, Sent, Template
 from veilmq.client.unreadable import DeadLetters
 from veilmq.model.errors import (
     CapabilityMissing,

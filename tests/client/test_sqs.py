@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from veilmq.client.adapters.sqs import SqsAccount, SqsQueue
 from veilmq.client.clock import SYSTEM
-from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.decisions import MINIMAL_LIFE
-from veilmq.client.messages import Extension, Message, Sent, Template
+from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Extension, Message, Sent, Template
 from veilmq.model.errors import (
     CapabilityMissing,
     MessageGone,

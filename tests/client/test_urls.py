@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.urls import Address, parse
+from veilmq.client.connect import Address, parse_url
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 
@@ -89,24 +89,24 @@ BAD = [
 
 @for_each("url", GOOD)
 def test_what_a_url_means(url: str) -> None:
-    assert parse(url) == GOOD[url]
+    assert parse_url(url) == GOOD[url]
 
 
 def test_a_directory_with_two_slashes_is_told_of_the_third() -> None:
     with pytest.raises(ParameterInvalid, match="veil:///DIR"):
-        parse("veil://data?queue=jobs")
+        parse_url("veil://data?queue=jobs")
 
 
 @for_each("url", BAD)
 def test_what_is_no_url_of_ours(url: str) -> None:
     with pytest.raises(ParameterInvalid) as refused:
-        parse(url)
+        parse_url(url)
     assert refused.value.parameter == "url"
 
 
 def test_the_wrong_parameter_is_named_where_it_cannot_be_part_of_a_secret() -> None:
     with pytest.raises(ParameterInvalid, match="not name"):
-        parse("veil:///data?name=jobs")
+        parse_url("veil:///data?name=jobs")
 
 
 # Long and odd enough to stand in no text of ours.
@@ -119,7 +119,7 @@ PLACES = ["veil://key:{}@host:9324/jobs", "sqs://key:{}@host:9324/000000000000/j
 @pytest.mark.parametrize("place", PLACES)
 @given(secret=SECRETS)
 def test_a_secret_that_is_encoded_arrives_and_is_not_shown(place: str, secret: str) -> None:
-    address = parse(place.format(quote(secret, safe="")))
+    address = parse_url(place.format(quote(secret, safe="")))
     assert address.secret == secret
     assert secret not in repr(address)
     assert secret not in str(address)
@@ -129,7 +129,7 @@ def test_a_secret_that_is_encoded_arrives_and_is_not_shown(place: str, secret: s
 @given(secret=SECRETS)
 def test_no_part_of_a_secret_that_is_not_encoded_is_shown(place: str, secret: str) -> None:
     try:
-        shown = repr(parse(place.format(secret)))
+        shown = repr(parse_url(place.format(secret)))
     except ParameterInvalid as error:
         shown = "".join(traceback.format_exception(error)[-1:]) + repr(error)
         hidden = error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)

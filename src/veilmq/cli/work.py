@@ -19,10 +19,9 @@ from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.obstacles import check_directory, closed_to_user
 from veilmq.cli.words import refused_value
 from veilmq.client.adapters.cloud import name_client
-from veilmq.client.connect import connect
+from veilmq.client.connect import connect, parse_url
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
-from veilmq.client.urls import parse
 from veilmq.client.worker import (
     Backoff,
     Checkpoints,
@@ -100,7 +99,7 @@ def open_queue(url: str) -> Queue:
     except ParameterInvalid as error:
         advice = ""
         if error.parameter == "directory":
-            advice = closed_to_user(Path(parse(url).directory or ""), made=True)
+            advice = closed_to_user(Path(parse_url(url).directory or ""), made=True)
         raise Failure(Exit.USAGE, f"--queue: {error.reason}", advice) from None
     except (UsageError, CapabilityMissing) as error:
         raise Failure(Exit.USAGE, f"--queue: {error}") from None

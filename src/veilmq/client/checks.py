@@ -16,8 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.encoding import ATTRIBUTES_MAX, named, size_bytes, with_fields
-from veilmq.client.messages import Extension, Message
+from veilmq.client.messages import ATTRIBUTES_MAX, Extension, Message, named, size_bytes, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.message import first_forbidden_character

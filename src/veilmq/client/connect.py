@@ -1,25 +1,206 @@
-"""`veilmq.connect`: turns a URL, or an SDK's object, into a `Queue`.
+"""`veilmq.connect`: turns a URL, or an SDK's object, into a `Queue`; and the URLs that name a queue or an account.
+
+    veil:///directory?queue=NAME                    a data directory, in this process
+    veil://[key:secret@]host[:port]/name            a VeilMQ server
+    sqs://[key:secret@]host:port/[account/]name     an endpoint that speaks SQS
+    sqs:///name?region=R                            Amazon SQS, with boto3's own credential chain
+    azure://[:key@][host:port]/account/name         Azure Queue Storage
+    mns://[id:secret@]host[:port]/name              Alibaba Cloud MNS
 
 Strategy: a table maps a URL's scheme to the function that opens the account. An SDK's object is recognised by the name
 and package of its class, so no SDK is imported for it. An adapter is imported when it is needed. A queue that was
 opened from a URL closes its account, too; what the caller brought stays open.
+
+URLs: one pure function from text to a frozen `Address`; a table says what each scheme accepts. Everything between the
+separators is percent-encoded. An error never quotes the URL, because any part of it may be a secret that was not
+encoded. A URL without a queue's name names the account.
 """
 
 import importlib
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Final
-from urllib.parse import quote, urlsplit, urlunsplit
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from veilmq.client import urls
+import msgspec
+
 from veilmq.client.adapters.cloud import client_name
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
-from veilmq.client.urls import Address
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+
+_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+_PARAMETER: Final = re.compile("[a-z_]{1,20}")
+_FLAGS: Final = {"0": False, "1": True}
+_FLAG_NAMES: Final = frozenset({"tls", "create", "base64"})
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a URL. Its repr shows no secret."""
+
+    kind: str
+    """`embedded`, `veil`, `sqs`, `azure` or `mns`."""
+    queue: str | None = None
+    directory: str | None = None
+    host: str | None = None
+    port: int | None = None
+    key: str | None = None
+    secret: str | None = None
+    account: str | None = None
+    region: str | None = None
+    tls: bool | None = None
+    """None: the scheme's own default."""
+    create: bool = False
+    base64: bool | None = None
+    """Whether bodies travel in base64. None: the adapter's own default."""
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name)}
+        if self.secret is not None:
+            shown["secret"] = "***"
+        return f"Address({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+class _Form(NamedTuple):
+    """What a scheme accepts."""
+
+    parameters: frozenset[str]
+    places: tuple[str, ...] = ()
+    """The parts of the path, in order; the last ones may be missing."""
+    key_first: bool = True
+    """key:secret@; False: only :key@."""
+
+
+_FORMS: Final[Mapping[str, _Form]] = {
+    "embedded": _Form(frozenset({"queue", "account", "region", "create"})),
+    "veil": _Form(frozenset({"account", "region", "tls", "create"}), ("queue",)),
+    "sqs": _Form(frozenset({"region", "tls", "create"}), ("account", "queue")),
+    "azure": _Form(frozenset({"tls", "create", "base64"}), ("account", "queue"), key_first=False),
+    "mns": _Form(frozenset({"tls", "create", "base64"}), ("queue",)),
+}
+SCHEMES: Final = tuple(scheme for scheme in _FORMS if scheme != "embedded")
+
+
+def parse_url(url: str) -> Address:
+    """The address that a URL names. Raises ParameterInvalid("url")."""
+    if _ESCAPE.search(url) or not url.isprintable() or " " in url:
+        raise _wrong("spaces, control characters and the percent sign itself must be percent-encoded")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _wrong("an IPv6 address needs brackets, and brackets elsewhere must be percent-encoded") from None
+    kind = parts.scheme
+    if kind not in SCHEMES:
+        raise _wrong(f"must begin with {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
+    if "#" in url or not url[len(kind) :].startswith("://"):
+        raise _wrong(f"must look like {kind}://...; a # in it must be written %23")
+    if kind == "veil" and not parts.netloc:
+        kind = "embedded"
+    form = _FORMS[kind]
+    parameters = _parameters(parts.query, form)
+    found: dict[str, Any] = {"kind": kind, **parameters}
+    if kind == "embedded":
+        found["directory"] = _directory(parts.path)
+    else:
+        found |= _authority(parts.netloc, form) | _path(parts.path, form)
+    if kind in {"veil", "mns"} and not found.get("host"):
+        raise _wrong(f"{kind}:// needs a host")
+    return Address(**found)
+
+
+def _wrong(reason: str) -> ParameterInvalid:
+    return ParameterInvalid(parameter="url", reason=reason)
+
+
+def _parameters(query: str, form: _Form) -> dict[str, Any]:
+    """queue, account, region as text; tls, create and base64 as flags."""
+    found: dict[str, Any] = {}
+    for pair in query.split("&") if query else ():
+        name, _, value = pair.partition("=")
+        if name not in form.parameters:
+            shown = f", not {name}" if _PARAMETER.fullmatch(name) and "@" not in query else ""
+            hint = ": a directory has three slashes, veil:///DIR?queue=NAME" if name == "queue" else ""
+            raise _wrong(f"after the question mark it takes {', '.join(sorted(form.parameters))}{shown}{hint}")
+        if name in found:
+            raise _wrong(f"{name} stands in it twice")
+        if name in _FLAG_NAMES:
+            if value not in _FLAGS:
+                raise _wrong(f"{name} must be 0 or 1")
+            found[name] = _FLAGS[value]
+        else:
+            found[name] = _text(value)
+            if not found[name]:
+                raise _wrong(f"{name} must not be empty")
+    return found
+
+
+def _authority(netloc: str, form: _Form) -> dict[str, Any]:
+    """key, secret, host, port."""
+    found: dict[str, Any] = {}
+    user, at, place = netloc.rpartition("@")
+    if "@" in user:
+        raise _wrong("an @ in a key or secret must be written %40")
+    if at:
+        key, colon, secret = user.partition(":")
+        if not colon or not secret or bool(key) is not form.key_first or ":" in secret:
+            shape = "key:secret@" if form.key_first else ":key@"
+            raise _wrong(f"before the host it takes {shape}, with : / ? # and @ inside them percent-encoded")
+        found["key"], found["secret"] = _text(key) or None, _text(secret)
+    if not place:
+        if at and form.key_first:
+            raise _wrong("credentials without a host: leave them to the SDK, or name the host")
+        return found
+    host, port = _host_port(place)
+    return found | {"host": host, "port": port}
+
+
+def _host_port(place: str) -> tuple[str, int | None]:
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, ""
+        if colon and not place.endswith("]"):
+            raise _wrong("the port must be a number from 1 to 65535")
+    elif not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65_535):
+        raise _wrong("the port must be a number from 1 to 65535; : / ? # and @ in a secret must be percent-encoded")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not host:
+        raise _wrong("the host is missing before the port")
+    return host, int(port) if port else None
+
+
+def _path(path: str, form: _Form) -> dict[str, Any]:
+    """account, queue: assigned from the right, the queue first; an account's URL ends with a slash."""
+    if "@" in path:
+        raise _wrong("an @ after the host; : / ? # and @ in a key or secret must be percent-encoded")
+    parts = path.split("/")[1:]
+    named = parts.pop() if parts else ""
+    found: dict[str, Any] = {}
+    if named:
+        found["queue"] = _text(named)
+    if parts and "account" in form.places:
+        found["account"] = _text(parts.pop())
+    if parts or not all(found.values()):
+        raise _wrong(f"the path is /{'/'.join(form.places)}, with / inside a name written %2F")
+    return found
+
+
+def _directory(path: str) -> str:
+    directory = _text(path)
+    if not directory.strip("/"):
+        raise _wrong("veil:/// needs the absolute path of a data directory")
+    if "\0" in directory:
+        raise _wrong("a path has no null character")
+    return directory
+
+
+def _text(quoted: str) -> str:
+    try:
+        return unquote(quoted, errors="strict")
+    except UnicodeDecodeError:
+        raise _wrong("what is percent-encoded must be UTF-8") from None
+
 
 DEVELOPMENT_KEYS: Final = {
     "devstoreaccount1": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -28,7 +209,7 @@ DEVELOPMENT_KEYS: Final = {
 
 
 def connect(source: Any, queue: str | None = None, *, template: Template | None = None) -> Queue:
-    """The queue that a URL names (see `veilmq.client.urls`), or that an SDK's object reaches.
+    """The queue that a URL names (see above), or that an SDK's object reaches.
 
     source: a URL; an SDK's client (boto3's SQS client, Azure's QueueServiceClient, MNS's Account) with the queue's name
     (for SQS also its URL) in `queue`; an SDK's queue object (boto3's `sqs.Queue`, Azure's QueueClient, MNS's Queue). A
@@ -39,7 +220,7 @@ def connect(source: Any, queue: str | None = None, *, template: Template | None 
     """
     if not isinstance(source, str):
         return _adopt(source, queue, template)
-    address = urls.parse(source)
+    address = parse_url(source)
     name = _sole_name(address, queue)
     account = _open(address)
     try:
@@ -59,7 +240,7 @@ def connect_account(source: Any) -> Account:
             account.close()
             raise ParameterInvalid(parameter="source", reason="is a queue: connect_account takes a client")
         return account
-    address = urls.parse(source)
+    address = parse_url(source)
     if address.queue is not None:
         raise ParameterInvalid(
             parameter="url", reason="names a queue: connect_account takes it without (.../ at its end)"
@@ -115,58 +296,13 @@ def _veil(address: Address) -> Account:
 
 
 def _sqs(address: Address) -> Account:
-    import botocore.config  # type: ignore[import-untyped]
-    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
+    from veilmq.client.adapters.sqs import SqsAccount, new_client
 
-    from veilmq.client.adapters.sqs import SqsAccount
-
-    given: dict[str, Any] = {}
-    if address.host is not None:
-        scheme = "http" if address.tls is False else "https"
-        given["endpoint_url"] = f"{scheme}://{_place(address)}"
-    if address.key is not None:
-        given["aws_access_key_id"], given["aws_secret_access_key"] = address.key, address.secret
-    try:
-        session = _botocore_session()
-        # With an endpoint of the caller's own there is no region to look up; a VeilMQ server shows its queues in this
-        # one.
-        configured = session.get_config_variable("region")
-        region = address.region or configured or (HOME_REGION_DEFAULT if address.host else None)
-        named = botocore.config.Config(user_agent_extra=client_name())
-        client = session.create_client("sqs", region_name=region, config=named, **given)
-    except (BotoCoreError, ValueError) as error:
-        raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
+    endpoint = None if address.host is None else _endpoint(address, tls=address.tls is not False)
+    # With an endpoint of the caller's own there is no region to look up; a VeilMQ server shows its queues in this one.
+    default_region = None if address.host is None else HOME_REGION_DEFAULT
+    client = new_client(endpoint, address.key, address.secret, address.region, default_region)
     return SqsAccount(client, owner=address.account, owns_client=True)
-
-
-_loading: Final = threading.Lock()
-_loaders: Final[list[Any]] = []
-"""Process-wide: empty before the first session; then the loader that caches the files which botocore has read."""
-
-
-def _botocore_session() -> Any:
-    """A new session. Accounts share no credentials, only the models.
-
-    Reading the models is most of the cost of a client; a hundred threads that do it at the same time take half a
-    minute.
-    """
-    import boto3  # type: ignore[import-untyped]
-    import botocore.session  # type: ignore[import-untyped]
-    from botocore.exceptions import DataNotFoundError
-
-    session = botocore.session.Session()
-    session.user_agent_name, session.user_agent_version = "Boto3", boto3.__version__
-    with _loading:
-        if not _loaders:
-            loader = session.get_component("data_loader")
-            with suppress(DataNotFoundError):  # a version with other files reads them when it needs them
-                for kind in ("service-2", "endpoint-rule-set-1"):
-                    loader.load_service_model("sqs", kind)
-                for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
-                    loader.load_data(name)
-            _loaders.append(loader)
-    session.register_component("data_loader", _loaders[0])
-    return session
 
 
 def _azure(address: Address) -> Account:
@@ -179,8 +315,7 @@ def _azure(address: Address) -> Account:
     if address.host is None:
         url = f"https://{address.account}.queue.core.windows.net"
     else:
-        scheme = "http" if address.tls is False else "https"
-        url = f"{scheme}://{_place(address)}/{quote(address.account)}"
+        url = f"{_endpoint(address, tls=address.tls is not False)}/{quote(address.account)}"
     credential = address.secret or DEVELOPMENT_KEYS.get(address.account) or _azure_identity()
     key = {"account_name": address.account, "account_key": credential} if isinstance(credential, str) else credential
     try:
@@ -210,15 +345,14 @@ def _mns(address: Address) -> Account:
     if address.key is None:
         reason = "has no credentials (mns://ID:SECRET@...); with others than these, hand over an mns.account.Account"
         raise ParameterInvalid(parameter="url", reason=reason)
-    scheme = "https" if address.tls else "http"
-    account = SdkAccount(f"{scheme}://{_place(address)}", address.key, address.secret)
+    account = SdkAccount(_endpoint(address, tls=bool(address.tls)), address.key, address.secret)
     return MnsAccount(account, base64=address.base64 is not False)
 
 
-def _place(address: Address) -> str:
+def _endpoint(address: Address, *, tls: bool) -> str:
     assert address.host is not None
     host = f"[{address.host}]" if ":" in address.host else address.host
-    return host + (f":{address.port}" if address.port else "")
+    return f"{'https' if tls else 'http'}://{host}" + (f":{address.port}" if address.port else "")
 
 
 OPENERS: Final[dict[str, Callable[[Address], Account]]] = {

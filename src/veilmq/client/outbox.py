@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from veilmq.client import checks
 from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.encoding import from_text, to_text
-from veilmq.client.messages import Message, Sent
+from veilmq.client.messages import Message, Sent, from_text, to_text
 from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
 from veilmq.client.threads import Anew, Closing

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 import msgspec
 
 from veilmq.client import checks
-from veilmq.client.connect import connect_account
+from veilmq.client.connect import SCHEMES, connect_account
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.queues import (
@@ -36,7 +36,6 @@ from veilmq.client.threads import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.logbook import check_half, check_log, form_for, times_for
-from veilmq.client.urls import SCHEMES
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.queue import FIFO_SUFFIX
 

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client.encoding import original, plain
 from veilmq.client.errors import QueueRecreated, StateInvalid, StorageHeld, TransportError
-from veilmq.client.messages import Message, Peeked
+from veilmq.client.messages import Message, Peeked, original, plain
 from veilmq.client.ordered.storage import LockedStorage
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.threads import Closing, OfProcess

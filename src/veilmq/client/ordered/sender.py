@@ -21,9 +21,8 @@ from veilmq.client import checks
 from veilmq.client.batches import attempt, through
 from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.encoding import plain
 from veilmq.client.errors import TransportError, may_have_happened
-from veilmq.client.messages import Message, Sent
+from veilmq.client.messages import Message, Sent, plain
 from veilmq.client.ordered.numbering import (
     Mark,
     Pending,

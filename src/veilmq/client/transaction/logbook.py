@@ -23,9 +23,8 @@ from msgspec.structs import replace
 
 from veilmq.client import checks
 from veilmq.client.clock import Clock
-from veilmq.client.encoding import original, plain
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Message, Received
+from veilmq.client.messages import Message, Received, original, plain
 from veilmq.client.queue import Capabilities, HandleOnSend, Queue
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 

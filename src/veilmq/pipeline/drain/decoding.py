@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import types
 
-from veilmq.client import urls
 from veilmq.client.clock import SYSTEM
+from veilmq.client.connect import parse_url
 from veilmq.client.encrypted import Keys
 from veilmq.client.encrypted.queue import Cipher
 from veilmq.client.errors import KeyFileInvalid
@@ -210,6 +210,6 @@ def _large(options: DrainOptions) -> Any:
 
 
 def _encrypted(options: DrainOptions) -> Any:
-    name = options.bound_to or urls.parse(options.url).queue or ""
+    name = options.bound_to or parse_url(options.url).queue or ""
     cipher = Cipher(Keys.read(str(options.keys)), options.algorithms, name, ())
     return lambda message: cipher.decrypt(message.body, message.id)

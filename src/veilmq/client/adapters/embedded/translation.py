@@ -16,8 +16,18 @@ import msgspec
 
 from veilmq.client import checks
 from veilmq.client.checks import as_message, text_bytes
-from veilmq.client.encoding import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, untyped
-from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
+from veilmq.client.messages import (
+    ATTRIBUTES_MAX,
+    LEASE_HINT_ATTRIBUTE,
+    Message,
+    Peeked,
+    Received,
+    Recommended,
+    Sent,
+    Template,
+    named,
+    untyped,
+)
 from veilmq.client.queue import Capabilities, HandleOnSend
 from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send

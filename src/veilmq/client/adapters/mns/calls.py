@@ -48,9 +48,8 @@ from veilmq.client import checks
 from veilmq.client.adapters.cloud import client_name, encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
 from veilmq.client.checks import sendable
-from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, untyped
 from veilmq.client.errors import TransportError, advised
-from veilmq.client.messages import AttributeValue, Message, Peeked, Received
+from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
 from veilmq.client.queue import ById, Capabilities, fingerprint
 from veilmq.client.threads import OfProcess
 from veilmq.model.errors import (

@@ -4,6 +4,7 @@ Strategy: `calls` is the only module that handles botocore's exceptions; it also
 and back. `queue` implements the port.
 """
 
+from veilmq.client.adapters.sqs.calls import new_client
 from veilmq.client.adapters.sqs.queue import SqsAccount, SqsQueue
 
-__all__ = ["SqsAccount", "SqsQueue"]
+__all__ = ["SqsAccount", "SqsQueue", "new_client"]

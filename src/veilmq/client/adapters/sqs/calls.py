@@ -16,15 +16,17 @@ from the mapping. Source: ReceiveMessage in the SQS API Reference.
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
+from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.exceptions import (  # type: ignore[import-untyped]
     BotoCoreError,
     ClientError,
     ConnectTimeoutError,
+    DataNotFoundError,
     EndpointConnectionError,
     HTTPClientError,
     ParamValidationError,
@@ -32,17 +34,65 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+from botocore.session import Session  # type: ignore[import-untyped]
 
+from veilmq.client.adapters.cloud import client_name
 from veilmq.client.adapters.service_errors import Refusal, error_of
 from veilmq.client.checks import sendable
-from veilmq.client.encoding import LEASE_HINT_ATTRIBUTE, hint_of, untyped
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
-from veilmq.client.messages import Message, Received
+from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
 from veilmq.client.queue import Capabilities, fingerprint
 from veilmq.client.threads import OfProcess
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
+
+_loading: Final = threading.Lock()
+_loaders: Final[list[Any]] = []
+"""Process-wide: empty before the first session; then the loader that caches the files which botocore has read."""
+
+
+def new_client(
+    endpoint: str | None, key: str | None, secret: str | None, region: str | None, region_default: str | None
+) -> Any:
+    """A boto3 client; what is None comes from boto3's own configuration. region_default: where that has no region.
+
+    Raises ParameterInvalid("url").
+    """
+    named = Config(user_agent_extra=client_name())
+    try:
+        session = _botocore_session()
+        region = region or session.get_config_variable("region") or region_default
+        return session.create_client(
+            "sqs", region_name=region, config=named, endpoint_url=endpoint, aws_access_key_id=key,
+            aws_secret_access_key=secret,
+        )  # fmt: skip
+    except (BotoCoreError, ValueError) as error:
+        raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
+
+
+def _botocore_session() -> Any:
+    """A new session. Accounts share no credentials, only the models.
+
+    Reading the models is most of the cost of a client; a hundred threads that do it at the same time take half a
+    minute.
+    """
+    import boto3  # type: ignore[import-untyped]
+
+    session = Session()
+    session.user_agent_name, session.user_agent_version = "Boto3", boto3.__version__
+    with _loading:
+        if not _loaders:
+            loader = session.get_component("data_loader")
+            with suppress(DataNotFoundError):  # a version with other files reads them when it needs them
+                for kind in ("service-2", "endpoint-rule-set-1"):
+                    loader.load_service_model("sqs", kind)
+                for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
+                    loader.load_data(name)
+            _loaders.append(loader)
+    session.register_component("data_loader", _loaders[0])
+    return session
+
 
 _UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
 _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)

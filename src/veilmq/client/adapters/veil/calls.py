@@ -20,9 +20,8 @@ import msgspec
 from veilmq.client import checks
 from veilmq.client.adapters.service_errors import Refusal, error_of, port_name
 from veilmq.client.adapters.veil.connections import Answer, Connection, Pool, Signer
-from veilmq.client.encoding import size_bytes, typed, untyped
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent
+from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent, size_bytes, typed, untyped
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.model.reports import Report, write_header
