@@ -9,7 +9,7 @@ from stage import Endpoint, Stage, until
 
 from veilmq.model.commands import Extend, Receive
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.push.supervised import SupervisedTask
+from veilmq.push.room import SupervisedTask
 from veilmq.server.shell import Shell
 
 

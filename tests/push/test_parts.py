@@ -14,11 +14,9 @@ from cryptography import x509
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import RetryStrategy
-from veilmq.push.addresses import EndpointRefused, check, choose, networks, parse
-from veilmq.push.health import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health
+from veilmq.push.addresses import LOOKUPS_MAX, EndpointRefused, Lookups, check, choose, networks, parse
 from veilmq.push.local_exhaustion import LocalExhaustion
-from veilmq.push.lookups import LOOKUPS_MAX, Lookups
-from veilmq.push.schedules import delay_us
+from veilmq.push.retries import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health, delay_us
 from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 from veilmq.testing.for_each import for_each
 

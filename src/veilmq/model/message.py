@@ -2,14 +2,21 @@
 
 Strategy: the body is text of XML 1.0 characters, stored and returned exactly. Fields that most messages lack
 (attributes, group, trace header ...) are in one optional `Extras` value, so that a plain message does not pay for them.
+
+In a queue whose `xml_body` is base64, the body that XML clients send is decoded before it is stored, and encoded again
+for them. A body is stored as text, so base64 that does not decode to UTF-8 text of XML characters is refused.
 """
 
+import binascii
 import re
 import struct
-from typing import Any, Final
+from base64 import b64encode
+from hashlib import md5 as md5_of
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 
@@ -105,3 +112,28 @@ class Delivery(msgspec.Struct, gc=False):
     """End of the lease just granted."""
     lease_us: int | None = None
     """Length of the lease just granted: it began at `due - lease_us`."""
+
+
+class StoredBody(NamedTuple):
+    """A body as stored, with its MD5 and size."""
+
+    body: str
+    md5: bytes
+    size_bytes: int
+
+
+def decode_xml_body(text: str) -> StoredBody | ParameterInvalid:
+    """Decode a body that an XML client sent in base64 (RFC 4648, with padding)."""
+    try:
+        raw = binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+        body = raw.decode()
+    except ValueError:
+        return ParameterInvalid(parameter="body", reason="this queue takes base64 of text in UTF-8")
+    if first_forbidden_character(body) is not None:
+        return ParameterInvalid(parameter="body", reason="the decoded text has a character that XML cannot carry")
+    return StoredBody(body, md5_of(raw, usedforsecurity=False).digest(), len(raw))
+
+
+def encode_xml_body(body: str) -> str:
+    """Encode a stored body for an XML client."""
+    return b64encode(body.encode()).decode()

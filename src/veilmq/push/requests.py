@@ -1,27 +1,104 @@
-"""Push requests: find the endpoint, make the request, sign it, post it.
+"""Push requests: find the endpoint, make the request, sign it, post it (docs/mns.md, "Pushes").
 
-Strategy: sign the request exactly as it goes over the wire. Signing takes a third of a millisecond of CPU, so threads
-do it.
+Strategy: a request is made by a pure function of the message, the clock's reading and a request id. It is signed
+exactly as it goes over the wire. Signing takes a third of a millisecond of CPU, so threads do it. A setting chooses the
+case of header names: lower case, as the Python samples look them up, or as documented (`Content-md5`, `Content-Type`,
+`Date`), as the Java sample does.
 """
 
 import asyncio
+import base64
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from email.utils import formatdate
+from hashlib import md5
+from typing import Final, NamedTuple
 
 from yarl import URL
 
 from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
-from veilmq.model.topic import SubscriptionSettings, TopicKey
-from veilmq.push.addresses import Endpoint, Network, choose, parse
+from veilmq.model.reports import Failure, Report, Reported, failure_of
+from veilmq.model.topic import ContentFormat, Notification, SubscriptionSettings, TopicKey, render
+from veilmq.push.addresses import Endpoint, Lookups, Network, choose, parse
 from veilmq.push.endpoints import EndpointState
-from veilmq.push.lookups import Lookups
-from veilmq.push.notifications import cased, push_of
 from veilmq.push.signing import Signer, string_to_sign
 
+VERSION: Final = "2015-06-06"
+_TYPES: Final = {
+    ContentFormat.XML: "text/xml;charset=utf-8",
+    ContentFormat.JSON: "application/json;charset=utf-8",
+    ContentFormat.SIMPLIFIED: "text/plain;charset=utf-8",
+}
+_DOCUMENTED: Final = {"content-md5": "Content-md5", "content-type": "Content-Type", "date": "Date"}
+
+
+class Push(NamedTuple):
+    """One request without its signature and target."""
+
+    body: bytes
+    headers: dict[str, str]
+    """Names in lower case."""
+
+
+def push_of(
+    topic: TopicKey, subscription: str, settings: SubscriptionSettings, message: Delivery, request_id: str,
+    certificate_url: str, wall_us: int,
+) -> Push:  # fmt: skip
+    """The request that pushes a message. wall_us: wall time, for the Date header."""
+    published = message.extras.published_id or message.id
+    notification = Notification(
+        topic, subscription, published.hex().upper(), message.body, message.md5.hex().upper(), message.extras.tag,
+        message.sent,
+    )  # fmt: skip
+    body = render(notification, settings.content_format).encode()
+    digest = md5(body, usedforsecurity=False).hexdigest()
+    headers = {
+        "content-md5": base64.b64encode(digest.encode()).decode(),
+        "content-type": _TYPES[settings.content_format],
+        "date": formatdate(wall_us / 1e6, usegmt=True),
+        "x-mns-request-id": request_id,
+        "x-mns-version": VERSION,
+        "x-mns-signing-cert-url": base64.b64encode(certificate_url.encode()).decode(),
+    }
+    if settings.content_format is ContentFormat.SIMPLIFIED:
+        headers["x-mns-message-id"] = notification.message_id
+        if notification.tag is not None and _is_header(notification.tag):
+            headers["x-mns-message-tag"] = notification.tag
+    return Push(body, headers)
+
+
+def _is_header(tag: str) -> bool:
+    """Whether the tag fits into a header; another protocol may have accepted any text as a tag."""
+    return tag == tag.strip() and not any(character < " " or character == "\x7f" for character in tag)
+
+
+def cased(headers: dict[str, str], documented: bool) -> dict[str, str]:
+    """The headers with names in the case that the setting asks for."""
+    return {_DOCUMENTED.get(name, name): value for name, value in headers.items()} if documented else headers
+
+
 _SIGNERS: Final = 2
+
+
+class Attempt(NamedTuple):
+    """The result of one call."""
+
+    status: int | None
+    """Of the response, if there was one."""
+    error: str | None
+    """Why the call failed; None: it succeeded."""
+    ours: bool = False
+    """The error is this server's own and says nothing about the endpoint."""
+
+    def report(self) -> Report:
+        """Why the message waits for its next attempt."""
+        return Report(Reported.RETRY, failure_of("push", "" if self.status is None else "HTTP", self.error or ""))
+
+
+NOT_TRIED: Final = Report(Reported.RETRY, Failure("shortage"))
+"""This server lacked a resource that the call needs."""
 
 
 class PushRequests:

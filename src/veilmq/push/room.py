@@ -8,17 +8,19 @@ it to the dead-letter queue as it records the attempt; without a dead-letter que
 Before changing it: a message whose server dies during a push comes back when its lease ends, with as many attempts left
 as before. Attempts are counted by failures, each of which rotates the handle, and not by receives. Limits: 4 in flight
 per endpoint, 256 in all; 5 s for everything; no redirects; only the status of a response counts.
+
+An error of a task is a bug: it is logged, and the task restarts, or its subscription would silently get no pushes.
 """
 
 import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import aiohttp
 
@@ -39,17 +41,13 @@ from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import rotation_of
-from veilmq.model.reports import Failure, Report, Reported, failure_of
 from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
-from veilmq.push.addresses import EndpointRefused, Network
+from veilmq.push.addresses import EndpointRefused, Lookups, Network, Resolve, resolve
 from veilmq.push.endpoints import EndpointState, EndpointStates, endpoint_of
-from veilmq.push.health import Health
 from veilmq.push.local_exhaustion import LocalExhaustion, LocalExhaustions, local_exhaustion_of
-from veilmq.push.lookups import Lookups, Resolve, resolve
-from veilmq.push.requests import PushRequests
-from veilmq.push.schedules import delay_us
+from veilmq.push.requests import NOT_TRIED, Attempt, PushRequests
+from veilmq.push.retries import Health, delay_us
 from veilmq.push.signing import Signer
-from veilmq.push.supervised import PAUSE_S, SupervisedTask
 
 IN_FLIGHT_MAX: Final = 256
 TIMEOUT_S: Final = 5.0
@@ -65,6 +63,8 @@ _ENDED_US: Final = SECOND_US
 LOOK_S: Final = 0.5
 _CHANCES: Final = 1 << 20
 _LOG_EVERY_S: Final = 60.0
+PAUSE_S: Final = 10.0
+"""From the error of a supervised task until its restart."""
 _ORIGIN: Final = Origin("push", "push")
 
 log = logging.getLogger("veilmq.push")
@@ -85,23 +85,39 @@ class Engine(Protocol):
         ...
 
 
-class _Attempt(NamedTuple):
-    """The result of one call."""
+class SupervisedTask:
+    """One task, on the running loop."""
 
-    status: int | None
-    """Of the response, if there was one."""
-    error: str | None
-    """Why the call failed; None: it succeeded."""
-    ours: bool = False
-    """The error is this server's own and says nothing about the endpoint."""
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, pause_s: float = PAUSE_S) -> None:
+        """work: runs for ever. name: for the log. pause_s: from an error until the restart."""
+        self._work = work
+        self._name = name
+        self._pause_s = pause_s
+        self._over = False
+        self._again: asyncio.TimerHandle | None = None
+        self._begin()
 
-    def report(self) -> Report:
-        """Why the message waits for its next attempt."""
-        return Report(Reported.RETRY, failure_of("push", "" if self.status is None else "HTTP", self.error or ""))
+    def cancel(self) -> None:
+        """End the task."""
+        self._over = True
+        if self._again is not None:
+            self._again.cancel()
+        self._task.cancel()
 
+    async def ended(self) -> None:
+        """Wait until the task has ended after `cancel`."""
+        await asyncio.gather(self._task, return_exceptions=True)
 
-_SHORT: Final = Report(Reported.RETRY, Failure("shortage"))
-"""This server lacked a resource that the call needs."""
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._work())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("%s failed with an error and restarts in %g s", self._name, self._pause_s, exc_info=error)
+        if not self._over:
+            self._again = asyncio.get_running_loop().call_later(self._pause_s, self._begin)
 
 
 class PushRoom:
@@ -322,7 +338,7 @@ class PushRoom:
                     attempt = await self._attempt(state, subscription, current, message)
                 except LocalExhaustion as lacking:
                     if not self._excuses(endpoint, state, lacking):
-                        attempt = _Attempt(None, str(lacking))
+                        attempt = Attempt(None, str(lacking))
                     else:
                         await self._postpone(queue, message)
                         return
@@ -372,19 +388,19 @@ class PushRoom:
 
     async def _attempt(
         self, state: EndpointState, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
-    ) -> _Attempt:
+    ) -> Attempt:
         """Make one call. Raises LocalExhaustion."""
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 answered = partial(limit.reschedule, None)  # a status that came in time counts
                 status = await self._requests.post(state, *subscription, settings, message, answered)
         except EndpointRefused as refused:
-            return _Attempt(None, str(refused))
+            return Attempt(None, str(refused))
         except TimeoutError:
-            return _Attempt(None, f"no answer within {self._timeout_s:g} s")
+            return Attempt(None, f"no answer within {self._timeout_s:g} s")
         except aiohttp.ClientResponseError as failure:
             said = f"the endpoint did not answer in HTTP: {' '.join(failure.message.split())}"
-            return _Attempt(None, said[:ERROR_CHARACTERS_MAX])
+            return Attempt(None, said[:ERROR_CHARACTERS_MAX])
         except LocalExhaustion:
             raise
         except Exception as failure:  # the request's edge: even after a bug the next attempt waits
@@ -394,8 +410,8 @@ class PushRoom:
             ours = not isinstance(failure, aiohttp.ClientError | OSError)
             if ours:
                 self._log_bug(failure)
-            return _Attempt(None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX], ours)
-        return _Attempt(status, None if 200 <= status < 400 else f"status {status}")
+            return Attempt(None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX], ours)
+        return Attempt(status, None if 200 <= status < 400 else f"status {status}")
 
     def _log_bug(self, error: Exception) -> None:
         """Log a bug at most once a minute: what fails for one push may fail for all."""
@@ -424,7 +440,7 @@ class PushRoom:
                 handle=message.handle,
                 lease_us=lease_us,
                 arrived=arrived,
-                report=_SHORT,
+                report=NOT_TRIED,
             )
         )
 
@@ -438,7 +454,7 @@ class PushRoom:
             log.warning("%s is unavailable and will be called seldom: %s", endpoint, error)
 
     async def _settle(
-        self, settings: SubscriptionSettings, queue: QueueKey, message: Delivery, attempt: _Attempt, took_us: int
+        self, settings: SubscriptionSettings, queue: QueueKey, message: Delivery, attempt: Attempt, took_us: int
     ) -> None:
         """Record the attempt, and delete, postpone or give up the message, in one batch."""
         arrived, error = self._engine.arrived(), attempt.error

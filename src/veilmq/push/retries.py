@@ -1,14 +1,37 @@
-"""The health of an endpoint: the more often it fails, the less often it is called, until it answers.
+"""When a push is tried again: the schedule of one message, and the health of an endpoint.
 
-Strategy: numbers only; `now` is an argument. An endpoint that is new or whose last call failed gets one call at a time
-instead of four. After three failures in a row it is unavailable: one call at a time, with a pause in between of half a
-second that doubles with each failure up to a minute. The first success ends the unavailability, and each further one
-halves the pause (MNS's backoff: 0, 500 ms, up to 60 s). While this server itself lacks the means to call, nothing is
-counted. While it is in doubt whose fault it is, nothing is counted for a minute; an endpoint whose name is still not
-resolved then has failed.
+A message has one of MNS's two schedules (NotifyStrategy). BACKOFF_RETRY: 3 retries, each after a random 10 to 20 s.
+EXPONENTIAL_DECAY_RETRY: 176 retries, after 1, 2, 4 ... 256 s and then 512 s each, together 86,015 s.
+
+An endpoint that is new or whose last call failed gets one call at a time instead of four. After three failures in a
+row it is unavailable: one call at a time, with a pause of half a second that doubles with each failure up to a minute.
+The first success ends that, and each further one halves the pause (MNS's backoff: 0, 500 ms, up to 60 s). A
+failure for which this server itself lacked the means does not count. While it is in doubt whose fault it is, nothing is
+counted for a minute; an endpoint whose name is still not resolved then has failed.
 """
 
 from typing import Final
+
+from veilmq.model.instant import SECOND_US
+from veilmq.model.topic import ATTEMPTS_MAX, RetryStrategy
+
+BACKOFF_SECONDS: Final = (10, 20)
+_DOUBLINGS: Final = 9
+_LONGEST_S: Final = 512
+
+
+def delay_us(strategy: RetryStrategy, attempt: int, chance: float) -> int | None:
+    """How long after failure number `attempt` (from 1) the next attempt is due; None: that was the last one.
+
+    chance: 0 to 1; the place of a random delay in its range.
+    """
+    if attempt >= ATTEMPTS_MAX[strategy]:
+        return None
+    if strategy is RetryStrategy.BACKOFF:
+        shortest, longest = BACKOFF_SECONDS
+        return int((shortest + (longest - shortest) * chance) * SECOND_US)
+    return (1 << (attempt - 1) if attempt <= _DOUBLINGS else _LONGEST_S) * SECOND_US
+
 
 UNAVAILABLE_AFTER: Final = 3
 PAUSE_SECONDS_MIN: Final = 0.5
