@@ -115,10 +115,13 @@ class Place(msgspec.Struct, array_like=True, gc=False):
         return self.sent + retention_us if self.own_expiry is None else self.own_expiry
 
 
-# The id's column is filled in later: JSON cannot carry blobs.
 _PLACE: Final = (
     "m.generation, m.sequence, {id}, m.sent, m.expires, m.line, m.in_line, m.priority, m.group_id, m.type,"
-    " length(m.body), coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
+    " length(m.body), {lease}"
+)
+_LEASE: Final = "l.attempt, l.rotation, 1, l.hidden, l.due, l.granted, l.origin, l.ending"
+_ANY_LEASE: Final = (
+    "coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
     " coalesce(l.due, 0), coalesce(l.granted, 0), l.origin, coalesce(l.ending, 0)"
 )
 _FOUND: Final = (
@@ -127,13 +130,14 @@ _FOUND: Final = (
 )
 
 
-def packed_places(rows: str) -> str:
+def packed_places(rows: str, lease: str = _LEASE) -> str:
     """A statement for `read_places`. rows: its FROM clause and all that follows, with tables `m` and `l`."""
-    return f"SELECT json_group_array(json_array({_PLACE.format(id='hex(m.id)')})) FROM {rows}"
+    place = _PLACE.format(id="hex(m.id)", lease=lease)  # JSON cannot carry blobs
+    return f"SELECT json_group_array(json_array({place})) FROM {rows}"
 
 
-_PLACES: Final = f"SELECT {_PLACE.format(id='m.id')} FROM {_FOUND}"
-_PLACES_PACKED: Final = packed_places(_FOUND)
+_PLACES: Final = f"SELECT {_PLACE.format(id='m.id', lease=_ANY_LEASE)} FROM {_FOUND}"
+_PLACES_PACKED: Final = packed_places(_FOUND, _ANY_LEASE)
 _PLACES_DECODER: Final = msgspec.json.Decoder(list[Place])
 MANY: Final = 8
 """From this many messages on, packing all rows into one is faster.
@@ -206,14 +210,12 @@ class StoredMessage(MessageRow, gc=False):
         )
 
 
-STORED_COLUMNS: Final = (
-    f"{MESSAGE_COLUMNS}, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0),"
-    " l.first, coalesce(l.turn, 0), l.failure"
-)
-"""What a `StoredMessage` is made of; `MESSAGE_COLUMNS` do, if it has no row in `lease`."""
+STORED_COLUMNS: Final = f"{MESSAGE_COLUMNS}, l.attempt, l.rotation, 1, l.due, l.first, l.turn, l.failure"
+"""What a `StoredMessage` with a row in `lease` is made of. Without such a row, `MESSAGE_COLUMNS` do."""
 STORED: Final = (
-    f"SELECT {STORED_COLUMNS} FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
-    " LEFT JOIN lease l ON l.sequence = m.sequence"
+    f"SELECT {MESSAGE_COLUMNS}, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL,"
+    " coalesce(l.due, 0), l.first, coalesce(l.turn, 0), l.failure FROM carray(?) c"
+    " CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
 )
 
 
