@@ -22,7 +22,7 @@ from veilmq.client.errors import TransportError
 from veilmq.server.settings import Settings
 
 Run = Callable[..., "CompletedProcess[str]"]
-NEW = "made a new data directory"
+NEW = "created data directory"
 GIVEN = dict.fromkeys(
     ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "lease", "stop_before_expiry", "wait",
      "drain", "give_up_after", "max_hold", "retry_first", "retry_longest", "kind", "checkpoints", "guard", "metrics",
@@ -46,7 +46,7 @@ def test_a_new_data_directory_is_told_once(serve: Serve, tmp_path: Path) -> None
     assert first.stop() == 0
     second = serve().ready()
     assert second.stop() == 0
-    assert [line["message"] for line in first.logs].count(f"{NEW}: {tmp_path}/data") == 1
+    assert [line["message"] for line in first.logs].count(f"{NEW} {tmp_path}/data") == 1
     assert NEW not in second.told()
 
 

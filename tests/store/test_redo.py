@@ -132,7 +132,7 @@ def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
     database = killed(stage)
     connection = apsw.Connection(str(database))
     missing, is_damaged = redo.lacking(database.parent / "redo", connection)
-    assert [len(entry.born) for entry in missing] == [1]
+    assert [len(entry.messages) for entry in missing] == [1]
     assert not is_damaged
     connection.close()
     stage.open()
@@ -278,7 +278,7 @@ def test_a_killed_database_without_its_whole_log_is_no_start(stage: Stage, tmp_p
     what = "missing" if left is None else f"cut, to {left} of {SMALL.redo_bytes} bytes"
     for _ in range(2):
         with pytest.raises(
-            NotOurs, match=rf"redo is {what}, and with it what was acknowledged last.*echo lost > .*redo"
+            NotOurs, match=rf"redo is {what}, and with it the last acknowledged batches.*echo lost > .*redo"
         ):
             SqliteStore(database.parent, SMALL)
     assert database.read_bytes() == before
@@ -298,7 +298,7 @@ def test_who_goes_on_without_the_log_says_so_in_it(stage: Stage, caplog: pytest.
     database.with_name("redo").write_text("lost\n")
     assert check(database).problems == []
     stage.open()
-    assert "redo was given up: what was acknowledged last before the kill may be missing" in caplog.text
+    assert "redo was given up: the last acknowledged batches before the crash may be missing" in caplog.text
     assert stage.receive(queue) == []
     stage.reopen()
     assert caplog.text.count("given up") == 1
@@ -334,7 +334,7 @@ def test_a_log_that_goes_under_its_owner_is_made_anew(
     backup(store.directory.database, tmp_path / "copy.db", is_owner=True)
     stage.later(SECOND_US)
     stage.send(queue, "after")
-    assert "the redo log was deleted or replaced under the server: nothing is lost" in caplog.text
+    assert "the redo log was deleted or replaced while the server ran: nothing is lost" in caplog.text
     assert unapplied(stage) == 1
     stage.reopen(kill=True)
     assert bodies(stage.receive(queue, 10)) == ["before", "between", "after"]
@@ -380,8 +380,8 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     connection = apsw.Connection(str(database))
     ((entry,), _) = redo.lacking(database.parent / "redo", connection)
     connection.close()
-    contents = msgspec.structs.replace(entry.born[0], body=b"changed")
-    changed = msgspec.structs.replace(entry, born=[contents])
+    contents = msgspec.structs.replace(entry.messages[0], body=b"changed")
+    changed = msgspec.structs.replace(entry, messages=[contents])
     (database.parent / "redo").write_bytes(record_of(database, changed).ljust(SMALL.redo_bytes, b"\0"))
     assert "its body does not match" in str(check(database).problems)
     stage.open()

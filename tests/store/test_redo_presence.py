@@ -77,7 +77,7 @@ def test_a_stop_that_cannot_note_it_is_a_stop(
     with monkeypatch.context() as patched:
         patched.setattr(writer, "note_size", raising(error))
         stage.store.close()
-    assert "closed as after a kill" not in caplog.text
+    assert "unclean shutdown" not in caplog.text
     stage.open()
     assert bodies(stage.receive(queue)) == ["acknowledged"]
 

@@ -42,7 +42,7 @@ def test_an_announcement_that_cannot_be_read_is_none(tmp_path: Path, raw: bytes)
 
 def test_a_new_directory_is_no_migration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (told,) = said(tmp_path / "data", Options(reserve_bytes=0), caplog)
-    assert told == f"made a new data directory: {tmp_path / 'data'}"
+    assert told == f"created data directory {tmp_path / 'data'}"
 
 
 def test_a_reserve_that_has_no_room_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

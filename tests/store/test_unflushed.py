@@ -285,7 +285,7 @@ def test_a_reader_goes_through_so_many_events_and_bytes(
     assert rows_of(stage)[2] == 0
 
 
-def test_what_is_read_back_is_judged(stage: Stage) -> None:
+def test_what_is_read_back_is_classified(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "damaged on disk")
     store_of(stage).apply_log()

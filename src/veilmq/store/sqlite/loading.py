@@ -33,7 +33,7 @@ def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
 def load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots]:
     """Load all state that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does
     not hold what was written; NotOurs, OSError."""
-    _give_birth(connection)
+    _insert_first_rows(connection)
     (key,) = _row(connection, "SELECT receipts FROM secret")
     redo.recover(directory.redo, connection, key)
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
@@ -45,7 +45,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     return writer, snapshots.load(connection)
 
 
-def _give_birth(connection: apsw.Connection) -> None:
+def _insert_first_rows(connection: apsw.Connection) -> None:
     """Insert the rows that exist once into a new file."""
     with connection:
         connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")

@@ -133,7 +133,7 @@ class SqliteStore:
             self.directory.close()
             raise
         if is_new:
-            logger.info("made a new data directory: %s", path.absolute())
+            logger.info("created data directory %s", path.absolute())
 
     def _open(self) -> None:
         if not self.directory.take_reserve():
@@ -146,7 +146,7 @@ class SqliteStore:
                 lambda: load(connection, self.directory, self.options), apsw.FullError
             )
             if freed or freed_now:
-                self._relieve(freed=True)
+                self._free_reserve(freed=True)
             self._apply_log()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
             with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
@@ -304,9 +304,9 @@ class SqliteStore:
         try:
             step()
         except apsw.Error as error:
-            logger.warning("checkpoint: %s; the WAL keeps growing", self._judged(error))
+            logger.warning("checkpoint: %s; the WAL keeps growing", self._classified(error))
 
-    def _judged(self, error: apsw.Error) -> StoreError:
+    def _classified(self, error: apsw.Error) -> StoreError:
         """The typed error for an SQLite error. If the state is unknown, mark the store broken and raise
         StoreUnknown."""
         judged = verdict(error)
@@ -375,10 +375,10 @@ class SqliteStore:
             self._writer.apply_log()
         except apsw.FullError as error:
             if not self._reads_old:
-                logger.warning("what was acknowledged last cannot be read yet: %s", error)
+                logger.warning("readers do not see the latest batches yet: %s", error)
             self._reads_old = True
         except apsw.Error as error:
-            raise self._judged(error) from error
+            raise self._classified(error) from error
         else:
             self._reads_old = False
 
@@ -393,7 +393,7 @@ class SqliteStore:
                 self._writer.release_redo()
             except _DAMAGE as error:
                 self._broken = str(error)
-                logger.error("closed as after a kill: %s: %s", type(error).__name__, error)
+                logger.error("unclean shutdown: %s: %s", type(error).__name__, error)
         try:
             self.checkpointer.close()
             self.readers.close()
@@ -420,7 +420,7 @@ class SqliteStore:
         except apsw.FullError as error:
             logger.warning("unflushed messages stay in their journal: %s", error)
             writer.rollback()
-            self._relieve()
+            self._free_reserve()
 
     def _applied(self, outcomes: list[Outcome], wrote: bool) -> Applied:
         writer = self._writer
@@ -435,7 +435,7 @@ class SqliteStore:
     def _roll_back(self, error: Exception) -> None:
         """Return to the state before the batch. Raises StoreUnknown if that state cannot be known."""
         if isinstance(error, apsw.Error):
-            self._judged(error)
+            self._classified(error)
         try:
             self._writer.rollback()
             self.pins.forget()
@@ -443,12 +443,12 @@ class SqliteStore:
             self._broken = f"rollback failed: {second}"
             raise StoreUnknown(reason=self._broken) from second
         if isinstance(error, apsw.FullError):
-            self._relieve()
+            self._free_reserve()
 
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
         return sweeps.sweep(writer, command, self.options, self._snapshots, self.pins)
 
-    def _relieve(self, *, freed: bool = False) -> None:
+    def _free_reserve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is
         room for it again."""
         freed = self.directory.give_up_reserve() or freed
@@ -462,12 +462,12 @@ class SqliteStore:
             return
         self._disk_looked = now
         try:
-            self._judge_disk()
+            self._check_space()
         except (OSError, apsw.Error) as error:
             self._broken = f"the data directory cannot be looked at: {error}"
             raise StoreUnknown(reason=self._broken) from error
 
-    def _judge_disk(self) -> None:
+    def _check_space(self) -> None:
         free, floor = self.directory.free_bytes(), self.directory.floor_bytes()
         was_low = self._writer.disk_low is not None
         self._writer.disk_low = free if free < floor else None

@@ -56,12 +56,12 @@ class Memtable:
         midway."""
         self.held: dict[str, Unflushed] = {}
         """Messages in flight, by handle; after a restart, without those leased before it."""
-        self.unjudged = False
+        self.unchecked = False
         """The messages were read back from disk and not checked. They must be flushed, and so checked, before any is
         received."""
-        self.died: list[int] = []
+        self.deleted: list[int] = []
         """Sequences of the messages that the open batch deleted."""
-        self._born: list[MessageRow] = []
+        self._sent: list[MessageRow] = []
         self._bytes = 0
         self._events = 0
 
@@ -78,14 +78,14 @@ class Memtable:
     def begin_batch(self) -> None:
         """Call when a batch is opened."""
         self.changed = False
-        self.died = []
+        self.deleted = []
 
     def add(self, queue: LiveQueue, unflushed: Unflushed, size_bytes: int) -> None:
         """Add a message to the end of its line; it takes `size_bytes` in the journal."""
         self.changed = True
         row = unflushed.row
         self.messages[row.sequence] = unflushed
-        self._born.append(row)
+        self._sent.append(row)
         self._bytes += size_bytes
         line = queue.unflushed.get(row.priority)
         if line is None:
@@ -99,12 +99,12 @@ class Memtable:
     def end_batch(self, events: int) -> list[MessageRow]:
         """The messages that the open batch sent and that are still unflushed: its row of the journal. events: their
         number in the batch."""
-        born, self._born = self._born, []
-        if born or self.batches:
+        messages, self._sent = self._sent, []
+        if messages or self.batches:
             self.changed = True
             self.batches += 1
             self._events += events
-        return born
+        return messages
 
     def clear(self) -> None:
         """Forget all messages and the journal: everything was flushed."""
@@ -115,8 +115,8 @@ class Memtable:
         self.queues = {}
         self.batches = 0
         self.held = {}
-        self.unjudged = False
-        self._born = []
+        self.unchecked = False
+        self._sent = []
         self._bytes = self._events = 0
 
     def restore(self, connection: apsw.Connection, queues: Queues, unapplied: Sequence[Entry] = ()) -> None:
@@ -127,7 +127,7 @@ class Memtable:
         self.batches = batches + len(unapplied)
         self._events = events + sum(entry.count for entry in unapplied)
         self._bytes = sum(unflushed.row.size_bytes for unflushed in self.messages.values())
-        self.unjudged = bool(self.messages)
+        self.unchecked = bool(self.messages)
         if self.messages:
             by_generation = {queue.generation: queue for queue in queues.by_incarnation.values()}
             for unflushed in self.messages.values():
@@ -148,7 +148,7 @@ class Memtable:
                 queue.visible += 1
 
 
-_BORN: Final = msgspec.msgpack.Decoder(list[MessageRow])
+_MESSAGES: Final = msgspec.msgpack.Decoder(list[MessageRow])
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _RECEIVED: Final = int(Kind.RECEIVED)
 _DELETED: Final = int(Kind.DELETED)
@@ -164,8 +164,8 @@ def replay(
     """
     found: dict[int, Unflushed] = {}
     start = 0
-    for offset, born in chain(_batches(connection), ((entry.offset, entry.born) for entry in unapplied)):
-        for row in born:
+    for offset, messages in chain(_batches(connection), ((entry.offset, entry.messages) for entry in unapplied)):
+        for row in messages:
             if generation is None or row.generation == generation:
                 start = start if found else offset
                 found[row.sequence] = Unflushed(row, read_extras(row.packed) or NO_EXTRAS)
@@ -187,7 +187,7 @@ def replay(
 
 def _batches(connection: apsw.Connection) -> Iterator[tuple[int, list[MessageRow]]]:
     rows: Any = connection.execute("SELECT offset, messages FROM memtable ORDER BY offset")
-    return ((offset, _BORN.decode(packed)) for offset, packed in rows)
+    return ((offset, _MESSAGES.decode(packed)) for offset, packed in rows)
 
 
 def _packed(connection: apsw.Connection, start: int) -> Iterator[bytes]:

@@ -114,7 +114,7 @@ class Writer:
         self._grew = False
         """Whether the latest commit wrote to the WAL."""
         connection.set_wal_hook(self._wal_grew)
-        self._relaxed = False
+        self._commits_unsynced = False
         """Whether commits may be unsynced, because applying the log was interrupted."""
         self._failed: apsw.Error | None = None
         """The error after which it is unknown whether the log was applied."""
@@ -161,14 +161,14 @@ class Writer:
             packed = self._encoder.encode(self.events)
             count = len(self.events)
             row = (self.mark.offset, count, self.now, self.history_bytes, SCHEMA_VERSION, packed)
-            born = self.memtable.end_batch(count)
+            messages = self.memtable.end_batch(count)
             self.mark.offset += count
             self.history_bytes += len(packed)
-            if not self.wrote and self._goes_into_redo(row, born):
+            if not self.wrote and self._goes_into_redo(row, messages):
                 return
             self.write(INSERT_HISTORY, row)
-            if born:
-                self.write(INSERT_MEMTABLE, (row[0], self._encoder.encode(born)))
+            if messages:
+                self.write(INSERT_MEMTABLE, (row[0], self._encoder.encode(messages)))
         if not self.wrote:
             self._end_transaction("ROLLBACK")
             self.open = False
@@ -176,10 +176,10 @@ class Writer:
         self.mark.clock = self.now
         self._execute(UPDATE_MARK, (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset))
 
-    def _goes_into_redo(self, row: Row, born: list[MessageRow]) -> bool:
+    def _goes_into_redo(self, row: Row, messages: list[MessageRow]) -> bool:
         if self.disk_low is not None:
             return False  # if the database may have no room for it, refuse it at once
-        self._entry = self.redo.prepare(row, self.mark.sequence, self.mark.generation, born)
+        self._entry = self.redo.prepare(row, self.mark.sequence, self.mark.generation, messages)
         if self._entry is None:
             return False
         self._end_transaction("ROLLBACK")  # it only read
@@ -199,7 +199,7 @@ class Writer:
             self.redo.append(entry, record)
             with self._gate:
                 self.redo.unapplied.append(entry)
-                self.redo.dead.update(self.memtable.died)
+                self.redo.deleted.update(self.memtable.deleted)
         self.open = False
 
     def _transact(self) -> None:
@@ -232,34 +232,34 @@ class Writer:
         interrupted anywhere, so the database may already have entries that are still listed here.
         """
         redo = self.redo
-        if self._relaxed:
-            self._tighten()
+        if self._commits_unsynced:
+            self._sync_commits()
         if not redo.unapplied:
             return
-        self._relaxed = True
+        self._commits_unsynced = True
         try:
             self._execute(self._unsynced)
             self._execute("BEGIN IMMEDIATE")
             following: Any = self._execute("SELECT offset FROM mark").get
             missing = [entry for entry in redo.unapplied if entry.offset >= following]
             if missing:
-                apply_log(self._execute, missing, redo.dead)
+                apply_log(self._execute, missing, redo.deleted)
             self._execute("COMMIT")
         except BaseException as error:
             if isinstance(error, apsw.Error) and isinstance(verdict(error), StoreUnknown):
                 self._failed = error
             raise
         finally:
-            self._tighten()
+            self._sync_commits()
         redo.unapplied = []
-        redo.dead = set()
+        redo.deleted = set()
 
-    def _tighten(self) -> None:
+    def _sync_commits(self) -> None:
         """After applying the log, or failing to: make sure that no transaction is open and that commits are synced."""
         if self.connection.in_transaction:
             self._execute("ROLLBACK")
         self._execute(self._synced)
-        self._relaxed = False
+        self._commits_unsynced = False
 
     def release_redo(self) -> None:
         """If the database has everything, record that the log is not needed; synced. Raises apsw.Error."""
@@ -282,7 +282,8 @@ class Writer:
         self.redo.restart()
         self.redo.open(room_bytes, self.connection)
         logger.warning(
-            "the redo log was deleted or replaced under the server: nothing is lost, for the database has all"
+            "the redo log was deleted or replaced while the server ran: nothing is lost, because the database"
+            " has every batch"
         )
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:

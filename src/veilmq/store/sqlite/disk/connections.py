@@ -86,7 +86,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     except apsw.Error as error:
         raise unusable(path, error) from error
     if 0 < found < schema.VERSION:
-        logger.info("%s: brought from schema %d to %d; older releases refuse it now", path, found, schema.VERSION)
+        logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
     return connection
 
 
@@ -96,7 +96,7 @@ def _is_empty(path: Path) -> bool:
 
 def _orphaned(path: Path, left: Path) -> NotOurs:
     return NotOurs(
-        f"{path} is empty or missing, but {left} holds what was acknowledged: bring back all files of one moment, or a"
+        f"{path} is empty or missing, but {left} holds what was acknowledged: restore all files of one moment, or a"
         " backup; to begin anew, move that file away"
     )
 

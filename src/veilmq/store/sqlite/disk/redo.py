@@ -59,7 +59,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     generation: int
     events: bytes
     """Encoded as in the history."""
-    born: list[MessageRow]
+    messages: list[MessageRow]
     """The unflushed messages that the batch sent."""
 
     @property
@@ -108,7 +108,7 @@ class Redo:
         """key: the receipt key, which is secret."""
         self.unapplied: list[Entry] = []
         """Entries that the database does not have, oldest first."""
-        self.dead: set[int] = set()
+        self.deleted: set[int] = set()
         """Sequences of unflushed messages that were deleted in one of the entries or before."""
         self._seed = crc32(key)
         self._path, self._options = path, options
@@ -146,13 +146,15 @@ class Redo:
         except FileNotFoundError:
             return True
 
-    def prepare(self, row: Row, sequence: int, generation: int, born: list[MessageRow]) -> tuple[Entry, bytes] | None:
+    def prepare(
+        self, row: Row, sequence: int, generation: int, messages: list[MessageRow]
+    ) -> tuple[Entry, bytes] | None:
         """The entry and record of the batch with this history row; None: there is no log, or no room in it."""
         if self._file is None:
             return None
         offset, count, at, bytes_before, version, events = row
         run = self._run if self._at else int.from_bytes(os.urandom(8), "big")
-        entry = Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, born)
+        entry = Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, messages)
         record = self.record(entry)
         return None if record is None else (entry, record)
 
@@ -186,13 +188,13 @@ def _without(error: Exception) -> None:
     logger.warning("no redo log, so every batch is a transaction: %s", error)
 
 
-def apply_log(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
-    """Write entries into the tables, in the open transaction, without the messages in `dead`."""
+def apply_log(execute: Execute, entries: Sequence[Entry], deleted: Container[int] = ()) -> None:
+    """Write entries into the tables, in the open transaction, without the messages in `deleted`."""
     insert_rows(execute, INSERT_HISTORY, [(*msgspec.structs.astuple(each)[1:6], each.events) for each in entries])
     for each in entries:
-        alive = [row for row in each.born if row.sequence not in dead]
-        if alive:
-            execute(INSERT_MEMTABLE, (each.offset, _ENCODE(alive)))
+        left = [row for row in each.messages if row.sequence not in deleted]
+        if left:
+            execute(INSERT_MEMTABLE, (each.offset, _ENCODE(left)))
     last = entries[-1]
     execute(UPDATE_MARK, (last.at, last.sequence, last.generation, last.following))
 
@@ -223,7 +225,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
     """
     if is_given_up(path):
-        logger.warning("%s was given up: what was acknowledged last before the kill may be missing", path)
+        logger.warning("%s was given up: the last acknowledged batches before the crash may be missing", path)
     run = read(path, key)
     following: Any = connection.execute("SELECT offset FROM mark").get
     if run.is_ahead(following):
@@ -232,7 +234,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     if missing:
         with connection:
             apply_log(connection.execute, missing)
-        logger.info("%d batches were brought from the redo log into the database", len(missing))
+        logger.info("%d batches were recovered from the redo log", len(missing))
     elif run.entries:
         # After a kill, applied records may be in the WAL unsynced. This writes a page, even if unchanged, and so syncs
         # them.

@@ -214,7 +214,7 @@ def loss(path: Path, connection: apsw.Connection) -> str | None:
     if not expected or (size is not None and (size >= expected or is_given_up(path))):
         return None
     what = "missing" if size is None else f"cut, to {size} of {expected} bytes"
-    return f"{path} is {what}, and with it what was acknowledged last before a kill: {_advice(path)}"
+    return f"{path} is {what}, and with it the last acknowledged batches before a crash: {_advice(path)}"
 
 
 def ahead(path: Path) -> str:
@@ -224,7 +224,7 @@ def ahead(path: Path) -> str:
 
 def _advice(path: Path) -> str:
     word = _GIVEN_UP.decode()
-    return f"bring back all files of one moment, or a backup; to go on without, say so in it: echo {word} > {path}"
+    return f"restore all files of one moment, or a backup; to go on without, say so in it: echo {word} > {path}"
 
 
 def is_given_up(path: Path) -> bool:

@@ -88,7 +88,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
-    if queue.unflushed and (writer.now >= queue.next_expiry or writer.disorder or writer.memtable.unjudged):
+    if queue.unflushed and (writer.now >= queue.next_expiry or writer.disorder or writer.memtable.unchecked):
         flush(writer)
     line = _sole_line(queue)
     if line is not None:

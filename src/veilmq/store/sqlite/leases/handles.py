@@ -1,9 +1,9 @@
 """Uses of a handle: extend, release, delete, undeliver.
 
 Strategy: the commands of one kind in a batch form one group. Messages that are still unflushed are deleted in memory.
-The places of all others are read at once (`Places`), and each handle is judged by its message's place. A handle that is
-not current changes nothing and is recorded as refused. What differs for a message of a group is at the end; `uncount`
-records everything else about groups, which is written later (messages/groups.py).
+The places of all others are read at once (`Places`), and each handle is checked against its message's place. A handle
+that is not current changes nothing and is recorded as refused. What differs for a message of a group is at the end;
+`uncount` records everything else about groups, which is written later (messages/groups.py).
 """
 
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     outcomes: list[Outcome] = [_DONE] * len(commands)
     if not others:
         return outcomes
-    died_unflushed = {event.sequence: event for event in writer.events[start:]}
+    deleted_unflushed = {event.sequence: event for event in writer.events[start:]}
     leaving: list[int] = []
     places = Places(writer, [receipt for _, receipt in others])
     find, events, now = places.find, writer.events, writer.now
@@ -113,8 +113,8 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
         command = commands[number]
         found = find(command, receipt)
         if isinstance(found, VeilError):
-            died = None if receipt is None else died_unflushed.get(receipt.sequence)
-            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found, died)
+            deletion = None if receipt is None else deleted_unflushed.get(receipt.sequence)
+            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found, deletion)
             continue
         queue, place = found
         writer.touch(queue)
@@ -134,7 +134,7 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
     judges them by the tables; so they keep their order.
     """
     memtable = writer.memtable
-    held, messages, died = memtable.held, memtable.messages, memtable.died
+    held, messages, deleted = memtable.held, memtable.messages, memtable.deleted
     events, now = writer.events, writer.now
     others: list[tuple[int, Receipt | None]] = []
     queue: LiveQueue | None = None
@@ -166,7 +166,7 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
             memtable.changed = True
         row = unflushed.row
         del held[handle], messages[row.sequence]
-        died.append(row.sequence)
+        deleted.append(row.sequence)
         queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
         events.append(Event(
@@ -298,17 +298,17 @@ def _refused(
     command: Delete | Extend,
     receipt: Receipt | None,
     error: VeilError,
-    died: Event | None = None,
+    deletion: Event | None = None,
 ) -> VeilError:
     """Record a refusal that shows a race. A handle that is not genuine is not recorded.
 
-    died: the event of the message's deletion, if the message was deleted unflushed and so is in no table.
+    deletion: the event of the message's deletion, if the message was deleted unflushed and so is in no table.
     """
     reason = _REASONS.get(type(error))
     if reason is not None and receipt is not None:
         row = writer.read_one("SELECT id, sent, group_id, type FROM message WHERE sequence = ?", (receipt.sequence,))
-        if row is None and died is not None:
-            row = died.message, died.sent, died.group, died.type
+        if row is None and deletion is not None:
+            row = deletion.message, deletion.sent, deletion.group, deletion.type
         message, sent, group, type_ = row or (None, None, None, None)
         writer.events.append(
             Event(

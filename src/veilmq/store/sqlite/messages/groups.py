@@ -56,12 +56,12 @@ FIRST_OF_TENANT: Final = (
     " ORDER BY since, turn, sequence LIMIT 1"
 )
 """The same on a standard queue; `cursor` is the last sequence claimed from the line."""
-_SETTLE_FIFO: Final = (
+_UPDATE_FIFO: Final = (
     f"UPDATE message_group SET (free, since, turn) = ({FIRST_OF_FIFO}) WHERE number = ? RETURNING free, EXISTS"
     " (SELECT 1 FROM message"
     "  WHERE generation = message_group.generation AND line = message_group.number AND in_line = 1)"
 )
-_SETTLE_TENANT: Final = (
+_UPDATE_TENANT: Final = (
     "UPDATE message_group SET held = held + ?2, cursor = max(cursor, ?3), (free, since, turn) ="
     f" ({FIRST_OF_TENANT.format(cursor='max(message_group.cursor, ?3)')}) WHERE number = ?1 RETURNING free, held > 0"
 )
@@ -172,9 +172,9 @@ def update_rows(writer: Writer, queue: LiveQueue) -> None:
     writer.wrote = True
     for number, (held, cursor) in groups.take().items():
         if fifo:
-            row = writer.read_one(_SETTLE_FIFO, (number,))
+            row = writer.read_one(_UPDATE_FIFO, (number,))
         else:
-            row = writer.read_one(_SETTLE_TENANT, (number, held, cursor))
+            row = writer.read_one(_UPDATE_TENANT, (number, held, cursor))
         assert row is not None, f"group {number} has no row"
         free, stays = row
         if free is not None:

@@ -242,7 +242,7 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
     topic, subscription = found
     settings = msgspec.structs.replace(subscription.settings, **command.change)
     if _policies(settings) != _policies(subscription.settings):
-        refused = _wrong_policies(writer, settings) or _tell_hidden(writer, command, settings)
+        refused = _wrong_policies(writer, settings) or _change_hidden_queue(writer, command, settings)
         if refused is not None:
             return refused
     changed = msgspec.structs.replace(subscription, settings=settings, modified=writer.now)
@@ -255,7 +255,9 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
     return SubscriptionDescribed(changed.info(topic.key))
 
 
-def _tell_hidden(writer: Writer, command: ChangeSubscription, settings: SubscriptionSettings) -> VeilError | None:
+def _change_hidden_queue(
+    writer: Writer, command: ChangeSubscription, settings: SubscriptionSettings
+) -> VeilError | None:
     """Change the hidden queue, if there is one; on a refusal nothing has changed."""
     if settings.url is None:
         return None
@@ -385,7 +387,7 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
     """The send of each copy. Its size counts as that of the published message: the sender did not write the
     envelope."""
     body, digest, tag = command.body, command.md5, command.extras.tag
-    told = Notification(
+    notification = Notification(
         command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now
     )  # fmt: skip
     forms: dict[ContentFormat, Copies] = {}
@@ -398,7 +400,7 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
             queue, extras = hidden_queue(command.topic, subscription.name), hidden
         elif form is not ContentFormat.SIMPLIFIED:
             if form not in forms:
-                forms[form] = Copies(told, form)
+                forms[form] = Copies(notification, form)
             text, text_md5 = forms[form].of(subscription.name)
         copies.append(
             Send(

@@ -128,7 +128,9 @@ def _check_bodies(
     total = _count(connection, "SELECT count(*) FROM message") + len(unflushed)
     apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
     for sequence in sorted(apart):
-        report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
+        report.add(
+            "quarantine", f"message {sequence} is in quarantine: its body did not match its MD5 when it was read"
+        )
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
     journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.row for each in unflushed)]
     for sequence, expected, body, extras in chain(rows, journal):
@@ -181,7 +183,7 @@ _ROWS: Final = (
     ),
     (
         "message",
-        "message {}: of no queue and not on its way out",
+        "message {}: it belongs to no queue and is not garbage",
         "SELECT sequence FROM message WHERE generation NOT IN (SELECT generation FROM queue WHERE deleted IS NULL)"
         " AND generation NOT IN (SELECT generation FROM garbage)",
     ),
@@ -202,7 +204,7 @@ _ROWS: Final = (
     ),
     (
         "group",
-        "group {}: it has no messages, and is still there",
+        "group {}: it has a row and no messages",
         "SELECT number FROM message_group g WHERE generation NOT IN (SELECT generation FROM garbage)"
         " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line = g.number AND in_line = 1)"
         " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line = g.number AND in_line = 0"
@@ -219,14 +221,14 @@ _ROWS: Final = (
     ),
     (
         "group",
-        "group {}: it waits in the wrong place, or nobody would be served of it",
+        "group {}: its place among the waiting groups is wrong",
         "SELECT number FROM message_group WHERE generation NOT IN (SELECT generation FROM garbage) AND"
         f" (generation IN ({_FIFO}) AND (free, since, turn) IS NOT ({FIRST_OF_FIFO}) OR generation NOT IN ({_FIFO})"
         f" AND (free, since, turn) IS NOT ({FIRST_OF_TENANT.format(cursor='message_group.cursor')}))",
     ),
     (
         "group",
-        "group {}: the message that comes next is not visible",
+        "group {}: the message to be claimed next is not visible",
         "SELECT g.number FROM message_group g LEFT JOIN message m ON m.sequence = g.free"
         " LEFT JOIN lease l ON l.sequence = g.free WHERE g.free IS NOT NULL"
         " AND g.generation NOT IN (SELECT generation FROM garbage)"
@@ -239,7 +241,7 @@ _ROWS: Final = (
     ),
     (
         "queue",
-        "queue {}: its messages are on their way out, though it exists",
+        "queue {}: it exists, and its messages are marked as garbage",
         "SELECT name FROM queue WHERE deleted IS NULL AND generation IN (SELECT generation FROM garbage)",
     ),
     (
@@ -306,9 +308,9 @@ class _Books:
         """begin: the offset where they begin: 0, or the begin of a complete snapshot."""
         self._balance: Counter[int] = Counter()
         self._begin = begin
-        self._told = begin == 0
+        self._is_complete = begin == 0
         """Whether the snapshot has ended, if the books begin with one."""
-        self._last = self._met = 0
+        self._last = self._reached = 0
         """Sequences: the last that the snapshot covers, and the last that it has listed."""
 
     def add(self, offset: int, event: Event) -> None:
@@ -316,7 +318,7 @@ class _Books:
         if self._begin is None or offset < self._begin:
             return
         if kind == Kind.SNAPSHOT:
-            self._tell(queue, detail)
+            self._add_snapshot(queue, detail)
         if queue is None:
             return
         if kind == Kind.SENT:
@@ -328,25 +330,25 @@ class _Books:
             self._balance[detail["target"]] += 1
         elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
             # During the snapshot this count includes messages that it has not listed; all of them are gone now.
-            self._balance[queue] = self._balance[queue] - detail["count"] if self._told else 0
+            self._balance[queue] = self._balance[queue] - detail["count"] if self._is_complete else 0
 
     def _leaves(self, queue: int, sequence: int) -> None:
         """A message left the queue. The snapshot will not list a message that it has not reached, so that one is not
         counted."""
-        if self._told or not self._met < sequence <= self._last:
+        if self._is_complete or not self._reached < sequence <= self._last:
             self._balance[queue] -= 1
 
-    def _tell(self, queue: int | None, detail: dict[str, Any]) -> None:
-        if self._told:
+    def _add_snapshot(self, queue: int | None, detail: dict[str, Any]) -> None:
+        if self._is_complete:
             return
         if detail["part"] == Part.BEGIN:
             self._last = detail["last"]
         elif detail["part"] == Part.END:
-            self._told = True
+            self._is_complete = True
         elif detail["part"] == Part.MESSAGES and queue is not None:
             held = msgspec.convert(detail["messages"], list[HeldMessage])
             self._balance[queue] += sum(message.quarantined is None for message in held)
-            self._met = max(self._met, held[-1].sequence)
+            self._reached = max(self._reached, held[-1].sequence)
 
     def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
         """One text for each queue that holds more or fewer messages than it must."""

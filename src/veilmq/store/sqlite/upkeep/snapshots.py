@@ -59,9 +59,9 @@ class _Task(msgspec.Struct, frozen=True, gc=False):
     """Greatest sequence when it began."""
     queues: list[int]
     """Incarnations of the queues when it began."""
-    told: int = 0
+    queues_written: int = 0
     """How many of these queues were written."""
-    met: int = 0
+    reached: int = 0
     """The last sequence reached."""
     generations: dict[int, int] = {}
     """Generation -> incarnation of the queues written. No other queue can hold messages that must be written."""
@@ -109,16 +109,16 @@ class Snapshots:
         if self._task is None:
             self._task = _begin(writer)
         left = steps_max
-        while left > 0 and self._task.told < len(self._task.queues):
-            self._task = _tell_queue(writer, self._task)
+        while left > 0 and self._task.queues_written < len(self._task.queues):
+            self._task = _write_queue(writer, self._task)
             left -= QUEUE_STEPS
         if left > 0:
-            rows = writer.read(_HELD, (self._task.met, self._task.last, left))
-            _tell_messages(writer, self._task, rows)
+            rows = writer.read(_HELD, (self._task.reached, self._task.last, left))
+            _write_messages(writer, self._task, rows)
             if len(rows) < left:
                 self._end(writer, self._task)
             else:
-                self._task = msgspec.structs.replace(self._task, met=rows[-1][1])
+                self._task = msgspec.structs.replace(self._task, reached=rows[-1][1])
 
     def _end(self, writer: Writer, task: _Task) -> None:
         end = writer.next_offset
@@ -192,19 +192,19 @@ def _begin(writer: Writer) -> _Task:
     return _Task(begin, writer.now, writer.history_bytes, last, queues)
 
 
-def _tell_queue(writer: Writer, task: _Task) -> _Task:
+def _write_queue(writer: Writer, task: _Task) -> _Task:
     """Write the next queue, if it still exists."""
-    queue = writer.queues.by_incarnation.get(task.queues[task.told])
+    queue = writer.queues.by_incarnation.get(task.queues[task.queues_written])
     generations = task.generations
     if queue is not None:
         detail = {"part": Part.QUEUE, "created": queue.created, "modified": queue.modified}
         writer.events.append(_event(writer, queue.incarnation, detail | recorded_settings(queue.key, queue.settings)))
         # After a rollback these entries are written again, and no others are looked up.
         generations[queue.generation] = queue.incarnation
-    return msgspec.structs.replace(task, told=task.told + 1, generations=generations)
+    return msgspec.structs.replace(task, queues_written=task.queues_written + 1, generations=generations)
 
 
-def _tell_messages(writer: Writer, task: _Task, rows: list[Row]) -> None:
+def _write_messages(writer: Writer, task: _Task, rows: list[Row]) -> None:
     """Write the messages that are in a queue; the others are garbage."""
     by_queue: dict[int, list[Row]] = {}
     for generation, *held in rows:
