@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from admin_under_test import TOKEN
 
-from veilmq.cli import admin_port
-from veilmq.cli.admin_port import HEAD_BYTES_MAX
+from veilmq.cli.serve import admin_port
+from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX
 
 READ_BYTES_MAX = 256 * 1024
 """What uvloop or asyncio hands over at once."""

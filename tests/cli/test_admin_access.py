@@ -7,9 +7,9 @@ import pytest
 from tests.cli.conftest import Serve
 from tests.users import other_user
 
-from veilmq.cli.admin_access import Target, holder_access, http_access
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.remote_http import HttpAccess
+from veilmq.cli.access import Target, holder_access, http_access
+from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.failures import Exit, Failure
 from veilmq.store.directory import DATABASE
 
 

@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 from veilmq.cli.directory import backup, check
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.failures import Exit, Failure
 from veilmq.model.commands import (
     AnyCommand,
     CreateQueue,

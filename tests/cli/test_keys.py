@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.users import other_user
 
-from veilmq.cli.exits import Failure
+from veilmq.cli.failures import Failure
 from veilmq.cli.keys import new_encryption, new_key
 from veilmq.client.encrypted import Keys
 from veilmq.server.credentials import Credentials

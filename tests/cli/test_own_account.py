@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from tests.cli.conftest import Serve
 
-from veilmq.cli.exits import Exit
-from veilmq.cli.remote_http import HttpAccess
+from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.failures import Exit
 
 Command = Callable[..., "CompletedProcess[str]"]
 ONE, OTHER = "111111111111", "222222222222"

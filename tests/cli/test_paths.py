@@ -9,12 +9,11 @@ from tests.cli.conftest import Serve
 from tests.users import other_user
 
 import veilmq
-from veilmq.cli.admin_access import Target, http_access
+from veilmq.cli.access import Target, http_access
+from veilmq.cli.access.http import failure_of
 from veilmq.cli.directory import backup
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import closed_to_user
-from veilmq.cli.pipeline_session import make_place
-from veilmq.cli.remote_http import failure_of
+from veilmq.cli.failures import Exit, Failure, closed_to_user
+from veilmq.cli.pipeline.session import make_place
 from veilmq.cli.serve import _in_the_way, _keys
 from veilmq.cli.sources import resolve
 from veilmq.cli.work import open_queue, parameters

@@ -18,8 +18,8 @@ import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.cli.push_room import _Subscriptions
 from veilmq.cli.serve import _tell_end_of_pushes
+from veilmq.cli.serve.push_room import _Subscriptions
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.topic import RetryStrategy, SubscriptionSettings, TopicKey
 from veilmq.push.signing import KEY_FILE

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from veilmq.cli import main
-from veilmq.cli.remote_options import duration_us as read_duration
-from veilmq.cli.remote_tables import duration, instant, printable
+from veilmq.cli.remote.options import duration_us as read_duration
+from veilmq.cli.remote.tables import duration, instant, printable
 from veilmq.store.directory import DATABASE
 from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
@@ -500,3 +501,11 @@ def test_people_see_no_control_characters() -> None:
     ]  # fmt: skip
     assert instant(0) == "1970-01-01 00:00:00.000"
     assert instant(2**62) == instant(None) == "never"
+
+
+def test_a_command_on_a_directory_loads_no_server() -> None:
+    """The admin port's app and what it needs take longer to load than the command takes."""
+    server = {"starlette", "uvicorn", "prometheus_client", "veilmq.server.service", "veilmq.protocols.sqs.codec"}
+    script = f"import sys, veilmq.cli.access.direct; print(sorted({server!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert loaded.stdout == "[]\n"

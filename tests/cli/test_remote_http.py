@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Serve
 
-from veilmq.cli import remote_events, remote_http
-from veilmq.cli.exits import Exit, Failure, Unreachable
-from veilmq.cli.remote_http import HttpAccess
+from veilmq.cli.access import http
+from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.failures import Exit, Failure, Unreachable
+from veilmq.cli.remote import events
 from veilmq.model.queue import QueueKey
 from veilmq.store.directory import read_holder
 from veilmq.testing.for_each import for_each
@@ -65,15 +66,15 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
         assert pieces < 10
         door.run("send", QUEUE, {"messages": [{"body": "more"}]})
 
-    monkeypatch.setattr(remote_events, "_print", print_and_send)
-    monkeypatch.setattr(remote_events, "_PIECE", 1)
+    monkeypatch.setattr(events, "_print", print_and_send)
+    monkeypatch.setattr(events, "_PIECE", 1)
 
     class Asked:
         door: HttpAccess
 
     asked: Any = Asked()
     asked.access = door
-    remote_events.print_events(asked)
+    events.print_events(asked)
     assert pieces >= 1
     door.close()
 
@@ -125,7 +126,7 @@ def _silent(ask: Callable[[HttpAccess], object], admin: str, token: str | None =
 
 def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose disk hangs: its system takes connections for it."""
-    monkeypatch.setattr(remote_http, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(http, "_ANSWER_S", 0.5)
     server = serve().ready()
     token = (tmp_path / "data" / "admin-token").read_text().strip()
     door = HttpAccess(server.admin, token)
@@ -159,8 +160,8 @@ def test_each_command_waits_as_long_as_it_may_take(
     ask: Callable[[HttpAccess], object], answer_s: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check and a backup first ask whether the server lives."""
-    monkeypatch.setattr(remote_http, "_ANSWER_S", 0.1)
-    monkeypatch.setattr(remote_http, "_WORK_S", 0.4)
+    monkeypatch.setattr(http, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(http, "_WORK_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = _silent(ask, f"127.0.0.1:{server.getsockname()[1]}")
     assert str(told).endswith(f"does not answer within {answer_s} s")
@@ -168,7 +169,7 @@ def test_each_command_waits_as_long_as_it_may_take(
 
 def test_no_connection_at_all_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of connections that is full drops what comes."""
-    monkeypatch.setattr(remote_http, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(http, "_ANSWER_S", 0.2)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

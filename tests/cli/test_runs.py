@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from veilmq.cli.runs import runs
+from veilmq.cli.remote.tables import runs
 from veilmq.testing.for_each import for_each
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import WAIT_S, Serve
 
-from veilmq.cli.exits import Exit
+from veilmq.cli.failures import Exit
 from veilmq.cli.serve import _in_the_way
 from veilmq.server.settings import Settings
 

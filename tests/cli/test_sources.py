@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.sources import flag, resolve, takes_settings, variable
 from veilmq.server.settings import FIELDS, Address, Settings
 from veilmq.testing.for_each import for_each

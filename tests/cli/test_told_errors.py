@@ -16,13 +16,13 @@ from tests.cli.conftest import WAIT_S, Serve
 from tests.users import other_user
 
 import veilmq
-from veilmq.cli.admin_access import Target, http_access
+from veilmq.cli.access import Target, http_access
+from veilmq.cli.access.direct import open_direct
+from veilmq.cli.access.http import HttpAccess, failure_of
 from veilmq.cli.directory import check
-from veilmq.cli.exits import Exit, Failure, Unreachable
+from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.remote import Asked
-from veilmq.cli.remote import _send as send
-from veilmq.cli.remote_direct import open_direct
-from veilmq.cli.remote_http import HttpAccess, failure_of
+from veilmq.cli.remote.messages import send
 from veilmq.model.queue import QueueKey
 from veilmq.store.directory import DATABASE
 from veilmq.testing.for_each import for_each
@@ -431,7 +431,7 @@ def test_an_option_of_the_other_kind_of_key_is_told(veilmq: Run, arguments: list
 
 
 def test_a_table_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    from veilmq.cli.pipeline_loop import tidy
+    from veilmq.cli.pipeline.loop import tidy
 
     place = tmp_path / "table"
     (place / "below").mkdir(parents=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import veilmq
-from veilmq.cli.remote_direct import open_direct
+from veilmq.cli.access.direct import open_direct
 from veilmq.client.adapters.cloud import client_name, name_client
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.model.errors import ParameterInvalid

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 
-from veilmq.cli.exits import Exit
+from veilmq.cli.failures import Exit
 from veilmq.cli.sources import resolve
 from veilmq.server import queues_file
 from veilmq.server.credentials import Credentials

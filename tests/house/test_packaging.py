@@ -123,7 +123,7 @@ def test_importing_the_package_needs_no_dependency() -> None:
 
 @pytest.mark.parametrize(
     ("missing", "arguments"),
-    [("typer", ["--help"]), ("httptools", ["serve"]), ("starlette", ["queues", "list", "--data", "{}"])],
+    [("typer", ["--help"]), ("httptools", ["serve"]), ("rich", ["queues", "list", "--data", "{}"])],
 )
 def test_a_command_of_a_plain_installation_says_what_it_lacks(
     tmp_path: Path, missing: str, arguments: list[str]

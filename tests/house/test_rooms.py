@@ -22,7 +22,7 @@ FUNCTION_LINES_MAX = 75
 ROOM_LINES_MAX = 1_500
 """The modules of one directory together."""
 LARGE_ROOMS = {
-    "cli", "client", "client/worker", "model", "pipeline/jobs",
+    "client", "client/worker", "model", "pipeline/jobs",
     "server", "testing/client_contract",
 }  # fmt: skip
 """Those that are to be split by noun yet."""

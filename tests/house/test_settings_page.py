@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from veilmq.admin import metrics
-from veilmq.cli.exits import Exit
+from veilmq.cli.failures import Exit
 from veilmq.cli.sources import flag
 from veilmq.server.settings import FIELDS, Field
 

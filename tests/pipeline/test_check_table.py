@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from veilmq.cli import application
-from veilmq.cli.exits import Failure
+from veilmq.cli.failures import Failure
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.sinks.checking import Checked, check
 

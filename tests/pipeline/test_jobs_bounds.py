@@ -19,11 +19,11 @@ from tests.pipeline.cluster_stage import command, environment
 from tests.pipeline.histories_stage import frame, table_of
 from tests.support.histories import Workload, history, lognormal, write
 
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline_options import Asked
-from veilmq.cli.pipeline_output import print_json
-from veilmq.cli.pipeline_run import _write_analysis
-from veilmq.cli.pipeline_session import reported
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline.output import print_json
+from veilmq.cli.pipeline.run import _write_analysis
+from veilmq.cli.pipeline.session import reported
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.analysis import Analysis

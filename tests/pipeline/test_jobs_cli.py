@@ -16,8 +16,8 @@ import pytest
 from tests.pipeline import cluster_stage
 from tests.support.histories import Workload, history, lognormal, write
 
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline_session import reported, token_of
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.pipeline.session import reported, token_of
 from veilmq.client.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export

@@ -10,8 +10,8 @@ import pytest
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
-from veilmq.cli.pipeline_options import Asked
-from veilmq.cli.pipeline_output import show
+from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline.output import show
 from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.figures import ROLES, say

@@ -1,14 +1,11 @@
 """Routes of topics, subscriptions and message move tasks: show them, and delete topics.
 
 Strategy: topics are few and in memory, so a page is a walk over them. The waiting pushes of a subscription are counted
-in its hidden queue, whose name no other route accepts, and the push room knows the health of its endpoint. The command
-line uses the same functions on a directory.
+in its hidden queue, whose name no other route accepts, and the push room knows the health of its endpoint.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,19 +13,15 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.api import inputs
-from veilmq.admin.api.views import shown_counts, shown_move
+from veilmq.admin.api.views import shown_move, shown_topic
+from veilmq.admin.history.reading import all_moves, covers, topics_of
 from veilmq.admin.service import Service, home_region
 from veilmq.model.access import Action
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
 from veilmq.model.moves import MoveInfo
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import TopicKey, hidden_queue
-from veilmq.server.service import PushRoom
-from veilmq.store import Reader
-from veilmq.store.reader import LiveSubscription, LiveTopic
+from veilmq.model.topic import TopicKey
 
-MOVES_MAX: Final = 10_000
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
 L = TypeVar("L", bound=inputs.ListInput)
 
@@ -121,54 +114,3 @@ def _is_behind(task: MoveInfo, after: str) -> bool:
     """Whether the task comes after the page that ended with `after`."""
     started, _, number = after.partition("-")
     return not after or (task.started, task.id) < (int(started), bytes.fromhex(number))
-
-
-def covers(key: TopicKey | QueueKey, account: str, region: str | None, prefix: str) -> bool:
-    """Whether the key is requested; account `*` and region None mean all."""
-    return account in ("*", key.account) and region in (None, key.region) and key.name.startswith(prefix)
-
-
-def topics_of(reader: Reader, account: str, region: str | None, prefix: str) -> list[TopicKey]:
-    """Topics by their keys; account `*` and region None mean all."""
-    return sorted((key for key in reader.topics if covers(key, account, region, prefix)), key=str)
-
-
-def shown_topic(reader: Reader, topic: LiveTopic, pushes: PushRoom | None) -> dict[str, Any]:
-    """A topic with all its subscriptions."""
-    return {
-        "account": topic.key.account,
-        "region": topic.key.region,
-        "name": topic.key.name,
-        "incarnation": topic.incarnation,
-        "created": topic.created,
-        "modified": topic.modified,
-        "settings": msgspec.to_builtins(topic.settings),
-        "subscriptions": [
-            _shown_subscription(reader, topic, each, pushes) for _, each in sorted(topic.subscriptions.items())
-        ],
-    }
-
-
-def _shown_subscription(
-    reader: Reader, topic: LiveTopic, subscription: LiveSubscription, pushes: PushRoom | None
-) -> dict[str, Any]:
-    settings = subscription.settings
-    shown: dict[str, Any] = {
-        "name": subscription.name,
-        "created": subscription.created,
-        "modified": subscription.modified,
-        "settings": msgspec.to_builtins(settings),
-        "push": None,
-    }
-    if settings.url is not None:
-        hidden = reader.queues.get(hidden_queue(topic.key, subscription.name))
-        state: Mapping[str, object] = {} if pushes is None else pushes.state(settings.url)
-        shown["push"] = {**state, "waiting": None if hidden is None else shown_counts(hidden.info().counts)}
-    return shown
-
-
-def all_moves(reader: Reader) -> list[MoveInfo]:
-    """The latest tasks of all queues, newest first, those of one instant by id. Blocks."""
-    with reader.look() as view:
-        found = view.moves(MOVES_MAX)
-    return sorted(found, key=lambda task: (task.started, task.id), reverse=True)

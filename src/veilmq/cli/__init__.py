@@ -1,8 +1,8 @@
 """The command line, and the composition root: the one reader of arguments and environment.
 
 Strategy: this module declares the commands and imports almost nothing; a command's imports happen when it runs, so that
-`--help` and a server's first response come quickly. `serve` is in serve.py, the commands on a directory are in
-directory.py, and those through the admin port in remote.py.
+`--help` and a server's first response come quickly. `serve` has a package, as have the commands of Spark
+(`pipeline`) and those on queues, messages and the history (`remote`); the ones on a directory are in directory.py.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import veilmq
-from veilmq.cli.exits import Exit, Failure, end, end_without
+from veilmq.cli.failures import Exit, Failure, end, end_without
 from veilmq.cli.output import OUTPUT_FULL, drop_output, flush_output, prepare_output
 
 try:
@@ -163,7 +163,7 @@ def _backup(
     as_json: Json = False,
 ) -> None:
     """Copy the data directory, also of a running server. Old receipt handles are void in the copy."""
-    from veilmq.cli.admin_access import Target, holder_access
+    from veilmq.cli.access import Target, holder_access
     from veilmq.cli.directory import backup
 
     with holder_access(Target(admin, token_file, data), os.environ) as access:
@@ -174,7 +174,7 @@ def _check(
     data: Data = Path("veilmq-data"), admin: Admin = None, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong."""
-    from veilmq.cli.admin_access import Target, holder_access
+    from veilmq.cli.access import Target, holder_access
     from veilmq.cli.directory import check
 
     with holder_access(Target(admin, token_file, data), os.environ) as access:

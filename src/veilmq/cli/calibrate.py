@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cli.durations import seconds
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.options import seconds
 from veilmq.cli.work import handler_of, kind_of, open_queue, run
 from veilmq.client.timeouts.schedule import Calibration, Sample
 from veilmq.client.timeouts.schedule import calibrate as judge

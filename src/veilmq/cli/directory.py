@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.cli.admin_access import AS_SERVER
-from veilmq.cli.exits import Exit, Failure, foreign
-from veilmq.cli.obstacles import advice_on, check_directory
-from veilmq.cli.progress import bar
-from veilmq.cli.remote_http import HttpAccess
+from veilmq.cli.access import AS_SERVER
+from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.failures import Exit, Failure, advice_on, check_directory, foreign
+from veilmq.cli.output import bar
 from veilmq.store.directory import DATABASE, REDO
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, SchemaRefused, SqliteTooOld
 from veilmq.store.reader import Report

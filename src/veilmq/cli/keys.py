@@ -7,8 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any, Final
 
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import advice_on, closed_to_user
+from veilmq.cli.failures import Exit, Failure, advice_on, closed_to_user
 from veilmq.client.encrypted.keys import Key, Keys, add_key
 from veilmq.client.encrypted.keys import as_json as json_of
 from veilmq.client.encrypted.keys import new_key as new_encryption_key

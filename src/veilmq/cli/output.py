@@ -1,7 +1,8 @@
-"""Output of commands: in any encoding, to a file that may be full or a pipe that may close.
+"""Output of commands: in any encoding, to a file that may be full or a pipe that may close; and a progress bar.
 
 Strategy: a character that stdout cannot encode is written as a JSON escape (`\\u20ac`), so that JSON stays valid. The
-command flushes its own buffer: otherwise the interpreter would report an error at exit in its own words.
+command flushes its own buffer: otherwise the interpreter would report an error at exit in its own words. The bar is for
+long work, on stderr if that is a terminal.
 """
 
 import codecs
@@ -11,7 +12,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -57,3 +59,27 @@ def flush_output() -> None:
 def drop_output() -> None:
     """Discard the buffer that nobody reads: the interpreter would complain about it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+Advance = Callable[[str, int, int], None]
+"""Called with the current step, how much of it is done, and its total."""
+
+
+@contextmanager
+def bar() -> Iterator[Advance]:
+    """Show a bar while the body runs; nothing if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    tasks: dict[str, TaskID] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield advance

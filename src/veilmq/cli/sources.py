@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import file_advice
+from veilmq.cli.failures import Exit, Failure, file_advice
 from veilmq.server.settings import FIELDS, Address, Field, SettingInvalid, Settings, parse
 from veilmq.server.toml_file import FileInvalid, read_toml
 

@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from veilmq.cli.durations import seconds
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import check_directory, closed_to_user
-from veilmq.cli.words import refused_value
+from veilmq.cli.failures import Exit, Failure, check_directory, closed_to_user
+from veilmq.cli.options import refused_value, seconds
 from veilmq.client.adapters.cloud import name_client
 from veilmq.client.connect import connect, parse_url
 from veilmq.client.errors import TransportError

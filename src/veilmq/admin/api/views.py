@@ -5,7 +5,8 @@ so that nothing is lost. An instant that never comes is null. Ids of messages ar
 clients get them.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +15,12 @@ from veilmq.model.message import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.outcomes import Sent
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.topic import hidden_queue
+
+if TYPE_CHECKING:
+    from veilmq.server.service import PushRoom
+    from veilmq.store import Reader
+    from veilmq.store.reader import LiveSubscription, LiveTopic
 
 
 def shown_key(key: QueueKey) -> dict[str, str]:
@@ -125,3 +132,37 @@ def shown_move(task: MoveInfo) -> dict[str, Any]:
         "moved": task.moved,
         "to_move": task.to_move,
     }
+
+
+def shown_topic(reader: "Reader", topic: "LiveTopic", pushes: "PushRoom | None") -> dict[str, Any]:
+    """A topic with all its subscriptions."""
+    return {
+        "account": topic.key.account,
+        "region": topic.key.region,
+        "name": topic.key.name,
+        "incarnation": topic.incarnation,
+        "created": topic.created,
+        "modified": topic.modified,
+        "settings": msgspec.to_builtins(topic.settings),
+        "subscriptions": [
+            _shown_subscription(reader, topic, each, pushes) for _, each in sorted(topic.subscriptions.items())
+        ],
+    }
+
+
+def _shown_subscription(
+    reader: "Reader", topic: "LiveTopic", subscription: "LiveSubscription", pushes: "PushRoom | None"
+) -> dict[str, Any]:
+    settings = subscription.settings
+    shown: dict[str, Any] = {
+        "name": subscription.name,
+        "created": subscription.created,
+        "modified": subscription.modified,
+        "settings": msgspec.to_builtins(settings),
+        "push": None,
+    }
+    if settings.url is not None:
+        hidden = reader.queues.get(hidden_queue(topic.key, subscription.name))
+        state: Mapping[str, object] = {} if pushes is None else pushes.state(settings.url)
+        shown["push"] = {**state, "waiting": None if hidden is None else shown_counts(hidden.info().counts)}
+    return shown

@@ -1,4 +1,4 @@
-"""Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history, oldest messages.
+"""Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history, lists.
 
 Strategy: functions of a `View`, one committed state of the store; they block and belong in a thread. Pages seek by
 index and never count. What scans the history looks for the packed id in the packed rows before it decodes any, and
@@ -19,10 +19,13 @@ from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import id_text
+from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueKey
+from veilmq.model.topic import TopicKey
 from veilmq.store import Reader, View
 from veilmq.store.reader import ListedMessage, QueueState
 
+MOVES_MAX: Final = 10_000
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
 _PIECE_BYTES_MAX: Final = 2_000_000
@@ -370,3 +373,20 @@ def oldest_ages_us(reader: Reader, queues: Iterable[tuple[QueueState, list[int]]
     """By incarnation, for queues with messages; with each queue its lines, as the loop saw them. Blocks."""
     with reader.look() as view:
         return {incarnation: max(0, now - sent) for incarnation, sent in view.oldest_sent(queues).items()}
+
+
+def covers(key: TopicKey | QueueKey, account: str, region: str | None, prefix: str) -> bool:
+    """Whether the key is requested; account `*` and region None mean all."""
+    return account in ("*", key.account) and region in (None, key.region) and key.name.startswith(prefix)
+
+
+def topics_of(reader: Reader, account: str, region: str | None, prefix: str) -> list[TopicKey]:
+    """Topics by their keys; account `*` and region None mean all."""
+    return sorted((key for key in reader.topics if covers(key, account, region, prefix)), key=str)
+
+
+def all_moves(reader: Reader) -> list[MoveInfo]:
+    """The latest tasks of all queues, newest first, those of one instant by id. Blocks."""
+    with reader.look() as view:
+        found = view.moves(MOVES_MAX)
+    return sorted(found, key=lambda task: (task.started, task.id), reverse=True)

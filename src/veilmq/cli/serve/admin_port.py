@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from veilmq.admin.app import create_app
-from veilmq.cli.admin_entry import BACKLOG, AdminEntry
+from veilmq.cli.serve.admin_entry import BACKLOG, AdminEntry
 from veilmq.server.service import Service
 from veilmq.server.settings import Address, Settings
 

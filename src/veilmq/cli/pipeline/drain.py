@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from veilmq.cli.durations import seconds
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import advice_on
-from veilmq.cli.pipeline_output import print_json
-from veilmq.cli.pipeline_session import make_place, reported
-from veilmq.cli.pipeline_spark import started
+from veilmq.cli.failures import Exit, Failure, advice_on
+from veilmq.cli.options import seconds
+from veilmq.cli.pipeline.output import print_json
+from veilmq.cli.pipeline.session import make_place, reported, started
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
@@ -22,6 +20,7 @@ from veilmq.server.clock import wall
 
 if TYPE_CHECKING:
     from veilmq.pipeline.sinks.checking import Checked
+
 
 _SECRET: Final = re.compile(r"//.*@")
 """The part of a URL that may contain a secret."""

@@ -1,23 +1,28 @@
 """What every command of the pipeline begins with: the history that is meant, a Spark session, and Failures.
 
-Strategy: the history is looked for before Spark starts, so that a wrong URL is known at once. What the pipeline refuses
-ends as a Failure with its mend, out of Spark's traces too.
+Strategy: the history is looked for before Spark starts, so that a wrong URL is known at once. A refusal by the pipeline
+ends as a Failure with its advice, also when it is inside one of Spark's traces. Users see the command's own messages:
+Spark's duplicate log lines and the traces after Ctrl-C are suppressed.
 """
 
+import logging
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import advice_on, check_directory
-from veilmq.cli.pipeline_options import Asked
-from veilmq.cli.pipeline_spark import started
+from veilmq.cli.failures import Exit, Failure, advice_on, check_directory
+from veilmq.cli.pipeline.options import Asked
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -210,3 +215,60 @@ def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
         mend = "Name the server's admin-token, or a file with KEY_ID:SECRET of an access key."
         raise Failure(Exit.USAGE, f"{place} holds no token", mend) from None
     return token
+
+
+_REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
+_BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception occurred while shutting down connection")
+"""How py4j's log messages about a call interrupted by Ctrl-C begin."""
+_GATEWAY: Final = ("root", "py4j.clientserver")
+"""The loggers that py4j uses for them."""
+
+
+@contextmanager
+def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
+    """See `veilmq.pipeline.session.session`; the session is stopped at the end."""
+    from veilmq.pipeline.session import session
+
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        spark = session(master, remote, settings={"spark.log.level": "ERROR"})
+    finally:
+        if heeds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    # PySpark's handler calls Java from inside the interrupted call, which fails with traces. Use Python's handler, not
+    # the previous one: it handles the signal even if a shell ignored it for a background job.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Imported here: only now is it known that a suitable pyspark is installed.
+    from py4j.protocol import Py4JError
+    from pyspark.logger import PySparkLogger
+
+    for name in _REPEATING:
+        PySparkLogger.getLogger(name).disabled = True
+    for name in _GATEWAY:
+        logging.getLogger(name).addFilter(_is_no_interruption)
+    try:
+        yield spark
+    except KeyboardInterrupt:
+        # The interrupted call may have broken the gateway; everything ends anyway.
+        with suppress(Py4JError):
+            hush(spark)
+            for query in spark.streams.active:
+                query.stop()
+        raise
+    finally:
+        spark.stop()
+
+
+def hush(spark: "SparkSession") -> None:
+    """Silence Java before interrupting work: it would log a trace for each layer."""
+    from pyspark.sql.utils import is_remote
+
+    if not is_remote():
+        spark.sparkContext.setLogLevel("OFF")
+
+
+def _is_no_interruption(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_BROKEN_OFF)

@@ -1,25 +1,30 @@
-"""Names of queues for the shell's completion.
+"""Arguments and options that several commands share: their parsing, and the shell's completion of queue names.
 
-Strategy: the words typed so far choose the server or directory. A shell waits for the result, so it comes within a
+Strategy: typer alone, so that the help comes quickly.
+
+Completion: the words typed so far choose the server or directory. A shell waits for the result, so it comes within a
 second or two, or is empty; errors are silent. A directory without a server is only read: the TAB key must not keep a
 server from starting.
 """
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from veilmq.cli.exits import Failure
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.options import seconds
 
 if TYPE_CHECKING:
-    from veilmq.cli.admin_access import Target
+    from veilmq.cli.access import Target
+
 
 _ANSWER_S: Final = 2
 _NAMES_MAX: Final = 1_000
@@ -27,7 +32,7 @@ _NAMES_MAX: Final = 1_000
 
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
     """Queues whose names begin with the text."""
-    from veilmq.cli.admin_access import Target
+    from veilmq.cli.access import Target
 
     given = context.params
     files = (Path(given[name]) if given.get(name) else None for name in ("token_file", "data"))
@@ -41,7 +46,7 @@ def queue_names(context: typer.Context, incomplete: str) -> list[str]:
 
 def _names(target: "Target", account: str | None, region: str | None, prefix: str) -> Iterator[str]:
     """Raises Failure, OSError."""
-    from veilmq.cli.admin_access import directory_of, http_access
+    from veilmq.cli.access import directory_of, http_access
 
     access = http_access(target, os.environ)
     if access is None:
@@ -84,3 +89,37 @@ def _deadline() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+Queue = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False, autocompletion=queue_names),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
+Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
+Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
+
+
+def duration_us(option: str, text: str) -> int:
+    """30, 30s, 500ms, 5m, 2h, 4d in microseconds. Raises Failure."""
+    return round(seconds(option, text) * 10**6)
+
+
+def pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:
+    """Name and value of each NAME=VALUE. Raises Failure."""
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise Failure(Exit.USAGE, f"{option}: expected NAME=VALUE, not {text!r}")
+        yield name, value
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask at a terminal; without one, --yes is required. Raises Failure."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(Exit.USAGE, "this cannot be undone", "Use --yes to do it without being asked.")
+    typer.confirm(question, abort=True)

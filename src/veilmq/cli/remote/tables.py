@@ -1,15 +1,68 @@
-"""Prints queues, messages and events for people.
+"""Prints queues, messages and events for people, or as JSON.
 
 Strategy: rich is imported only when a table is printed. Control characters in all foreign text are escaped: a body must
 not drive a terminal.
+
+In a trace, repeated events of one message become one line with a count and a time span (`runs`). Events are equal if
+everything but their times and lease lengths is. A run is one event or a sequence of up to three (an extension that
+stores a checkpoint is two events) that repeats at least three times without a gap. Any kind of event is folded.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from veilmq.cli.runs import Run
+from veilmq.cli.output import in_json
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote import Asked
+
+_LENGTH_MAX: Final = 3
+"""Longest sequence that is recognized as repeating."""
+_TIMES_MIN: Final = 3
+_ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "principal", "client", "detail")
+
+
+class Run(NamedTuple):
+    """Events shown in one line: a repeated sequence of `length` events, or one event."""
+
+    events: Sequence[Mapping[str, Any]]
+    length: int = 1
+
+    @property
+    def times(self) -> int:
+        """How often the sequence occurs."""
+        return len(self.events) // self.length
+
+    @property
+    def span_us(self) -> int:
+        """From the first event to the last."""
+        return int(self.events[-1]["at"]) - int(self.events[0]["at"])
+
+
+def runs(events: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """All events, in their order."""
+    keys = [tuple(repr(event.get(name)) for name in _ALIKE) for event in events]
+    found, at = [], 0
+    while at < len(events):
+        length, count = _longest(keys, at)
+        found.append(Run(events[at : at + length * count], length))
+        at += length * count
+    return found
+
+
+def _longest(keys: list[tuple[str, ...]], at: int) -> tuple[int, int]:
+    """The longest run from `at` on: (length of the sequence, repetitions); (1, 1) if nothing repeats."""
+    best = (1, 1)
+    for length in range(1, _LENGTH_MAX + 1):
+        pattern, count = keys[at : at + length], 1
+        while keys[at + count * length : at + (count + 1) * length] == pattern:
+            count += 1
+        if count >= _TIMES_MIN and length * count > best[0] * best[1]:
+            best = (length, count)
+    return best
+
 
 _WIDTH_PIPED: Final = 200
 _BODY_SHOWN: Final = 400
@@ -149,3 +202,34 @@ def duration(duration_us: int) -> str:
         if abs(duration_us) >= unit_us:
             return f"{duration_us / unit_us:.3g} {name}"
     return f"{duration_us} us" if duration_us else "0 s"
+
+
+def print_json(value: object) -> None:
+    """Print the value as one line of JSON."""
+    print(in_json(value))
+
+
+def show_list(
+    asked: "Asked",
+    ask: Callable[[str, str | None], Iterable[Mapping[str, Any]]],
+    table: Callable[[list[Mapping[str, Any]]], None],
+    noun: str,
+    everything: bool,
+) -> None:
+    """Print the list; if it is empty, say so, and whether the account or region is the reason. Raises Failure.
+
+    ask: lists an account and region; `*` and None mean all.
+    """
+    found = ask("*", None) if everything else ask(asked.account, asked.region)
+    is_empty = True
+    if asked.as_json:
+        for each in found:
+            is_empty = False
+            print_json(each)
+    elif rows := list(found):
+        is_empty = False
+        table(rows)
+    if is_empty:
+        why = "" if everything else asked.why_nothing(ask)
+        if why or not asked.as_json:
+            print(f"no {noun}" + (f": {why}" if why else ""), file=sys.stderr)

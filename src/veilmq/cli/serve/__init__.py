@@ -3,6 +3,9 @@
 Strategy: flags and files are checked before the loop starts; each failure of the start has its exit code and its
 advice. A signal only sets an event. A second SIGINT or SIGTERM gets the system's default handler and ends the process
 at once, which loses nothing that was acknowledged.
+
+systemd is notified (`notify`) by one datagram to the socket that NOTIFY_SOCKET names, as sd_notify(3) sends it. If
+nobody listens there, that is logged and the server serves all the same.
 """
 
 import asyncio
@@ -25,11 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import veilmq
-from veilmq.cli.admin_entry import AdminEntry
-from veilmq.cli.exits import Exit, Failure, foreign
-from veilmq.cli.notify import READY, STOPPING, notify
-from veilmq.cli.obstacles import closed_to_user, file_advice
-from veilmq.cli.push_room import serve_pushes
+from veilmq.cli.failures import Exit, Failure, closed_to_user, file_advice, foreign
+from veilmq.cli.serve.admin_entry import AdminEntry
+from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols.http import external_path
@@ -42,7 +43,24 @@ from veilmq.server.toml_file import FileInvalid
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
 
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+
 log = logging.getLogger("veilmq.serve")
+
+
+def notify(address: str | None, state: str) -> None:
+    """Send the state (sd_notify(3)) to a socket: a path, or @ and an abstract name; nothing without one."""
+    if not address:
+        return
+    name = f"\0{address[1:]}" if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.setblocking(False)
+            manager.sendto(state.encode(), name)
+    except (OSError, ValueError) as error:
+        log.warning("NOTIFY_SOCKET %s cannot be told %s: %s", address, state, error)
+
 
 _QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
 _STRIPPED: Final = (
@@ -58,7 +76,7 @@ releases the interpreter at many of its statements; with Python's default of 5 m
 
 
 def serve(resolved: Resolved, manager: str | None = None) -> Exit:
-    """Serve until a signal or a failed store; notify the service `manager` (notify.py) of start and stop.
+    """Serve until a signal or a failed store; notify the service `manager` of start and stop.
 
     Raises Failure if it cannot start.
     """
@@ -268,8 +286,8 @@ def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
 @asynccontextmanager
 async def _admin(service: Service, entry: AdminEntry) -> AsyncIterator[None]:
     """The admin port, while the body runs."""
-    await asyncio.to_thread(import_module, "veilmq.cli.admin_port")  # takes 0.1 s; the data ports already answer
-    from veilmq.cli.admin_port import AdminPort
+    await asyncio.to_thread(import_module, "veilmq.cli.serve.admin_port")  # takes 0.1 s; the data ports already answer
+    from veilmq.cli.serve.admin_port import AdminPort
 
     port = AdminPort(service, service.settings, entry)
     log.info("admin listens on %s", port.url)

@@ -1,7 +1,7 @@
-"""Admin access for the commands of remote.py: through a server's admin port, or directly on a directory that no server
+"""Admin access for the commands of cli/remote: through a server's admin port, or directly on a directory that no server
 holds.
 
-Strategy: one small interface, `AdminAccess`, with two implementations (remote_http.py, remote_direct.py); both read the
+Strategy: one small interface, `AdminAccess`, with two implementations (http.py, direct.py); both read the
 same table of operations (admin/api/operations.py), so that a command is written once and prints the same either way.
 `open_access` chooses: a flag takes precedence over a variable, and a directory that a server holds is reached through
 that server.
@@ -14,12 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import advice_on
+from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
-    from veilmq.cli.remote_http import HttpAccess
+    from veilmq.cli.access.http import HttpAccess
+
 
 ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
@@ -105,7 +105,7 @@ def open_access(target: Target, environment: Mapping[str, str]) -> Iterator[Admi
     """Access to the target. Raises Failure."""
     access = http_access(target, environment)
     if access is None:
-        from veilmq.cli.remote_direct import open_direct
+        from veilmq.cli.access.direct import open_direct
 
         with open_direct(directory_of(target, environment)) as direct:
             yield direct
@@ -118,7 +118,7 @@ def open_access(target: Target, environment: Mapping[str, str]) -> Iterator[Admi
 
 def http_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess | None":
     """Access to the target's admin port; None if it is a directory that nobody holds. Raises Failure."""
-    from veilmq.cli.remote_http import HttpAccess
+    from veilmq.cli.access.http import HttpAccess
 
     home = directory_of(target, environment)
     admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
@@ -138,7 +138,7 @@ def holder_access(target: Target, environment: Mapping[str, str]) -> Iterator["H
 
     Raises Failure.
     """
-    from veilmq.cli.remote_http import HttpAccess
+    from veilmq.cli.access.http import HttpAccess
 
     home = target.data or DATA_DEFAULT
     admin = target.admin or _admin_of_holder(home)

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from veilmq.cli.completion import queue_names
-from veilmq.cli.exits import Exit, Failure, Unreachable
+from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.output import tamed
+from veilmq.cli.remote.options import queue_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from veilmq.cli.admin_access import Piece
+    from veilmq.cli.access import Piece
+    from veilmq.cli.access.http import HttpAccess
     from veilmq.cli.remote import Asked
-    from veilmq.cli.remote_http import HttpAccess
+
 
 _FOLLOW_S: Final = 20.0
 _PAUSE_S: Final = 0.5
@@ -228,7 +229,7 @@ def _print(asked: "Asked", lines: list[bytes]) -> None:
     if asked.as_json:
         sys.stdout.write(tamed(b"".join(lines).decode()))
     else:
-        from veilmq.cli.remote_tables import event_table
+        from veilmq.cli.remote.tables import event_table
 
         event_table([json.loads(line) for line in lines])
     sys.stdout.flush()

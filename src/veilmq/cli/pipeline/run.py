@@ -1,34 +1,41 @@
-"""The work of the commands in pipeline.py.
+"""The work of the pipeline's commands on the history, and of `veilmq events export`.
 
-Strategy: what all share is in pipeline_session.py and pipeline_output.py. `--out` gets tables and, of `report`, a page.
+Strategy: what all share is in session.py and output.py. `--out` gets tables and, of `report`, a page. `health --follow`
+checks before Spark starts that the table is a stream's and not a job's: neither may overwrite the other.
 """
 
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.cli.durations import seconds
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline_options import Asked
-from veilmq.cli.pipeline_output import PLACE, ROWS_SHOWN, print_json, records, show
-from veilmq.cli.pipeline_session import (
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.options import seconds
+from veilmq.cli.output import bar
+from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline.output import PLACE, ROWS_SHOWN, print_json, records, show
+from veilmq.cli.pipeline.session import (
     JOB_CODES,
     SERVER_DEFAULT,
     as_url,
+    hush,
     make_place,
+    options_of,
     reported,
     server_of,
     session,
     token_of,
 )
-from veilmq.cli.progress import bar
+from veilmq.pipeline.errors import OptionInvalid
 from veilmq.server.clock import wall
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from veilmq.pipeline.jobs.analysis import Analysis
+
 
 _SHOWN: Final = {
     "survival": ("queue", "type", "attempts", "censored_share", "p50_s", "p90_s", "p99_s", "at_least_s", "reach_s"),
@@ -64,7 +71,7 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
 
 def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish: bool = False) -> None:
     """One of survival, timeouts and split; publish: of timeouts, to the server. Raises Failure."""
-    from veilmq.cli.pipeline_loop import tell
+    from veilmq.cli.pipeline.loop import tell
     from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.publish import plans_of
 
@@ -104,8 +111,8 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
 
 def health(asked: Asked, environment: Mapping[str, str], window: str, failures: int, *, follow: bool) -> None:
     """See `veilmq.pipeline.jobs.health`. Raises Failure."""
-    from veilmq.cli.pipeline_follow import check_place
-    from veilmq.cli.pipeline_follow import follow as follow_health
+    from veilmq.cli.pipeline.run import check_place
+    from veilmq.cli.pipeline.run import follow as follow_health
     from veilmq.pipeline.jobs import health as job
 
     window_ms = round(seconds("--window", window) * 1_000)
@@ -232,3 +239,51 @@ def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
 
     assert asked.out is not None
     write(frame, asked.out.resolve() / name, asked.format)
+
+
+TABLE: Final = "health"
+_LOOK_SECONDS: Final = 1
+
+
+def check_place(out: Path, kind: str) -> None:
+    """Check that the stream may write its table there. Raises OptionInvalid, TableForeign."""
+    from veilmq.pipeline.drain.checkpoint import check_table
+    from veilmq.pipeline.jobs.tables import checkpoint_of
+
+    place = out.resolve() / TABLE
+    checkpoint = checkpoint_of(place)
+    has_begun = (checkpoint / "offsets").is_dir()
+    if not has_begun and place.is_dir() and any(place.iterdir()):
+        raise OptionInvalid(f"{place} is a table of no stream.", "Name another --out, or take it away.")
+    check_table(kind, str(place), checkpoint)
+
+
+def follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", window: str, failures: int) -> None:
+    """The windows of `asked` as they come, until Ctrl-C."""
+    from veilmq.pipeline.jobs import health as job
+    from veilmq.pipeline.jobs.tables import checkpoint_of
+
+    assert asked.out is not None
+    place = asked.out / TABLE
+    stream = spark.readStream.format("veilmq-events").options(**options_of(asked, environment)).load()
+    kind = {"delta": "veilmq-delta"}.get(asked.format, asked.format)
+    query = (
+        job.health(stream, window=window, failures=failures)
+        .writeStream.format(kind)
+        .outputMode("append")
+        .option("path", str(place))
+        .option("checkpointLocation", str(checkpoint_of(place)))
+        .trigger(processingTime="10 seconds")
+        .start()
+    )
+    is_over = threading.Event()
+    # Poll in short calls: interrupting a call leaves Spark's gateway in a bad state.
+    handler = signal.signal(signal.SIGINT, lambda *_: is_over.set())
+    try:
+        while not is_over.is_set() and not query.awaitTermination(_LOOK_SECONDS):
+            pass
+        if is_over.is_set():
+            hush(spark)
+            query.stop()
+    finally:
+        signal.signal(signal.SIGINT, handler)

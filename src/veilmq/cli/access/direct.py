@@ -14,13 +14,20 @@ import veilmq
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS, Asked
-from veilmq.admin.history.reading import Scope, event_lines, find_start, oldest_ages_us, trace
-from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
-from veilmq.cli.admin_access import EVERYTHING, Home, Piece, several_accounts
-from veilmq.cli.exits import Exit, Failure, foreign
-from veilmq.cli.obstacles import advice_on
-from veilmq.cli.remote_http import failure_of
-from veilmq.cli.words import refused_value
+from veilmq.admin.history.reading import (
+    Scope,
+    all_moves,
+    covers,
+    event_lines,
+    find_start,
+    oldest_ages_us,
+    topics_of,
+    trace,
+)
+from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
+from veilmq.cli.access.http import failure_of
+from veilmq.cli.failures import Exit, Failure, advice_on, foreign
+from veilmq.cli.options import refused_value
 from veilmq.engine import DatabaseError, Engine, open_directory
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
@@ -129,7 +136,7 @@ class DirectAccess:
         """See `AdminAccess.topics`. Without a server nothing is pushed."""
         _checked(account, region, prefix)
         for key in topics_of(self._store.reader, account, region, prefix):
-            yield shown_topic(self._store.reader, self._store.reader.topics[key], None)
+            yield views.shown_topic(self._store.reader, self._store.reader.topics[key], None)
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.moves`."""

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from veilmq.cli.output import in_json
-from veilmq.cli.pipeline_options import Asked
+from veilmq.cli.pipeline.options import Asked
 
 PLACE: Final = ("account", "region")
 ROWS_SHOWN: Final = 50
@@ -42,7 +42,7 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> 
     if not rows:
         print("the history has nothing about that", file=sys.stderr)
         return
-    from veilmq.cli.remote_tables import table
+    from veilmq.cli.remote.tables import table
 
     # Queues of one name are told apart where there is more than one account or region.
     places = [name for name in PLACE if len({row.get(name) for row in rows}) > 1]

@@ -23,6 +23,7 @@ from veilmq.store.reader import LiveSubscription, LiveTopic
 if TYPE_CHECKING:
     from veilmq.push.room import PushRoom
 
+
 _LOOK_S: Final = 0.5
 AGAIN_S: Final = 10.0
 """How long after a failure to open the room the next attempt is made."""

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.cli.durations import seconds
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline_options import Asked
-from veilmq.cli.pipeline_output import print_json
-from veilmq.cli.pipeline_session import history_of, options_of, reported, server_of, session, token_of
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.options import seconds
+from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline.output import print_json
+from veilmq.cli.pipeline.session import history_of, options_of, reported, server_of, session, token_of
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.server.clock import wall
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from veilmq.pipeline.jobs.loop import Loop
     from veilmq.pipeline.publish import Queue
+
 
 _PAUSE_MIN_S: Final = 1.0
 

@@ -1,11 +1,13 @@
-"""Translates parameter names in errors of servers, stores and workers to command-line options.
+"""Options as users write them: times, and the option behind a parameter that an error names.
 
-Strategy: the lower rooms name a value by its member or parameter (`wait_us`, `messages[0].ttl_us`), but a user knows
-the option. One table maps them; units that nobody typed are left out.
+Strategy: the lower rooms name a value by its member or parameter (`wait_us`, `messages[0].ttl_us`) in errors of
+servers, stores and workers, but a user knows the option. One table maps them; units that nobody typed are left out.
 """
 
 import re
 from typing import Final
+
+from veilmq.cli.failures import Exit, Failure
 
 _OPTIONS: Final = {
     # Members of /api/v1 (admin/api/inputs.py) and fields of the store's errors, without `_us`.
@@ -54,3 +56,15 @@ def refused_value(parameter: str, reason: str, *, worker: bool = False) -> str:
     for below, above in _IN_SENTENCES.items():
         said = said.replace(below, above)
     return f"{option_of(parameter, worker=worker)}: {said}"
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)")
+
+
+def seconds(option: str, text: str) -> float:
+    """30, 30s, 500ms, 5m, 2h, 4d in seconds. Raises Failure."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise Failure(Exit.USAGE, f"{option}: expected a time such as 30s, 500ms, 5m, 2h or 4d, not {text!r}")
+    return float(found[1]) * _UNITS[found[2]]

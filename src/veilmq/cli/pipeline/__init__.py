@@ -1,7 +1,7 @@
 """`veilmq pipeline` and `veilmq events export`: options, and their registration.
 
 Strategy: declared here with typer alone, so that the help comes quickly; Spark is imported when a command runs
-(pipeline_run.py). All jobs on the history have the same options (pipeline_options.py), which `_job` adds.
+(run.py). All jobs on the history have the same options (options.py), which `_job` adds.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.pipeline_options import (
+from veilmq.cli.pipeline.options import (
     OPTIONS,
     Asked,
     Certificate,
@@ -77,28 +77,28 @@ def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[...
 
 def _attempts(asked: Asked) -> None:
     """One row per lease: when it was granted, how it ended, how long the work took."""
-    from veilmq.cli.pipeline_run import attempts
+    from veilmq.cli.pipeline.run import attempts
 
     attempts(asked, os.environ)
 
 
 def _survival(asked: Asked) -> None:
     """How long work takes, per queue and message type: p50, p90, p99, or "at least"."""
-    from veilmq.cli.pipeline_run import analysis
+    from veilmq.cli.pipeline.run import analysis
 
     analysis(asked, os.environ, "survival")
 
 
 def _timeouts(asked: Asked, publish: Publish = False) -> None:
     """Recommend visibility timeouts and leases, per queue and message type, with what they cost."""
-    from veilmq.cli.pipeline_run import analysis
+    from veilmq.cli.pipeline.run import analysis
 
     analysis(asked, os.environ, "timeouts", publish=publish)
 
 
 def _split(asked: Asked) -> None:
     """Say which message types belong in queues of their own."""
-    from veilmq.cli.pipeline_run import analysis
+    from veilmq.cli.pipeline.run import analysis
 
     analysis(asked, os.environ, "split")
 
@@ -112,21 +112,21 @@ def _health(
     follow: Annotated[bool, typer.Option("--follow", help="As a stream into --out, until Ctrl-C.")] = False,
 ) -> None:
     """Stale deletes, redeliveries, oldest message and dead letters over time; document 003's threshold rule."""
-    from veilmq.cli.pipeline_run import health
+    from veilmq.cli.pipeline.run import health
 
     health(asked, os.environ, window, failures, follow=follow)
 
 
 def _audit(asked: Asked) -> None:
     """Check the conservation law and the lease invariants. Exits 1 if something is wrong."""
-    from veilmq.cli.pipeline_run import audit
+    from veilmq.cli.pipeline.run import audit
 
     raise typer.Exit(int(audit(asked, os.environ)))
 
 
 def _report(asked: Asked) -> None:
     """Everything on one page: --out DIR gets the tables and report.html."""
-    from veilmq.cli.pipeline_run import report
+    from veilmq.cli.pipeline.run import report
 
     report(asked, os.environ)
 
@@ -143,7 +143,7 @@ def _loop(
     publish: Publish = False,
 ) -> None:
     """Keep the recommendations in --out up to date, reading only what is new."""
-    from veilmq.cli.pipeline_loop import loop
+    from veilmq.cli.pipeline.loop import loop
 
     loop(asked, os.environ, every, retention_days, publish=publish)
 
@@ -170,7 +170,7 @@ def _tidy(
     as_json: Json = False,
 ) -> None:
     """Make one file of many in tables that grow, and drop what is old."""
-    from veilmq.cli.pipeline_loop import tidy
+    from veilmq.cli.pipeline.loop import tidy
 
     tidy(table, retention_days, vacuum_hours, as_json=as_json)
 
@@ -188,7 +188,7 @@ def _archive(
     as_json: Json = False,
 ) -> None:
     """Drain a queue into a table, each message once."""
-    from veilmq.cli.pipeline_drain import archive
+    from veilmq.cli.pipeline.drain import archive
 
     archive(queue, out, format, until, master, remote, as_json=as_json)
 
@@ -205,7 +205,7 @@ def _replay(
     as_json: Json = False,
 ) -> None:
     """Send what was archived to a queue: at least once, to a FIFO queue each message once."""
-    from veilmq.cli.pipeline_drain import replay
+    from veilmq.cli.pipeline.drain import replay
 
     replay(table, queue, where, key, master, remote, as_json=as_json)
 
@@ -222,7 +222,7 @@ def _check(
     as_json: Json = False,
 ) -> None:
     """Look for the files that a table names: rows of those that are missing are lost. Exits 1 if one is."""
-    from veilmq.cli.pipeline_drain import check
+    from veilmq.cli.pipeline.drain import check
 
     check(table, storage, as_json=as_json)
 
@@ -239,6 +239,6 @@ def export_events(
     as_json: Json = False,
 ) -> None:
     """Write the history as Parquet, and go on where the last export stopped."""
-    from veilmq.cli.pipeline_run import export
+    from veilmq.cli.pipeline.run import export
 
     export(directory, server, token_file, certificate, start, until, os.environ, as_json=as_json)

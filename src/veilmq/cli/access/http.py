@@ -18,15 +18,16 @@ import veilmq
 from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS
-from veilmq.cli.admin_access import EVERYTHING, Home, Piece, several_accounts
-from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
-from veilmq.cli.words import refused_value
+from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
+from veilmq.cli.failures import Exit, Failure, Missing, Unknown, Unreachable
+from veilmq.cli.options import refused_value
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
     from veilmq.store.files import Writing
+
 
 _ANSWER_S: Final = 10.0
 """Timeout of a connection, and of an answer beyond the wait that the command asks for."""

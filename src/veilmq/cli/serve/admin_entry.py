@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
-from veilmq.cli.admin_access import TOKEN_FILE
+from veilmq.cli.access import TOKEN_FILE
 from veilmq.server.settings import Address
 from veilmq.store.directory import DirectoryUnsafe
 

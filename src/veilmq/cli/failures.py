@@ -1,0 +1,149 @@
+"""How a command fails: its exit code, its message, and advice.
+
+Strategy: a `Failure` ends the command wherever it is raised. When the system only says `Permission denied`, advice
+names the file or directory that denies access: the cause may be a directory above the requested path, or the one in
+which it would be made. The search goes from the root down and names the first one that is closed.
+"""
+
+import errno
+import os
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from veilmq.server.toml_file import FileInvalid
+
+
+_EXTRAS: Final = {
+    "server": (
+        "aiohttp", "certifi", "cryptography", "httptools", "prometheus_client", "rich", "starlette", "typer", "uvicorn",
+        "yarl",
+    ),
+    "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
+}  # fmt: skip
+"""The extra that installs each import; none is installed by a plain `pip install veilmq`."""
+
+
+class Exit(IntEnum):
+    """Exit codes of `veilmq`; the help text lists them."""
+
+    DONE = 0
+    WRONG = 1
+    """The command ran and found a problem, or its request was refused."""
+    USAGE = 2
+    """A flag, a variable or a file is wrong: nothing was started."""
+    DIRECTORY = 3
+    """The data directory is held by another process, open to other users, of another release, or not ours."""
+    ADDRESS = 4
+    """A port is in use or not available."""
+    STORE = 5
+    """The store failed and must be checked; nothing acknowledged is lost."""
+
+
+class Failure(Exception):
+    """Ends the command with an exit code; `advice` says what to do next."""
+
+    def __init__(self, code: Exit, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.advice = advice
+
+
+class Unreachable(Failure):
+    """No complete answer came: the server may be restarting."""
+
+
+class Unknown(Failure):
+    """The server does not know the operation or the name."""
+
+
+class Missing(Failure):
+    """The queue does not exist."""
+
+
+def foreign(directory: Path, error: Exception) -> Failure:
+    """The directory's contents belong to another program or are damaged."""
+    if str(directory) in str(error):
+        return Failure(Exit.DIRECTORY, str(error))  # the text includes advice
+    advice = "It is another program's: name the data directory with --data DIR."
+    return Failure(Exit.DIRECTORY, f"{directory}: {error}", advice)
+
+
+def end_without(error: ModuleNotFoundError) -> NoReturn:
+    """End a command whose extra is not installed; re-raise if the module belongs to no extra."""
+    package = str(error.name).partition(".")[0]
+    for extra, packages in _EXTRAS.items():
+        if package in packages:
+            advice = f"It comes with the extra `{extra}`: pip install 'veilmq[{extra}]'."
+            end(Failure(Exit.USAGE, f"the package {package} is missing", advice))
+    raise error
+
+
+def end(failure: Failure) -> NoReturn:
+    """Print the problem and the advice on stderr, and exit."""
+    print(f"veilmq: {failure}", file=sys.stderr)
+    if failure.advice:
+        print(f"  {failure.advice}", file=sys.stderr)
+    raise SystemExit(int(failure.code))
+
+
+_EFFECTIVE: Final = os.access in os.supports_effective_ids
+
+
+def closed_to_user(path: Path, *, made: bool = False) -> str:
+    """Why this user cannot read the path, as a sentence; made: also why they cannot make it, if it is missing.
+
+    Empty if nothing does.
+    """
+    path = path.absolute()
+    for each in reversed(path.parents):
+        if not _may(each, os.F_OK):
+            return ""  # missing, as all below it
+        if not _may(each, os.X_OK):
+            return f"{each} is closed to this user ({_user()})."
+    if made and not _may(path, os.F_OK):
+        return "" if _may(path.parent, os.W_OK) else f"{path.parent} may not be written by this user ({_user()})."
+    if _may(path, os.F_OK) and not _may(path, os.R_OK):
+        return f"{path} may not be read by this user ({_user()})."
+    return ""
+
+
+def advice_on(path: Path, otherwise: str) -> str:
+    """Why this user has no access, and what to do; else `otherwise`."""
+    closed = closed_to_user(path)
+    return f"{closed} {otherwise}" if closed else otherwise
+
+
+def file_advice(error: "FileInvalid", *, missing: str, wrong: str = "") -> str:
+    """Advice about an unusable file; missing, wrong: if it does not exist, or its contents are wrong."""
+    if error.errno is None:
+        return wrong
+    return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
+
+
+def check_directory(path: Path, named: str) -> None:
+    """Raises Failure if the directory cannot be written by this user, or is missing and cannot be made.
+
+    A directory is not made below a missing one, so that a mistyped path does not create an empty data directory. named:
+    the user's name for it, such as an option.
+    """
+    closed = closed_to_user(path, made=True)
+    if not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
+        closed = f"{path} may not be written by this user ({_user()})."
+    if closed:
+        advice = f"{closed} Name a directory that you may write to."
+        raise Failure(Exit.USAGE, f"{named}: {path}: Permission denied", advice)
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        advice = f"Check the path, or make it first: mkdir -p {parent}"
+        raise Failure(Exit.USAGE, f"{named}: {path} is not made, because its parent is not there", advice)
+
+
+def _user() -> str:
+    return f"uid {os.geteuid()}"
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=_EFFECTIVE)

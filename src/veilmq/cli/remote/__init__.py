@@ -1,0 +1,201 @@
+"""Commands on queues, messages and the history: through the admin port, or directly on a directory (cli/access).
+
+Strategy: each command is a function of its context (`Asked`: access, account, region, JSON or not) and its own
+arguments; `_command` adds the common options. Each file has the commands on one noun. Only typer is imported until a
+command runs.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.pipeline import export_events
+from veilmq.cli.remote.events import print_events
+from veilmq.cli.remote.messages import delete, extend, peek, receive, send, trace
+from veilmq.cli.remote.moves import cancel_move, list_moves, start_move
+from veilmq.cli.remote.queues import change_queue, create, list_queues, list_topics, plan, purge, remove
+
+if TYPE_CHECKING:
+    from veilmq.cli.access import AdminAccess, Home
+    from veilmq.cli.access.http import HttpAccess
+    from veilmq.model.queue import QueueKey
+
+
+_ELSEWHERE_MAX: Final = 10_000
+"""Queues searched for other regions."""
+_REGIONS_SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The context of every command."""
+
+    access: "AdminAccess"
+    named: tuple[str | None, str | None]
+    """The account and region as given."""
+    as_json: bool
+    again: "Callable[[], HttpAccess | None]"
+    """Opens a new access to the same server; None while nobody serves the directory. Raises Failure."""
+
+    @cached_property
+    def _home(self) -> "Home":
+        account, region = self.named
+        if account is not None and region is not None:
+            from veilmq.cli.access import Home
+
+            return Home(account, region)
+        found = self.access.home(account)
+        return found if region is None else found._replace(region=region)
+
+    @property
+    def account(self) -> str:
+        """The account. Raises Failure."""
+        return self._home.account
+
+    @property
+    def region(self) -> str:
+        """The region. Raises Failure."""
+        return self._home.region
+
+    def why_nothing(self, ask: "Callable[[str, str | None], Iterable[Mapping[str, Any]]]") -> str:
+        """The reason, if a list is empty because of the account or region. Raises Failure.
+
+        ask: lists an account and region; `*` and None mean all.
+        """
+        if not self.access.home(self.account).is_known:
+            return f"the server's credentials file has no account {self.account}"
+        everything = (each.get("source", each) for each in islice(ask("*", None), _ELSEWHERE_MAX))
+        regions = sorted({each["region"] for each in everything if each["account"] == self.account} - {self.region})
+        if not regions:
+            return ""
+        shown = ", ".join(regions[:_REGIONS_SHOWN]) + (" and more" if len(regions) > _REGIONS_SHOWN else "")
+        return f"but there are in {shown}: say --region {regions[0]}, or --all"
+
+    def queue(self, name: str) -> "QueueKey":
+        """The queue of that name."""
+        from veilmq.model.queue import QueueKey
+
+        return QueueKey(self.account, self.region, name)
+
+    def run(self, operation: str, queue: str, **members: Any) -> dict[str, Any]:
+        """Run one operation on one queue; members of None are left out."""
+        given = {name: value for name, value in members.items() if value is not None}
+        return self.access.run(operation, self.queue(queue), given)
+
+
+_OPTIONS: Final = {
+    "account": Annotated[
+        str | None, typer.Option("--account", metavar="ID", help="Account of 12 digits [the only one there is].")
+    ],
+    "region": Annotated[
+        str | None, typer.Option("--region", metavar="NAME", help="Region [the account's home region].")
+    ],
+    "admin": Annotated[
+        str | None,
+        typer.Option("--admin", metavar="HOST:PORT", help="The server's admin port, or VEILMQ_ADMIN [127.0.0.1:9325]."),
+    ],
+    "token_file": Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory].", readable=False
+        ),
+    ],
+    "data": Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="This data directory, or the server that holds it.", readable=False),
+    ],
+    "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
+}
+_DEFAULTS: Final = {"as_json": False}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    queues = typer.Typer(help="Queues.", no_args_is_help=True, rich_markup_mode=None)
+    below: dict[str, Callable[..., None]] = {"list": list_queues, "create": create, "set": change_queue, "plan": plan}
+    for name, body in (below | {"delete": remove}).items():
+        queues.command(name)(_command(body))
+    app.add_typer(queues, name="queues")
+    moves: dict[str, Callable[..., None]] = {"list": list_moves, "start": start_move, "cancel": cancel_move}
+    for group, text, bodies in (
+        ("topics", "Topics.", {"list": list_topics}),
+        ("moves", "Message move tasks.", moves),
+    ):
+        noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+        for name, body in bodies.items():
+            noun.command(name)(_command(body))
+        app.add_typer(noun, name=group)
+    alone: dict[str, Callable[..., None]] = {
+        "send": send,
+        "receive": receive,
+        "delete": delete,
+        "extend": extend,
+        "peek": peek,
+        "purge": purge,
+        "trace": trace,
+    }
+    for name, body in alone.items():
+        app.command(name)(_command(body))
+    events = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+    events.callback()(_alone(_command(print_events)))
+    events.command("export")(export_events)
+    app.add_typer(events, name="events")
+
+
+def _alone(command: Callable[..., None]) -> Callable[..., None]:
+    """The group's default command."""
+
+    def callback(context: typer.Context, **given: Any) -> None:
+        if context.invoked_subcommand is None:
+            command(**given)
+
+    own = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    signature = inspect.signature(command)
+    callback.__doc__ = command.__doc__
+    callback.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    callback.__annotations__ = {"context": typer.Context} | command.__annotations__
+    return callback
+
+
+def _command(body: Callable[..., None]) -> Callable[..., None]:
+    """A typer command with `body`'s own parameters and the common options."""
+
+    def command(**given: Any) -> None:
+        from veilmq.cli.access import Target, http_access, open_access
+
+        _check_text(given.values())
+        taken = {name: given.pop(name) for name in _OPTIONS}
+        target = Target(taken["admin"], taken["token_file"], taken["data"])
+        again = partial(http_access, target, os.environ)
+        with open_access(target, os.environ) as access:
+            body(Asked(access, (taken["account"], taken["region"]), taken["as_json"], again), **given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
+    shared = [
+        inspect.Parameter(name, kind, default=_DEFAULTS.get(name), annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    command.__doc__ = body.__doc__
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
+    return command
+
+
+def _check_text(values: Iterable[Any]) -> None:
+    """Raises Failure for an argument that is not UTF-8; only file names may contain other bytes."""
+    for value in values:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise Failure(Exit.USAGE, f"expected UTF-8, not {text!r}") from None

@@ -1,0 +1,199 @@
+"""Commands on messages: send, receive, peek, extend, delete and trace.
+
+Strategy: functions of the context (`Asked`), to which the package adds the common options. `send --lines` sends in
+batches, and says how many were sent if it ends early.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from veilmq.cli.failures import Exit, Failure, Unreachable
+from veilmq.cli.remote.options import Delay, Queue, Wait, duration_us, pairs
+from veilmq.cli.remote.tables import print_json
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote import Asked
+
+_BATCH: Final = 100
+Handles = Annotated[
+    list[str], typer.Argument(metavar="HANDLE", help="As `receive` printed it; several at once.", show_default=False)
+]
+
+
+def send(
+    asked: "Asked",
+    queue: Queue,
+    body: Annotated[
+        str | None, typer.Argument(metavar="BODY", help="Its text; left out or -: from stdin.", show_default=False)
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message.")] = False,
+    delay: Delay = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Its group.")] = None,
+    deduplication_id: Annotated[
+        str | None,
+        typer.Option("--deduplication-id", metavar="ID", help="A FIFO queue takes one of an id in 5 minutes."),
+    ] = None,
+    message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="What kind of message.")] = None,
+    attributes: Annotated[
+        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated.")
+    ] = None,
+) -> None:
+    """Send a message, or one for each line of stdin."""
+    shared = {
+        "delay_us": None if delay is None else duration_us("--delay", delay),
+        "ttl_us": None if ttl is None else duration_us("--ttl", ttl),
+        "priority": priority,
+        "group": group,
+        "deduplication_id": deduplication_id,
+        "type": message_type,
+        "attributes": [{"name": name, "value": value} for name, value in pairs("--attribute", attributes or [])],
+    }
+    if lines:
+        if body is not None:
+            raise Failure(Exit.USAGE, "--lines reads stdin: leave BODY out")
+        bodies: Iterable[str] = (line.removesuffix("\n") for line in _from_stdin(lines=True))
+    else:
+        bodies = _from_stdin(lines=False) if body is None or body == "-" else [body]
+    count = refused = under_way = 0
+    try:
+        for batch in _batches(_watched(bodies, lines), _BATCH):
+            under_way = len(batch)
+            shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
+            count, under_way = count + len(batch), 0
+            refused += _report(asked, shown, None if lines else "sent {id}")
+    except (KeyboardInterrupt, Failure) as end:
+        if lines:
+            what = "failure" if isinstance(end, Failure) else "interrupt"
+            is_unsure = under_way and isinstance(end, KeyboardInterrupt | Unreachable)
+            unsure = f", and perhaps the next {under_way}" if is_unsure else ""
+            print(f"sent {count - refused} messages before the {what}{unsure}", file=sys.stderr)
+        raise
+    if lines and not asked.as_json:
+        print(f"sent {count - refused} messages")
+    if refused:
+        raise Failure(Exit.WRONG, f"{refused} of {count} messages were refused")
+
+
+def receive(
+    asked: "Asked",
+    queue: Queue,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="At most so many messages.")] = 1,
+    lease: Annotated[str | None, typer.Option("--lease", metavar="TIME", help="Length of the lease.")] = None,
+    wait: Wait = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them as soon as they are printed.")] = False,
+) -> None:
+    """Receive messages: lease them, and print them with their handles."""
+    lease_us = None if lease is None else duration_us("--lease", lease)
+    wait_us = None if wait is None else duration_us("--wait", wait)
+    messages = asked.run("receive", queue, count=count, lease_us=lease_us, wait_us=wait_us)["messages"]
+    _show_messages(asked, messages)
+    if delete and messages:
+        sys.stdout.flush()
+        results = asked.run("delete", queue, handles=[message["handle"] for message in messages])["results"]
+        if any("error" in each for each in results):
+            raise Failure(Exit.WRONG, "some of them could not be deleted and will come back")
+
+
+def peek(
+    asked: "Asked",
+    queue: Queue,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="At most so many messages.")] = 10,
+) -> None:
+    """Look at visible messages without a lease."""
+    _show_messages(asked, asked.run("peek", queue, count=count)["messages"])
+
+
+def delete(asked: "Asked", queue: Queue, handles: Handles) -> None:
+    """Delete received messages by their handles."""
+    results = asked.run("delete", queue, handles=handles)["results"]
+    if _report(asked, results, "deleted"):
+        raise Failure(Exit.WRONG, "not all of them were deleted")
+
+
+def extend(
+    asked: "Asked",
+    queue: Queue,
+    handles: Handles,
+    lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="From now on; 0 releases.", show_default=False)],
+) -> None:
+    """Set the end of leases, or release them."""
+    results = asked.run("extend", queue, handles=handles, lease_us=duration_us("--lease", lease))["results"]
+    if _report(asked, results, "extended"):
+        raise Failure(Exit.WRONG, "not all of them were extended")
+
+
+def trace(
+    asked: "Asked",
+    message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
+    everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
+) -> None:
+    """Show everything that happened to one message."""
+    found = asked.access.trace(message)
+    if asked.as_json:
+        print_json(found)
+    elif found["events"]:
+        from veilmq.cli.remote.tables import Run, run_table, runs
+
+        run_table([Run([event]) for event in found["events"]] if everything else runs(found["events"]))
+    if not found["events"]:
+        raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
+    if not found["complete"]:
+        print("its send is no longer in the history, or too far back", file=sys.stderr)
+
+
+def _show_messages(asked: "Asked", messages: list[dict[str, Any]]) -> None:
+    if asked.as_json:
+        for message in messages:
+            print_json(message)
+    elif messages:
+        from veilmq.cli.remote.tables import message_blocks
+
+        message_blocks(messages)
+    else:
+        print("nothing visible", file=sys.stderr)
+
+
+def _report(asked: "Asked", shown: list[dict[str, Any]], said: str | None) -> int:
+    """Print the result of each; return how many were refused."""
+    for each in shown:
+        if asked.as_json:
+            print_json(each)
+        elif "error" in each:
+            print(f"refused: {each['message']}", file=sys.stderr)
+        elif said is not None:
+            print(said.format(**each))
+    return sum("error" in each for each in shown)
+
+
+def _from_stdin(*, lines: bool) -> Iterator[str]:
+    """All of stdin as one text, or line by line. Raises Failure."""
+    try:
+        texts: Iterable[str] = sys.stdin if lines else [sys.stdin.read()]
+        for text in texts:
+            text.encode()
+            yield text
+    except UnicodeError:
+        advice = "What was read before it may have been sent." if lines else ""
+        raise Failure(Exit.USAGE, "stdin: expected UTF-8", advice) from None
+
+
+def _batches(bodies: Iterable[str], count_max: int) -> Iterator[list[str]]:
+    left = iter(bodies)
+    while batch := list(islice(left, count_max)):
+        yield batch
+
+
+def _watched(bodies: Iterable[str], lines: bool) -> Iterable[str]:
+    """The same bodies, with a progress bar on a terminal."""
+    if not lines or not sys.stderr.isatty():
+        return bodies
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(bodies, "sending", console=Console(stderr=True))
