@@ -32,6 +32,38 @@ from veilmq.store import Reader
 from veilmq.store.reader import QueueState
 
 QUEUES_MAX: Final = 200
+LABELLED_QUEUES_MAX: Final = 200
+EVENTS_A_SCRAPE_MAX: Final = 1_000_000
+_LEASE_KINDS: Final = {
+    int(kind): kind.name.lower()
+    for kind in (
+        Kind.RECEIVED,
+        Kind.EXTENDED,
+        Kind.LEASE_RESUMED,
+        Kind.RELEASED,
+        Kind.RELEASED_FOR_RETRY,
+        Kind.RETRY_DUE,
+        Kind.LEASE_EXPIRED,
+        Kind.EXPIRED_AFTER_CHANGE,
+        Kind.UNDELIVERED,
+        Kind.DELETED,
+        Kind.DELETE_REFUSED,
+        Kind.EXTEND_REFUSED,
+        Kind.DEAD_LETTERED,
+    )
+}
+_MOVED: Final = "moved"
+_OF_QUEUE: Final = _LEASE_KINDS | {int(kind): kind.name.lower() for kind in (Kind.SENT, Kind.EXPIRED, Kind.MOVED)}
+_COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
+_TASKS_MAX: Final = 10_000
+_QUEUE_LABELS: Final = ("account", "region", "queue")
+_LISTENER_COUNTERS: Final = {
+    "requests": "Complete requests.",
+    "refusals": "Requests refused by HTTP's rules or by a limit.",
+    "failures": "Requests that failed with an error in the server.",
+    "bytes_received": "Bytes from clients.",
+    "bytes_sent": "Bytes to clients.",
+}
 
 
 class QueueEvents:
@@ -72,33 +104,6 @@ class QueueEvents:
         if self._rest or len(alive) > len(self._counts):
             for name in self._names:
                 yield ("", "", "", name), self._rest[name]
-
-
-LABELLED_QUEUES_MAX: Final = 200
-EVENTS_A_SCRAPE_MAX: Final = 1_000_000
-_LEASE_KINDS: Final = {
-    int(kind): kind.name.lower()
-    for kind in (
-        Kind.RECEIVED,
-        Kind.EXTENDED,
-        Kind.LEASE_RESUMED,
-        Kind.RELEASED,
-        Kind.RELEASED_FOR_RETRY,
-        Kind.RETRY_DUE,
-        Kind.LEASE_EXPIRED,
-        Kind.EXPIRED_AFTER_CHANGE,
-        Kind.UNDELIVERED,
-        Kind.DELETED,
-        Kind.DELETE_REFUSED,
-        Kind.EXTEND_REFUSED,
-        Kind.DEAD_LETTERED,
-    )
-}
-_MOVED: Final = "moved"
-_OF_QUEUE: Final = _LEASE_KINDS | {int(kind): kind.name.lower() for kind in (Kind.SENT, Kind.EXPIRED, Kind.MOVED)}
-_COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
-_TASKS_MAX: Final = 10_000
-_QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
 class Rest(NamedTuple):
@@ -291,15 +296,6 @@ class Metrics:
         for port in self._service.ports.values():
             found |= port.others
         return found | {"admin": self._admin_commands}
-
-
-_LISTENER_COUNTERS: Final = {
-    "requests": "Complete requests.",
-    "refusals": "Requests refused by HTTP's rules or by a limit.",
-    "failures": "Requests that failed with an error in the server.",
-    "bytes_received": "Bytes from clients.",
-    "bytes_sent": "Bytes to clients.",
-}
 
 
 def _sorted_out(queues: list[QueueState]) -> tuple[list[QueueState], Rest]:

@@ -24,6 +24,7 @@ _EXTRAS: Final = {
     "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
 }  # fmt: skip
 """The extra that installs each import; none is installed by a plain `pip install veilmq`."""
+_EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 
 class Exit(IntEnum):
@@ -87,9 +88,6 @@ def end(failure: Failure) -> NoReturn:
     if failure.advice:
         print(f"  {failure.advice}", file=sys.stderr)
     raise SystemExit(int(failure.code))
-
-
-_EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 
 def closed_to_user(path: Path, *, made: bool = False) -> str:

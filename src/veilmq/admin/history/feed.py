@@ -63,6 +63,22 @@ _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 _JSON: Final = msgspec.json.Encoder()
 
 _LookUp = Callable[[int], tuple[Any, ...] | None]
+ROWS_A_PIECE: Final = 8_192
+_LINES_A_LOOK: Final = 10_000
+"""Lines of a snapshot between two checks of the disk."""
+_FOLLOW_LOOK_S: Final = 1.0
+"""A commit wakes followers; this interval notices a store that fails meanwhile."""
+_GATHER_S: Final = 0.05
+"""A follower is answered no sooner than this, unless the response is full: else it would poll after each commit of a
+busy server."""
+_READ_S: Final = 60.0
+"""How long trimming spares the events of a response in progress; a stalled reader is not waited for any longer."""
+FIRST_HEADER: Final = "veilmq-first-offset"
+START_HEADER: Final = "veilmq-start-offset"
+NEXT_HEADER: Final = "veilmq-next-offset"
+EPOCH_HEADER: Final = "veilmq-epoch"
+_Written = Callable[[View, int, int, Scope], bytes]
+"""The events of [start, stop) that a caller may see, in the answer's form."""
 
 
 def is_arrow_available() -> bool:
@@ -237,25 +253,6 @@ class _Sink(io.RawIOBase):
         """Everything since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
-
-
-ROWS_A_PIECE: Final = 8_192
-_LINES_A_LOOK: Final = 10_000
-"""Lines of a snapshot between two checks of the disk."""
-_FOLLOW_LOOK_S: Final = 1.0
-"""A commit wakes followers; this interval notices a store that fails meanwhile."""
-_GATHER_S: Final = 0.05
-"""A follower is answered no sooner than this, unless the response is full: else it would poll after each commit of a
-busy server."""
-_READ_S: Final = 60.0
-"""How long trimming spares the events of a response in progress; a stalled reader is not waited for any longer."""
-FIRST_HEADER: Final = "veilmq-first-offset"
-START_HEADER: Final = "veilmq-start-offset"
-NEXT_HEADER: Final = "veilmq-next-offset"
-EPOCH_HEADER: Final = "veilmq-epoch"
-
-_Written = Callable[[View, int, int, Scope], bytes]
-"""The events of [start, stop) that a caller may see, in the answer's form."""
 
 
 class Feed:

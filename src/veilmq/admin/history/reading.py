@@ -53,6 +53,7 @@ _THERE: Final = frozenset(
 _WITH_ERRORS: Final = frozenset({Kind.RELEASED_FOR_RETRY, Kind.DEAD_LETTERED})
 _PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
 """An unsigned number in MessagePack; match with DOTALL."""
+_JSON: Final = msgspec.json.Encoder()
 
 
 class Scope(NamedTuple):
@@ -327,9 +328,6 @@ def check_offset(view: View, start: int) -> tuple[int, int]:
     if start < first:
         raise HistoryTrimmed(first)
     return first, following
-
-
-_JSON: Final = msgspec.json.Encoder()
 
 
 def snapshot_lines(view: View, scope: Scope) -> Iterator[bytes]:

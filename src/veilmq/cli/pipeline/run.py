@@ -50,6 +50,8 @@ _SHOWN: Final = {
     "audit": ("rule", "offset", "queue", "sequence", "attempt", "said"),
 }  # fmt: skip
 _EXPORT_CODES: Final = {**JOB_CODES, "TokenRefused": Exit.USAGE, "SourceUnreachable": Exit.ADDRESS}
+TABLE: Final = "health"
+_LOOK_SECONDS: Final = 1
 
 
 def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
@@ -239,10 +241,6 @@ def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
 
     assert asked.out is not None
     write(frame, asked.out.resolve() / name, asked.format)
-
-
-TABLE: Final = "health"
-_LOOK_SECONDS: Final = 1
 
 
 def check_place(out: Path, kind: str) -> None:

@@ -35,15 +35,24 @@ SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
 JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
-"""By the name of what the pipeline refuses, which is all that Spark tells of its class; of others it is WRONG."""
+"""Exit codes by the error's class: its name is all that Spark reports of an error on an executor. Others are WRONG."""
+_REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
+_BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception occurred while shutting down connection")
+"""How py4j's log messages about a call interrupted by Ctrl-C begin."""
+_GATEWAY: Final = ("root", "py4j.clientserver")
+"""The loggers that py4j uses for them."""
 
 
 @contextmanager
 def session(
     asked: Asked, environment: Mapping[str, str], *, hold: bool = True
 ) -> Iterator[tuple["SparkSession", "Events", "Seen"]]:
-    """Spark, what gives the events (of some kinds, or with None of all), and which they are: the same for every look,
-    though a server goes on meanwhile. hold: the first one is needed. Raises Failure."""
+    """A Spark session, a function that loads the events (of some kinds; None: all), and their range of offsets.
+
+    The range is fixed at the start, because a server appends events meanwhile. hold: keep the server from trimming it.
+    Raises Failure.
+    """
     with reported():
         from veilmq.pipeline.events import load
         from veilmq.pipeline.jobs.tables import check_format
@@ -59,11 +68,11 @@ def session(
 
 
 def make_place(out: Path, named: str = "--out") -> None:
-    """The directory to write to. Raises Failure, also if its parent is missing."""
+    """Make the directory and check that it can be written. Raises Failure, also if its parent is missing."""
     check_directory(out, named)
     try:
         out.mkdir(exist_ok=True)
-        # It may be there and not take a file, say of a service whose user is another.
+        # It may exist and belong to another user, say to a service.
         TemporaryFile(dir=out).close()
     except OSError as error:
         mend = "Name a directory that you may write to."
@@ -72,7 +81,7 @@ def make_place(out: Path, named: str = "--out") -> None:
 
 @contextmanager
 def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
-    """What the pipeline refuses, wherever it was raised, as a Failure with its code of `codes`."""
+    """Turn the pipeline's errors, here or on an executor, into a Failure with an exit code from `codes`."""
     try:
         yield
     except PipelineError as error:
@@ -81,7 +90,7 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
         raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
     except RuntimeError as error:
-        # Spark's own errors are no RuntimeErrors, but for those of its Java gateway.
+        # Of Spark's errors, only those of its Java gateway are RuntimeErrors.
         raise Failure(Exit.WRONG, f"Spark: {error}") from None
     except _failures() as error:
         found = _REFUSED.findall(str(error))
@@ -101,7 +110,7 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """The system's, and Spark's if it was imported at all: what was not imported cannot have raised."""
+    """The classes of errors to translate: the system's, and Spark's if Spark was imported."""
     if "pyspark" not in sys.modules:
         return (OSError,)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -135,27 +144,27 @@ def history_of(asked: Asked, environment: Mapping[str, str]) -> "History":
 
 
 class Seen(NamedTuple):
-    """The events of one history that are looked at: from offset `start` to before `stop`."""
+    """A range of one history: from offset `start` to before `stop`."""
 
     history: "History"
     start: int
     stop: int
 
     def first_instant(self) -> int | None:
-        """When they begin: a look at the first one is cheaper than one at all."""
+        """When its first event happened; cheaper than reading all events."""
         from veilmq.pipeline.events.reading import first_instant
 
         return first_instant(*self)
 
     def last_instant(self) -> int | None:
-        """When they end."""
+        """When its last event happened."""
         from veilmq.pipeline.events.reading import last_instant
 
         return last_instant(*self)
 
 
 def _seen(asked: Asked, environment: Mapping[str, str], *, hold: bool) -> Seen:
-    """Those that are meant. Raises OptionInvalid, HistoryGap."""
+    """The range that `--from` and `--until` name. Raises OptionInvalid, HistoryGap."""
     from veilmq.pipeline.events.reading import OFFSET
 
     named, until = asked.start, asked.until
@@ -215,14 +224,6 @@ def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
         mend = "Name the server's admin-token, or a file with KEY_ID:SECRET of an access key."
         raise Failure(Exit.USAGE, f"{place} holds no token", mend) from None
     return token
-
-
-_REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
-_BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception occurred while shutting down connection")
-"""How py4j's log messages about a call interrupted by Ctrl-C begin."""
-_GATEWAY: Final = ("root", "py4j.clientserver")
-"""The loggers that py4j uses for them."""
 
 
 @contextmanager

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 _ANSWER_S: Final = 2
 _NAMES_MAX: Final = 1_000
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
+Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
+Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
 
 
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -95,11 +100,6 @@ Queue = Annotated[
     str,
     typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False, autocompletion=queue_names),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
-Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
-Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
 
 
 def duration_us(option: str, text: str) -> int:

@@ -22,6 +22,11 @@ _LENGTH_MAX: Final = 3
 """Longest sequence that is recognized as repeating."""
 _TIMES_MIN: Final = 3
 _ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "principal", "client", "detail")
+_WIDTH_PIPED: Final = 200
+_BODY_SHOWN: Final = 400
+_UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
+_EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
+_HELD: Final = _EVENT_HEADS.index("held")
 
 
 class Run(NamedTuple):
@@ -62,11 +67,6 @@ def _longest(keys: list[tuple[str, ...]], at: int) -> tuple[int, int]:
         if count >= _TIMES_MIN and length * count > best[0] * best[1]:
             best = (length, count)
     return best
-
-
-_WIDTH_PIPED: Final = 200
-_BODY_SHOWN: Final = 400
-_UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
 
 
 def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
@@ -133,10 +133,6 @@ def run_table(found: Iterable[Run]) -> None:
         row[_HELD] = "" if held_us is None else duration(held_us)
         rows.append(row)
     table(_EVENT_HEADS, rows)
-
-
-_EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
-_HELD: Final = _EVENT_HEADS.index("held")
 
 
 def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:

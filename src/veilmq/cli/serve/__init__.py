@@ -47,6 +47,17 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 
 log = logging.getLogger("veilmq.serve")
+_QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
+_STRIPPED: Final = (
+    "--external-url has the path %s: the proxy must take exactly %s off the path of each request, and hand on the Host "
+    "header as it came; clients sign both"
+)
+_DATA_PORTS: Final = ("sqs", "azure", "mns")
+"""In the order in which they open (server/service.py)."""
+_UNOWNED_SHOWN: Final = 10
+_SWITCH_S: Final = 0.001
+"""How long a bulk-reading thread (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
+releases the interpreter at many of its statements; with Python's default of 5 ms it waited 60 to 170 ms in all."""
 
 
 def notify(address: str | None, state: str) -> None:
@@ -60,19 +71,6 @@ def notify(address: str | None, state: str) -> None:
             manager.sendto(state.encode(), name)
     except (OSError, ValueError) as error:
         log.warning("NOTIFY_SOCKET %s cannot be told %s: %s", address, state, error)
-
-
-_QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
-_STRIPPED: Final = (
-    "--external-url has the path %s: the proxy must take exactly %s off the path of each request, and hand on the Host "
-    "header as it came; clients sign both"
-)
-_DATA_PORTS: Final = ("sqs", "azure", "mns")
-"""In the order in which they open (server/service.py)."""
-_UNOWNED_SHOWN: Final = 10
-_SWITCH_S: Final = 0.001
-"""How long a bulk-reading thread (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
-releases the interpreter at many of its statements; with Python's default of 5 ms it waited 60 to 170 ms in all."""
 
 
 def serve(resolved: Resolved, manager: str | None = None) -> Exit:

@@ -31,6 +31,11 @@ HEAD_BYTES_MAX: Final = 64 * 1024
 """Request line and headers, not counting what arrives in the same read as their beginning or end."""
 HEAD_S: Final = 10.0
 """Deadline for a request's head, and for the first request of a connection to begin."""
+_GRACE_S: Final = 2
+"""How long current requests may take at shutdown."""
+_LEAVE_S: Final = 0.1
+"""How long a handler has to notice its lost connection."""
+log = logging.getLogger("veilmq.serve")
 
 
 class Connection(HttpToolsProtocol):
@@ -81,14 +86,6 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-_GRACE_S: Final = 2
-"""How long current requests may take at shutdown."""
-_LEAVE_S: Final = 0.1
-"""How long a handler has to notice its lost connection."""
-
-log = logging.getLogger("veilmq.serve")
 
 
 class _Server(uvicorn.Server):

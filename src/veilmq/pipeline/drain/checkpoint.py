@@ -18,6 +18,8 @@ from veilmq.pipeline.errors import TableForeign
 
 _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
+_ELSEWHERE: Final = "://"
+_NONE: Final = -1
 
 
 def clear(checkpoint: Path, manifests: Path) -> None:
@@ -29,10 +31,6 @@ def clear(checkpoint: Path, manifests: Path) -> None:
         for each in (checkpoint / name).glob(".*"):
             if each.name.endswith(_UNFINISHED):
                 each.unlink(missing_ok=True)
-
-
-_ELSEWHERE: Final = "://"
-_NONE: Final = -1
 
 
 def check_table(kind: str, path: str, checkpoint: Path) -> None:

@@ -39,6 +39,17 @@ _DECIMAL: Final = re.compile(rb'("?)(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\
 _NULL: Final = b"null"
 METADATA: Final = {f"_{name}": name for name in ARROW_SCHEMA.names if name != "body"}
 """Columns of a JSON schema that hold the message's metadata, not fields of the body."""
+_PLAIN: Final[dict[type, Any]] = {
+    types.StringType: str,
+    types.BooleanType: bool,
+    types.FloatType: float,
+    types.DoubleType: float,
+    # msgspec's own decimal accepts texts in Python's notation, such as "1_0".
+    types.DecimalType: msgspec.Raw,
+    types.TimestampType: datetime.datetime,
+    types.DateType: datetime.date,
+    types.BinaryType: bytes,
+}
 
 
 def _integer(bits: int) -> Any:
@@ -79,19 +90,6 @@ def _or_none(kind: types.DataType, place: str) -> Any:
     found = python_type(kind, place)
     # A raw value may be null anyway, and msgspec does not accept it in a union.
     return found if found is msgspec.Raw else found | None
-
-
-_PLAIN: Final[dict[type, Any]] = {
-    types.StringType: str,
-    types.BooleanType: bool,
-    types.FloatType: float,
-    types.DoubleType: float,
-    # msgspec's own decimal accepts texts in Python's notation, such as "1_0".
-    types.DecimalType: msgspec.Raw,
-    types.TimestampType: datetime.datetime,
-    types.DateType: datetime.date,
-    types.BinaryType: bytes,
-}
 
 
 class Decoding:

@@ -38,14 +38,35 @@ ROWS_PER_BATCH: Final = 1_000
 BYTES_PER_BATCH: Final = 16 << 20
 """Approximate bytes of a record batch: Java loads each as a whole, and would do so with a thousand large bodies."""
 LOCK_SECONDS: Final = 15.0
-_LOCK: Final = "lock"
 """A killed query's process needs a moment to exit."""
+_LOCK: Final = "lock"
 _LOOK_SECONDS: Final = 0.05
 _NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.(arrow|ids)\Z")
 _MEND: Final = (
     "Restore it from a backup. Without it the batch cannot be repeated; its messages are still in the queue, so that a "
     "new checkpoint with a new directory drains them."
 )
+SPARK_SCHEMA: Final = (
+    "`id` string, `body` string, `attributes` map<string, string>, `type` string, `group` string, "
+    "`sequence` decimal(38, 0), `sent` timestamp_ltz, `receive_count` int, `batch` bigint, `position` int"
+)
+"""`sequence` is the FIFO sequence number (up to 128 bits); `batch` and `position` say where in which manifest a row
+is."""
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.string()),
+        ("body", pa.string()),
+        ("attributes", pa.map_(pa.string(), pa.field("value", pa.string(), True))),
+        ("type", pa.string()),
+        ("group", pa.string()),
+        ("sequence", pa.decimal128(38, 0)),
+        ("sent", pa.timestamp("us", "UTC")),
+        ("receive_count", pa.int32()),
+        ("batch", pa.int64()),
+        ("position", pa.int32()),
+    ]
+)
+MANIFEST_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("handle", pa.string()))
 
 
 class Offset(NamedTuple):
@@ -239,30 +260,6 @@ def _locked(path: Path, seconds: float, clock: Clock) -> int:
     os.ftruncate(file, 0)
     os.pwrite(file, str(os.getpid()).encode(), 0)
     return file
-
-
-SPARK_SCHEMA: Final = (
-    "`id` string, `body` string, `attributes` map<string, string>, `type` string, `group` string, "
-    "`sequence` decimal(38, 0), `sent` timestamp_ltz, `receive_count` int, `batch` bigint, `position` int"
-)
-"""`sequence` is the FIFO sequence number (up to 128 bits); `batch` and `position` say where in which manifest a row
-is."""
-
-ARROW_SCHEMA: Final = pa.schema(
-    [
-        ("id", pa.string()),
-        ("body", pa.string()),
-        ("attributes", pa.map_(pa.string(), pa.field("value", pa.string(), True))),
-        ("type", pa.string()),
-        ("group", pa.string()),
-        ("sequence", pa.decimal128(38, 0)),
-        ("sent", pa.timestamp("us", "UTC")),
-        ("receive_count", pa.int32()),
-        ("batch", pa.int64()),
-        ("position", pa.int32()),
-    ]
-)
-MANIFEST_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("handle", pa.string()))
 
 
 def table_of(messages: Sequence[Received], batch: int) -> Any:

@@ -26,6 +26,35 @@ NEVER: Final = (1 << 63) - 1
 _MESSAGES: Final = (
     "messages array<struct<sequence: long, state: string, receive_count: long, rotation: long, due: long>>"
 )
+RULES: Final = {
+    "offsets": "offsets are contiguous, each once",
+    "sent once": "a message is sent once, under a sequence number that grows with the offsets",
+    "received was sent": "nothing is received or deleted that was not sent",
+    "left once": "a message leaves once: deleted, expired, moved or quarantined",
+    "no resurrection": "nothing happens to a message after it left",
+    "receive count": "the receive count grows by one with each receive",
+    "one lease": "one lease at a time: a receive, or a lease taken up again, follows the end of the lease before",
+    "visible": "nothing is received before it is visible",
+    "stale handles": "a handle that is not current changes nothing",
+    "lease end": "a lease ends when its last grant or extension said",
+    "refused rightly": "a handle that is current is not refused",
+    "snapshot": "a snapshot tells what the events before it tell",
+    "conservation": "sent and moved in = deleted, expired, moved, quarantined, purged and what is left",
+}
+"""Each rule and its text."""
+_ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
+_RAN_OUT: Final = ("lease_expired", "expired_after_change", "retry_due")
+"""A message in flight became visible by itself."""
+_MOVES: Final = ("extended", "lease_resumed", "released_for_retry")
+"""The end of the lease was moved."""
+_MESSAGE_KINDS: Final = (
+    "sent", "received", *_MOVES, "released", *_RAN_OUT, "undelivered", "delete_refused", "content_updated",
+    *_ENDINGS,
+)  # fmt: skip
+_TOLD_HELD: Final = "told in flight"
+_TOLD_FREE: Final = "told"
+_TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
+"""Reported by a snapshot: of a leased message, of any other message."""
 
 
 class Known(NamedTuple):
@@ -70,37 +99,6 @@ def told(events: "DataFrame") -> "DataFrame":
         "offset", "at", "queue", "incarnation", "one.sequence", "one.state",
         F.col("one.receive_count").alias("attempt"), "one.rotation", "one.due",
     )  # fmt: skip
-
-
-RULES: Final = {
-    "offsets": "offsets are contiguous, each once",
-    "sent once": "a message is sent once, under a sequence number that grows with the offsets",
-    "received was sent": "nothing is received or deleted that was not sent",
-    "left once": "a message leaves once: deleted, expired, moved or quarantined",
-    "no resurrection": "nothing happens to a message after it left",
-    "receive count": "the receive count grows by one with each receive",
-    "one lease": "one lease at a time: a receive, or a lease taken up again, follows the end of the lease before",
-    "visible": "nothing is received before it is visible",
-    "stale handles": "a handle that is not current changes nothing",
-    "lease end": "a lease ends when its last grant or extension said",
-    "refused rightly": "a handle that is current is not refused",
-    "snapshot": "a snapshot tells what the events before it tell",
-    "conservation": "sent and moved in = deleted, expired, moved, quarantined, purged and what is left",
-}
-"""Each rule and its text."""
-_ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
-_RAN_OUT: Final = ("lease_expired", "expired_after_change", "retry_due")
-"""A message in flight became visible by itself."""
-_MOVES: Final = ("extended", "lease_resumed", "released_for_retry")
-"""The end of the lease was moved."""
-_MESSAGE_KINDS: Final = (
-    "sent", "received", *_MOVES, "released", *_RAN_OUT, "undelivered", "delete_refused", "content_updated",
-    *_ENDINGS,
-)  # fmt: skip
-_TOLD_HELD: Final = "told in flight"
-_TOLD_FREE: Final = "told"
-_TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
-"""Reported by a snapshot: of a leased message, of any other message."""
 
 
 def audit(events: "DataFrame") -> "DataFrame":

@@ -53,6 +53,25 @@ QUANTILES_SCHEMA: Final = (
     " p50_s double, p50_basis string, p90_s double, p90_basis string, p99_s double, p99_basis string,"
     " at_least_s double, log_mean double, log_deviation double, redelivered_share double, redone_share double"
 )
+AT_RISK_MIN: Final = 10.0
+"""A point of the curve needs at least this many attempts under way."""
+_AT_RISK_GOOD: Final = 200.0
+"""With fewer attempts under way, a law that fits is better than the curve."""
+FINISHED_MIN: Final = 30.0
+"""With fewer finished attempts, nothing is recommended."""
+_CUT_OFF: Final = 0.5
+"""Fewer censored attempts than this count as none."""
+_PLACINGS: Final = 8
+_EM_STEPS_MAX: Final = 2_000
+_EM_SETTLED: Final = 1e-7
+_AGREES: Final = 4.0
+"""Standard errors by which a fit may differ from the curve at any point."""
+_COARSE: Final = 0.004
+"""Additional tolerance for the error of the buckets themselves."""
+_ERFC: Final = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807,
+    -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223,
+)  # fmt: skip
 
 
 def survival(leases: "DataFrame") -> "DataFrame":
@@ -159,23 +178,6 @@ def names_of(rows: Any) -> dict[str, Any]:
     """The group's own columns, repeated in each of its result rows."""
     first = rows.iloc[0]
     return {name: first[name] for name in GROUP}
-
-
-AT_RISK_MIN: Final = 10.0
-"""A point of the curve needs at least this many attempts under way."""
-_AT_RISK_GOOD: Final = 200.0
-"""With fewer attempts under way, a law that fits is better than the curve."""
-FINISHED_MIN: Final = 30.0
-"""With fewer finished attempts, nothing is recommended."""
-_CUT_OFF: Final = 0.5
-"""Fewer censored attempts than this count as none."""
-_PLACINGS: Final = 8
-_EM_STEPS_MAX: Final = 2_000
-_EM_SETTLED: Final = 1e-7
-_AGREES: Final = 4.0
-"""Standard errors by which a fit may differ from the curve at any point."""
-_COARSE: Final = 0.004
-"""Additional tolerance for the error of the buckets themselves."""
 
 
 class Sample(NamedTuple):
@@ -416,12 +418,6 @@ def _tail(z: Any) -> Any:
         series = factor + t * series
     upper = 0.5 * t * np.exp(np.clip(-x * x + series, -700, 700))
     return np.where(np.asarray(z) >= 0, upper, 1 - upper)
-
-
-_ERFC: Final = (
-    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807,
-    -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223,
-)  # fmt: skip
 
 
 def _hazard(z: Any) -> Any:

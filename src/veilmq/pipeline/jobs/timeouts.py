@@ -45,6 +45,10 @@ _NEAR: Final = 1.05
 _RATE_PRIOR: Final = log(10.0)
 """The given crash rate is right within a factor of ten: the standard deviation of its logarithm."""
 _RATE_STEPS: Final = 60
+QUEUE: Final = ("account", "region", "queue")
+"""Columns that identify a queue."""
+LIFE_KINDS: Final = ("queue_created", "queue_deleted")
+"""The kinds of events that report it."""
 
 
 def timeouts(leases: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
@@ -318,12 +322,6 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
             "within_reach": at <= curve.reach_s,
         }
     )
-
-
-QUEUE: Final = ("account", "region", "queue")
-"""Columns that identify a queue."""
-LIFE_KINDS: Final = ("queue_created", "queue_deleted")
-"""The kinds of events that report it."""
 
 
 def queue_lives(events: "DataFrame") -> "DataFrame":

@@ -77,6 +77,13 @@ _NAMED: Final = re.compile(r'id="([a-zA-Z0-9.]+_\d+)"')
 
 
 Figure = TypeVar("Figure", bound=Callable[..., str])
+PANELS_MAX: Final = 6
+TITLE_MAX: Final = 27
+_COLUMNS: Final = 3
+_LOWEST: Final = 3e-4
+"""Lowest share shown: below it a name has no room under its point."""
+_ROOM: Final = 0.6
+"""Share of a panel's width: a point further right has its name on its left."""
 
 
 def styled(figure: Figure) -> Figure:
@@ -172,15 +179,6 @@ def mark(panel: Any, x: float, color: str, text: str, *, high: float = 1.0, alig
         bbox=ON_SURFACE,
     )
     name.set_in_layout(False)
-
-
-PANELS_MAX: Final = 6
-TITLE_MAX: Final = 27
-_COLUMNS: Final = 3
-_LOWEST: Final = 3e-4
-"""Lowest share shown: below it a name has no room under its point."""
-_ROOM: Final = 0.6
-"""Share of a panel's width: a point further right has its name on its left."""
 
 
 def told_apart(rows: Any, among: Any) -> Any:

@@ -45,6 +45,26 @@ _LOG: Final = "_delta_log"
 """The directory of a table's log."""
 
 log = logging.getLogger("veilmq.pipeline")
+_synced: dict[Path, set[tuple[int, int, int, int]]] = {}
+"""Log files of local tables that this process has synced: inode, size and last change. Kept by table and not by name
+only: a table that is removed and recreated begins with the same names, often on the same inodes."""
+_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
+_FEATURES: Final = frozenset(
+    {
+        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
+        "invariants", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview",
+    }
+)  # fmt: skip
+"""Features that allow appends, or that a table only may use: its properties say whether it does."""
+_OF_COLUMNS: Final = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "an expression that makes its values",
+    "delta.identity.": "values that count up",
+}
+_CONSTRAINTS: Final = "delta.constraints."
+_ELEMENT: Final = "element"
+_VALUE: Final = "value"
+_MEND: Final = "Write another table, or with foreachBatch and what sees to that."
 
 
 class Written(WriterCommitMessage):
@@ -114,11 +134,6 @@ def _commit(
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
     table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
-
-
-_synced: dict[Path, set[tuple[int, int, int, int]]] = {}
-"""Log files of local tables that this process has synced: inode, size and last change. Kept by table and not by name
-only: a table that is removed and recreated begins with the same names, often on the same inodes."""
 
 
 def _sync_log(path: str) -> None:
@@ -279,25 +294,6 @@ class DeltaSink(DataSource):
         if overwrite:
             raise OptionInvalid("veilmq-delta appends.", "Use outputMode('append').")
         return DeltaWriter(schema, read_delta_options(self.options))
-
-
-_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
-_FEATURES: Final = frozenset(
-    {
-        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
-        "invariants", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview",
-    }
-)  # fmt: skip
-"""Features that allow appends, or that a table only may use: its properties say whether it does."""
-_OF_COLUMNS: Final = {
-    "delta.invariants": "an invariant",
-    "delta.generationExpression": "an expression that makes its values",
-    "delta.identity.": "values that count up",
-}
-_CONSTRAINTS: Final = "delta.constraints."
-_ELEMENT: Final = "element"
-_VALUE: Final = "value"
-_MEND: Final = "Write another table, or with foreachBatch and what sees to that."
 
 
 class DeltaRefused(PipelineError):

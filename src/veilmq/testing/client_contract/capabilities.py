@@ -21,6 +21,16 @@ NEEDS: dict[str, Callable[[Queue], Any]] = {
     "body_replaceable": lambda queue: queue.extend("0" * 66, LONG, body="x"),
 }
 """By field of `Capabilities`: a call that needs it."""
+CASES: Final[list[dict[str, Any]]] = [
+    {}, {"body": ""}, {"body": "\x00"}, {"body": "x" * 200_000}, {"body": "x" * (2 << 20)},
+    {"attributes": {"a.b": "x"}}, {"attributes": {"AWS.a": "x"}}, {"attributes": {"a..b": "x"}},
+    {"attributes": {"a b": "x"}}, {"attributes": {"a" * 257: "x"}}, {"attributes": {"a": ""}},
+    {"attributes": {"a": "\ufffe"}}, {"attributes": {"a": True}}, {"attributes": {f"a{n}": n for n in range(10)}},
+    {"attributes": {f"a{n}": n for n in range(11)}}, {"group": "tenant"}, {"group": "a b"}, {"group": "x" * 129},
+    {"deduplication_id": "x"}, {"delay": -1}, {"delay": 10**9}, {"ttl": 60}, {"ttl": 0}, {"ttl": -1},
+    {"priority": 1}, {"priority": 0}, {"priority": 17}, {"type": "kind"}, {"lease_hint": 30}, {"lease_hint": 0},
+    {"lease_hint": 10**9}, {"tag": "red"},
+]  # fmt: skip
 
 
 class TestCapabilities:
@@ -72,18 +82,6 @@ class TestCapabilities:
         message = stage.take(queue)
         assert message.receive_count == 1
         assert queue.peek() == []
-
-
-CASES: Final[list[dict[str, Any]]] = [
-    {}, {"body": ""}, {"body": "\x00"}, {"body": "x" * 200_000}, {"body": "x" * (2 << 20)},
-    {"attributes": {"a.b": "x"}}, {"attributes": {"AWS.a": "x"}}, {"attributes": {"a..b": "x"}},
-    {"attributes": {"a b": "x"}}, {"attributes": {"a" * 257: "x"}}, {"attributes": {"a": ""}},
-    {"attributes": {"a": "\ufffe"}}, {"attributes": {"a": True}}, {"attributes": {f"a{n}": n for n in range(10)}},
-    {"attributes": {f"a{n}": n for n in range(11)}}, {"group": "tenant"}, {"group": "a b"}, {"group": "x" * 129},
-    {"deduplication_id": "x"}, {"delay": -1}, {"delay": 10**9}, {"ttl": 60}, {"ttl": 0}, {"ttl": -1},
-    {"priority": 1}, {"priority": 0}, {"priority": 17}, {"type": "kind"}, {"lease_hint": 30}, {"lease_hint": 0},
-    {"lease_hint": 10**9}, {"tag": "red"},
-]  # fmt: skip
 
 
 class TestSendable:

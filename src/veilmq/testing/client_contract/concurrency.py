@@ -15,6 +15,8 @@ from veilmq.testing.client_contract.stage import LONG, PATIENCE_SECONDS, Stage
 
 _TURNS: Final = 20
 """Interruptions within `PATIENCE_SECONDS`."""
+THREADS = 8
+EACH = 12
 
 
 class TestClosing:
@@ -93,10 +95,6 @@ def _interrupted(queue: Queue, waited: Callable[..., Any]) -> list[Any]:
         except Unfinished:
             continue
     raise AssertionError("it waits on")
-
-
-THREADS = 8
-EACH = 12
 
 
 class TestThreads:

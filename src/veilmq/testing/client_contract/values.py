@@ -37,6 +37,26 @@ NO_RECEIVE: Final[list[dict[str, Any]]] = [
 NO_SQS_ATTRIBUTES: Final[list[dict[str, Any]]] = [
     {"a": Decimal("1E+127")}, {"a": 1e-129}, {"a": 10**38 + 1}, {"AWS.x": "x"}, {"amazon.x": "x"},
 ]  # fmt: skip
+BODY: Final = "žluť 漢 <&>\r\n"
+REFUSED: Final[dict[str, Callable[[Queue], Any]]] = {
+    "no message": lambda queue: queue.send(3),  # type: ignore[arg-type]
+    "a field of another type": lambda queue: queue.send(Message("x", delay="3")),  # type: ignore[arg-type]
+    "a body that XML cannot carry": lambda queue: queue.send("\0"),
+    "no list": lambda queue: queue.send_batch("abc"),
+    "no count": lambda queue: queue.receive(0),
+    "no lease": lambda queue: queue.receive(lease=-1),
+    "no wait": lambda queue: queue.receive(wait=float("nan")),
+    "a handle that is no text": lambda queue: queue.delete(3),  # type: ignore[arg-type]
+    "a lease that is no number": lambda queue: queue.extend("0" * 66, "3"),  # type: ignore[arg-type]
+}
+NEED_THE_QUEUE: Final[dict[str, Callable[[Queue, str], Any]]] = {
+    "send": lambda queue, _: queue.send("x"),
+    "send_batch": lambda queue, _: queue.send_batch(["x"]),
+    "receive": lambda queue, _: queue.receive(),
+    "extend": lambda queue, handle: queue.extend(handle, LONG),
+    "delete": lambda queue, handle: queue.delete(handle),
+    "stats": lambda queue, _: queue.stats(),
+}
 
 
 def _only(fields: dict[str, Any]) -> str:
@@ -182,29 +202,6 @@ class TestValues:
     def _is_empty(queue: Queue) -> None:
         stats = queue.stats()
         assert (stats.visible, stats.in_flight or 0) == (0, 0)
-
-
-BODY: Final = "žluť 漢 <&>\r\n"
-
-REFUSED: Final[dict[str, Callable[[Queue], Any]]] = {
-    "no message": lambda queue: queue.send(3),  # type: ignore[arg-type]
-    "a field of another type": lambda queue: queue.send(Message("x", delay="3")),  # type: ignore[arg-type]
-    "a body that XML cannot carry": lambda queue: queue.send("\0"),
-    "no list": lambda queue: queue.send_batch("abc"),
-    "no count": lambda queue: queue.receive(0),
-    "no lease": lambda queue: queue.receive(lease=-1),
-    "no wait": lambda queue: queue.receive(wait=float("nan")),
-    "a handle that is no text": lambda queue: queue.delete(3),  # type: ignore[arg-type]
-    "a lease that is no number": lambda queue: queue.extend("0" * 66, "3"),  # type: ignore[arg-type]
-}
-NEED_THE_QUEUE: Final[dict[str, Callable[[Queue, str], Any]]] = {
-    "send": lambda queue, _: queue.send("x"),
-    "send_batch": lambda queue, _: queue.send_batch(["x"]),
-    "receive": lambda queue, _: queue.receive(),
-    "extend": lambda queue, handle: queue.extend(handle, LONG),
-    "delete": lambda queue, handle: queue.delete(handle),
-    "stats": lambda queue, _: queue.stats(),
-}
 
 
 class TestSmoke:
