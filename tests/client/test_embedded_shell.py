@@ -280,7 +280,7 @@ def test_a_wall_clock_that_jumps_ends_no_lease(tmp_path: Path) -> None:
         queue.send("x")
         (message,) = queue.receive(lease=60)
         for clock.jump in (7_200.0, -7_200.0):
-            account.settle()
+            account.apply_due()
             assert queue.receive() == []
         queue.delete(message.handle)
     with EmbeddedAccount(tmp_path / "data", clock=clock, options=SMALL) as account:

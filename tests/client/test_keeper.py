@@ -147,7 +147,7 @@ def wait(account: EmbeddedAccount, clock: MovableClock) -> Callable[..., None]:
             clock.passed += 0.25
             for keeper in keepers:
                 keeper.extend_due()
-            account.settle()
+            account.apply_due()
 
     return wait
 
@@ -383,7 +383,7 @@ def test_after_a_long_sleep_of_the_machine_what_is_gone_is_lost_and_new_ones_kep
         keeper.extend_due()
         assert lease.lost.reason is (Reason.EXPIRED if fifo else Reason.TAKEN)
         assert f"queue {name}: 1 leases lost, first message {lease.message.id}: {lease.lost.reason}" in caplog.text
-        account.settle()
+        account.apply_due()
         again = keeper.register(queue.receive()[0] if fifo else taken)
         wait(60, keeper)
         assert not again.lost

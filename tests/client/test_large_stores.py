@@ -351,12 +351,12 @@ def test_a_kill_leaves_no_dangling_pointer_and_orphans_are_swept(tmp_path: Path,
         for message in came:
             queue.release(message.handle)
         clock.advance(DAY - 60)
-        account.settle()
+        account.apply_due()
         if messages:
             assert queue.sweep(DAY + MARGIN).objects == 0
             assert len(queue.peek(10)) == messages
         clock.advance(2 * MARGIN)
-        account.settle()
+        account.apply_due()
         assert queue.sweep(DAY + MARGIN).objects == messages + orphans
         assert keys(queue.store) == []
 

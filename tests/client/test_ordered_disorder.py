@@ -54,7 +54,7 @@ def test_counts_and_order_survive_a_restart(tmp_path: Path) -> None:
         assert sorted(first + rest, key=int) == [str(number) for number in range(40)]
         assert [int(body) % 2 for body in first + rest] == [1] * 20 + [0] * 20
         clock.advance(31)
-        there.settle()
+        there.apply_due()
         assert queue.stats().visible == 40
 
 
@@ -67,11 +67,11 @@ def test_what_is_due_to_expire_or_to_the_dead_letters_still_goes_there(tmp_path:
         queue.send_batch([Message(str(number), ttl=None if number % 2 else 5) for number in range(30)])
         queue.receive(1)
         clock.advance(6)
-        there.settle()
+        there.apply_due()
         came = [int(message.body) for message in queue.receive(40)]
         assert all(number % 2 for number in came)
         clock.advance(11)
-        there.settle()
+        there.apply_due()
         assert queue.receive(40) == []
         dead = {int(message.body) for message in there.queue("dead").receive(40)}
         assert dead >= set(came)

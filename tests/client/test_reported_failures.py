@@ -106,7 +106,7 @@ def _account(protocol: str, server: ServerProcess) -> Account:
 
 def _events_of_directory(account: EmbeddedAccount) -> Callable[[], list[dict[str, Any]]]:
     def events() -> list[dict[str, Any]]:
-        account.settle()
+        account.apply_due()
         with account._shell._store.reader.look() as view:
             return [msgspec.to_builtins(event) for event in read_events(view, 0, 10_000)]
 

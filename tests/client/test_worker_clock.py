@@ -66,7 +66,7 @@ def pass_by(embedded: EmbeddedClient, working: Worker, seconds: float, step: flo
     for _ in range(int(seconds / step)):
         embedded.clock.advance(step)
         working._run.keeper.extend_due()
-        embedded.account.settle()
+        embedded.account.apply_due()
 
 
 def test_work_of_ten_timeouts_is_seen_once(embedded: EmbeddedClient, queue: Queue) -> None:
@@ -135,7 +135,7 @@ def test_a_prefetched_message_whose_time_is_over_does_not_start(embedded: Embedd
 
     with worker(embedded, queue, handler, prefetch=1, lease=600, keeper=False) as working:
         eventually(lambda: working.counts and working.counts.outcomes.get("expired", 0))
-        embedded.account.settle()
+        embedded.account.apply_due()
         eventually(lambda: queue.stats().visible == queue.stats().in_flight == 0)
     assert working.counts is not None
     assert sorted(set(bodies)) == ["first", "second"]

@@ -239,7 +239,25 @@ def sendable(given: str | Message, can: Capabilities, *, fields_as_attributes: b
     fields_as_attributes: the message's type and its lease hint travel as attributes, and count as such.
     """
     message = as_message(given)
-    _check_abilities(message, can)
+    if can.native_fifo or message is given:  # a text alone has no fields
+        _check_abilities(message, can)
+        _check_fields(message, can)
+    raw = text_bytes(message.body)
+    if len(raw) < can.body_bytes_min:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    values = with_fields(message) if fields_as_attributes and message is given else message.attributes
+    if len(values) > ATTRIBUTES_MAX:
+        raise ParameterInvalid(parameter="attributes", reason=f"at most {ATTRIBUTES_MAX}, not {len(values)}")
+    attributes = {name: named(name, value) for name, value in values.items()}
+    total_bytes = can.transmitted_bytes(raw)
+    if attributes:
+        total_bytes += size_bytes(attributes)
+    if total_bytes > can.body_bytes_max:
+        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=can.body_bytes_max)
+    return Sendable(message, raw, attributes, total_bytes)
+
+
+def _check_fields(message: Message, can: Capabilities) -> None:
     token(message.group, "group")
     token(message.deduplication_id, "deduplication_id")
     if message.delay is not None:
@@ -249,17 +267,6 @@ def sendable(given: str | Message, can: Capabilities, *, fields_as_attributes: b
     if message.priority is not None:
         whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     lease_hint(message.lease_hint, can.lease_max)
-    raw = text_bytes(message.body)
-    if len(raw) < can.body_bytes_min:
-        raise ParameterInvalid(parameter="body", reason="must not be empty")
-    values = with_fields(message) if fields_as_attributes else message.attributes
-    if len(values) > ATTRIBUTES_MAX:
-        raise ParameterInvalid(parameter="attributes", reason=f"at most {ATTRIBUTES_MAX}, not {len(values)}")
-    attributes = {name: named(name, value) for name, value in values.items()}
-    total_bytes = can.transmitted_bytes(raw) + size_bytes(attributes)
-    if total_bytes > can.body_bytes_max:
-        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=can.body_bytes_max)
-    return Sendable(message, raw, attributes, total_bytes)
 
 
 def _check_abilities(message: Message, can: Capabilities) -> None:

@@ -15,6 +15,7 @@ become text, each under a key that names its type. Writing refuses a message tha
 text; text of another origin gives None.
 """
 
+import functools
 import math
 import re
 from base64 import b64decode, b64encode
@@ -163,6 +164,7 @@ LEASE_HINT_ATTRIBUTE: Final = "veilmq.lease_hint"
 _KINDS: Final = "must be str, int, float, Decimal or bytes"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
 _NAME_CHARACTERS_MAX: Final = 256
+_NAME_FORM: Final = "a name has 1 to 256 of A-Z a-z 0-9 _ - and single periods between them"
 _RESERVED: Final = ("aws.", "amazon.")
 """Prefixes that SQS reserves, in any letter case."""
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
@@ -185,17 +187,22 @@ def with_fields(message: Message) -> dict[str, AttributeValue]:
 
 def named(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
     """Like `typed`; also raises ParameterInvalid for a name that SQS refuses, and for text that XML cannot carry."""
-    parameter = f"attributes[{name!r}]"
-    if len(name) > _NAME_CHARACTERS_MAX or not _NAME.match(name):
-        reason = "a name has 1 to 256 of A-Z a-z 0-9 _ - and single periods between them"
-        raise ParameterInvalid(parameter=parameter, reason=reason)
-    if name.lower().startswith(_RESERVED):
-        raise ParameterInvalid(parameter=parameter, reason="a name does not begin with AWS. or Amazon.")
+    fault = _NAME_FORM if len(name) > _NAME_CHARACTERS_MAX else _fault_of(name)
+    if fault is not None:
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=fault)
     kind, content = typed(name, value)
-    at = first_forbidden_character(content) if isinstance(content, str) else None
+    at = first_forbidden_character(content) if kind == "String" and isinstance(content, str) else None
     if at is not None:
-        raise ParameterInvalid(parameter=parameter, reason=f"U+{ord(str(content)[at]):04X} is not allowed in XML")
+        reason = f"U+{ord(str(content)[at]):04X} is not allowed in XML"
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
     return kind, content
+
+
+@functools.lru_cache(maxsize=1_024)
+def _fault_of(name: str) -> str | None:
+    if not _NAME.match(name):
+        return _NAME_FORM
+    return "a name does not begin with AWS. or Amazon." if name.lower().startswith(_RESERVED) else None
 
 
 def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:

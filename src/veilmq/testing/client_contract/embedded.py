@@ -24,7 +24,7 @@ class EmbeddedClient:
     def pass_time(self, seconds: float) -> None:
         """Move the clock; everything due by then has happened when this returns."""
         self.clock.advance(seconds)
-        self.account.settle()
+        self.account.apply_due()
 
     def name(self, prefix: str) -> str:
         """An unused queue name."""

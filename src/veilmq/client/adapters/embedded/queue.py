@@ -444,10 +444,10 @@ class EmbeddedAccount(Closing):
 
         return EmbeddedTopics(self._account, self._region, self._origin, run)
 
-    def settle(self) -> None:
+    def apply_due(self) -> None:
         """Apply everything that is due, at once; needed only for clocks that tests move."""
         self._check_open()
-        self._shell.settle()
+        self._shell.apply_due()
 
     def close(self) -> None:
         """See `Account.close`. The last user of a directory in this process closes it. Idempotent."""

@@ -139,7 +139,7 @@ class Shell(OfProcess):
         self.check_usable()
         return self._store.query(command, self.now())
 
-    def settle(self) -> None:
+    def apply_due(self) -> None:
         """Apply everything that is due now, for clocks that tests move."""
         more = True
         while more:
