@@ -675,3 +675,24 @@ def test_parameters_that_cannot_work_are_refused_before_anything_starts(
     with pytest.raises(ParameterInvalid) as refused:
         LeaseKeeper(queue, **{**SETTINGS, **values})
     assert refused.value.parameter == named
+
+
+def test_a_passive_keeper_extends_only_what_its_handler_extends(
+    queue: Queue, clock: MovableClock, wait: Callable[..., None]
+) -> None:
+    faulty = Faulty(queue)
+    with LeaseKeeper.passive(faulty, clock=clock) as keeper:
+        (message,) = received(queue, lease=30)
+        lease = keeper.register(message)
+        assert (lease.held_until, faulty.extends, keeper.leases) == (message.lease_end, 0, 0)
+        lease.extend(60)
+        assert (lease.remaining(), lease.held_until, faulty.extends) == (60, lease.deadline, 1)
+        wait(61)
+        (again,) = received(queue, lease=30)
+        told: list[Lease] = []
+        lease.on_lost(told.append)
+        with pytest.raises(LeaseTaken):
+            lease.extend(60)
+        assert told == [lease], "told in the thread that asked"
+        keeper.register(again).delete()
+    assert queue.stats().visible == 0

@@ -109,7 +109,8 @@ class LeaseKeeper(Closing, OfProcess):
     def passive(cls, queue: Queue, *, clock: Clock = SYSTEM) -> Self:
         """A keeper that extends nothing by itself and starts no thread: its leases are those of the receives, until
         their handlers extend them. It tells of a loss only when an extension is refused, in the caller's thread."""
-        keeper = cls(queue, clock=clock)
+        lease = min(_USUAL.visibility_timeout, queue.capabilities.lease_max)
+        keeper = cls(queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock)
         keeper.renews = keeper._decisions.renews = False
         return keeper
 
