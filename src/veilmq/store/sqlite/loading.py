@@ -23,6 +23,8 @@ from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
 _EPOCH_BYTES: Final = 16
+_TOPIC: Final = msgspec.msgpack.Decoder(TopicSettings)
+_SUBSCRIPTION: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
 
 
 def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
@@ -52,10 +54,6 @@ def _insert_first_rows(connection: apsw.Connection) -> None:
         connection.execute(
             "INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", (os.urandom(KEY_BYTES), os.urandom(_EPOCH_BYTES))
         )
-
-
-_TOPIC: Final = msgspec.msgpack.Decoder(TopicSettings)
-_SUBSCRIPTION: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
 
 
 def _load_topics(connection: apsw.Connection) -> Topics:

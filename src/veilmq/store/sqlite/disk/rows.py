@@ -1,6 +1,11 @@
 """The rows of a message: in the tables, and before it has any; and how many rows are inserted at once.
 
-Strategy: apsw releases the interpreter lock at every statement. While another thread is busy, getting it back takes up
+Strategy: a `MessageRow` is a row of `message`, a `LeaseRow` a new row of `lease`, and an `Unflushed` a message that has
+no rows yet. What is read of a stored message is a `Place` or a `StoredMessage` (messages/places.py). What readers are
+shown is a `HeldMessage` (veilmq.model.events) or a `ListedMessage` (veilmq.store.reader). No other shape is in
+the store.
+
+apsw releases the interpreter lock at every statement. While another thread is busy, getting it back takes up
 to `sys.setswitchinterval`. So many rows go into one statement.
 """
 
@@ -82,23 +87,18 @@ class LeaseRow(NamedTuple):
 
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-
-
 MESSAGE_COLUMNS: Final = (
     "m.sequence, m.generation, m.line, m.in_line, m.priority, m.id, m.sent, m.expires, m.sender, m.group_id, m.type,"
     " m.extras, m.md5, m.body"
 )
 """What a `MessageRow` is made of."""
-
 LEASE_COLUMNS: Final = ", ".join(LeaseRow._fields)
-
+INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 HELD_COLUMNS: Final = (
     "m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
     " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
 )
 """What a `HeldMessage` (veilmq.model.events) is made of, but for the instant of its quarantine."""
-
-INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 _ROWS_MAX: Final = 256

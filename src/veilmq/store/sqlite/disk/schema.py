@@ -21,20 +21,20 @@ _FIRST: Final = """
 CREATE TABLE mark (
     id         INTEGER PRIMARY KEY CHECK (id = 1),
     clock      INTEGER NOT NULL,     -- high-water mark of the lease clock
-    sequence   INTEGER NOT NULL,     -- last message sequence given
-    generation INTEGER NOT NULL,     -- last generation given
+    sequence   INTEGER NOT NULL,     -- last message sequence assigned
+    generation INTEGER NOT NULL,     -- last generation assigned
     offset     INTEGER NOT NULL      -- next offset of the history
 ) STRICT;
 
 CREATE TABLE last_number (
     kind TEXT PRIMARY KEY,           -- queue (its incarnation), topic, subscription, move_task
-    last INTEGER NOT NULL            -- the last number given; none is given twice
+    last INTEGER NOT NULL            -- the last number assigned; none is assigned twice
 ) STRICT;
 
 CREATE TABLE secret (
     id       INTEGER PRIMARY KEY CHECK (id = 1),
     receipts BLOB NOT NULL,          -- key of the receipt handles; a backup gets a fresh one
-    epoch    BLOB NOT NULL           -- names this line of history; a backup gets a fresh one
+    epoch    BLOB NOT NULL           -- identifies this history; a backup gets a fresh one
 ) STRICT;
 
 CREATE TABLE queue (
@@ -42,18 +42,18 @@ CREATE TABLE queue (
     account     TEXT NOT NULL,
     region      TEXT NOT NULL,
     name        TEXT NOT NULL,
-    generation  INTEGER NOT NULL,    -- its messages; a purge gives it another
+    generation  INTEGER NOT NULL,    -- of its messages; a purge assigns another
     created     INTEGER NOT NULL,
     modified    INTEGER NOT NULL,
     purged      INTEGER,             -- last purge
-    deleted     INTEGER,             -- kept while the history may name it
+    deleted     INTEGER,             -- when; the row is kept while the history may name it
     settings    BLOB NOT NULL        -- msgpack of QueueSettings
 ) STRICT;
 CREATE UNIQUE INDEX queue_by_name ON queue (account, region, name) WHERE deleted IS NULL;
 CREATE INDEX queue_deleted ON queue (deleted, account, region, name) WHERE deleted IS NOT NULL;
 
 CREATE TABLE message (
-    sequence   INTEGER PRIMARY KEY,  -- grows over all queues, never given twice
+    sequence   INTEGER PRIMARY KEY,  -- grows over all queues, never assigned twice
     generation INTEGER NOT NULL,
     line       INTEGER NOT NULL,     -- a priority, or the number of a group, which is greater than any priority
     in_line    INTEGER NOT NULL,     -- 1: it has its place in the line, by sequence. 0: it is beside the line, and only
@@ -61,7 +61,7 @@ CREATE TABLE message (
     priority   INTEGER NOT NULL,
     id         BLOB NOT NULL,
     sent       INTEGER NOT NULL,
-    expires    INTEGER,              -- own expiry; NULL: the queue's retention of the day
+    expires    INTEGER,              -- own expiry; NULL: by the queue's present retention
     sender     TEXT NOT NULL,
     group_id   TEXT,
     type       TEXT,
@@ -89,20 +89,20 @@ CREATE TABLE lease (
     turn       INTEGER NOT NULL DEFAULT 0,  -- of those visible since the same `due` the greater goes later: an offset
                                      -- of the history if it was given back at once, else 0
     ending     INTEGER NOT NULL DEFAULT 0,  -- what it means if the lease runs out: LeaseEnding (model/events.py)
-    failure    BLOB                  -- msgpack of type and first line of the error that a worker last gave it back for
+    failure    BLOB                  -- msgpack: type and first line of the last error that a worker reported
 ) STRICT;
 CREATE INDEX lease_hidden ON lease (generation, due) WHERE hidden = 1;
 CREATE INDEX lease_returned ON lease (generation, line) WHERE hidden = 0;
 CREATE INDEX lease_turn ON lease (generation, line, due, turn) WHERE hidden = 0;
 
 CREATE TABLE quarantine (
-    sequence   INTEGER PRIMARY KEY,  -- a message whose body does not match its MD5; no claim meets it
+    sequence   INTEGER PRIMARY KEY,  -- a damaged message: its body does not match its MD5, nobody receives it
     generation INTEGER NOT NULL,
     at         INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE garbage (
-    generation INTEGER PRIMARY KEY   -- its rows belong to nobody; the sweeper takes them
+    generation INTEGER PRIMARY KEY   -- rows with this generation are deleted by the sweeper
 ) STRICT;
 
 CREATE TABLE origin (
@@ -210,11 +210,11 @@ CREATE TABLE snapshot (
 ) STRICT;
 
 CREATE TABLE retiming (
-    incarnation INTEGER PRIMARY KEY, -- a FIFO queue whose delay was changed, and not all of its messages know it
+    incarnation INTEGER PRIMARY KEY, -- a FIFO queue whose changed delay has not reached all of its messages
     generation  INTEGER NOT NULL,
-    before      BLOB NOT NULL,       -- msgpack of the delays that they may still have
+    before      BLOB NOT NULL,       -- msgpack: the delays that they may still have
     last        INTEGER NOT NULL,    -- sequence of the last message that there was at the change
-    line        INTEGER NOT NULL,    -- the last that was looked at: its line
+    line        INTEGER NOT NULL,    -- line of the last message that was examined,
     sequence    INTEGER NOT NULL     -- and its sequence
 ) STRICT;
 
