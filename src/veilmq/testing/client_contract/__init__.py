@@ -1,6 +1,6 @@
 """The client contract: an adapter is what passes these cases.
 
-Strategy: one file per noun; every case creates its own queues in the account of a fixture.
+Strategy: `cases` has one file per noun; every case creates its own queues in the account of a fixture.
 `Capabilities` say what a queue can do; for what it cannot do, a case checks that it refuses before any I/O. An
 adapter's tests provide a fixture `client_account` (`ClientAccount`) and import the cases:
 
@@ -32,16 +32,16 @@ from typing import Any
 
 import pytest
 
-from veilmq.testing.client_contract.accounts import TestAccounts
-from veilmq.testing.client_contract.batches import TestBatches
-from veilmq.testing.client_contract.capabilities import TestCapabilities, TestSendable
-from veilmq.testing.client_contract.concurrency import TestClosing, TestThreads
-from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
-from veilmq.testing.client_contract.leases import TestLeases
-from veilmq.testing.client_contract.messages import TestBodies, TestOptions
-from veilmq.testing.client_contract.receives import TestReceives, TestWaiting
+from veilmq.testing.client_contract.cases.accounts import TestAccounts
+from veilmq.testing.client_contract.cases.batches import TestBatches
+from veilmq.testing.client_contract.cases.capabilities import TestCapabilities, TestSendable
+from veilmq.testing.client_contract.cases.concurrency import TestClosing, TestThreads
+from veilmq.testing.client_contract.cases.fifo import TestFifo, TestNoFifo
+from veilmq.testing.client_contract.cases.leases import TestLeases
+from veilmq.testing.client_contract.cases.messages import TestBodies, TestOptions
+from veilmq.testing.client_contract.cases.receives import TestReceives, TestWaiting
+from veilmq.testing.client_contract.cases.values import TestSmoke, TestValues
 from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage, unrefused
-from veilmq.testing.client_contract.values import TestSmoke, TestValues
 from veilmq.testing.for_each import for_each
 
 SUITE = (
