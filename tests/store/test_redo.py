@@ -152,6 +152,7 @@ def test_a_torn_record_is_none(stage: Stage, cut: int) -> None:
     database = killed(stage)
     content = path.read_bytes()
     path.write_bytes(content[: end - cut] + bytes(len(content) - end + cut))
+    database.with_name("committed").unlink()  # the power went before it was written
     assert not check(database).problems
     stage.open()
     assert bodies(stage.receive(queue, 10)) == ["whole"]
@@ -199,6 +200,9 @@ def test_a_damaged_record_before_others_is_told(stage: Stage, place: str, caplog
     content = path.read_bytes()
     path.write_bytes(content.replace(place.encode(), b"?" * len(place), 1))
     assert "a batch is damaged or missing" in str(check(database).problems)
+    with pytest.raises(NotOurs, match="events that were committed last are missing"):
+        SqliteStore(database.parent, SMALL)
+    database.with_name("committed").write_text("lost\n")
     stage.open()
     assert "a batch is damaged or missing" in caplog.text
     assert bodies(stage.receive(queue, 10)) == (["first"] if place == "second" else [])
@@ -213,6 +217,9 @@ def test_a_database_without_its_wal_is_told(stage: Stage) -> None:
     database = killed(stage)
     database.with_name("veilmq.db-wal").unlink()
     assert "a batch is damaged or missing" in str(check(database).problems)
+    with pytest.raises(NotOurs, match=r"events that were committed last are missing, .* veilmq.db-wal or redo"):
+        SqliteStore(database.parent, SMALL)
+    database.with_name("committed").unlink()
     with pytest.raises(NotOurs, match=r"what was committed before the first record of .*redo is missing.*-wal\?"):
         stage.open()
     database.with_name("redo").write_text("lost\n")
@@ -229,11 +236,14 @@ def test_a_wal_without_its_database_is_no_new_start(stage: Stage) -> None:
     wal = database.with_name("veilmq.db-wal").read_bytes()
     assert wal
     with pytest.raises(
-        NotOurs, match=r"veilmq.db is empty or missing, but .*veilmq.db-wal holds what was acknowledged"
+        NotOurs, match=r"veilmq.db is empty or missing, but .*veilmq.db-wal shows that something was acknowledged"
     ):
         SqliteStore(database.parent, SMALL)
     assert database.with_name("veilmq.db-wal").read_bytes() == wal
     database.with_name("veilmq.db-wal").unlink()
+    with pytest.raises(NotOurs, match=r"veilmq.db is empty or missing, but .*committed shows"):
+        SqliteStore(database.parent, SMALL)
+    database.with_name("committed").unlink()
     stage.open()
 
 
@@ -250,7 +260,7 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
     for each in directory.glob("veilmq.db-*"):
         each.unlink()
     log = (directory / "redo").read_bytes()
-    said = "what was committed before the first record" if lost == "its WAL" else "holds what was acknowledged"
+    said = "events that were committed last are missing" if lost == "its WAL" else "something was acknowledged"
     with pytest.raises(NotOurs, match=said):
         SqliteStore(directory, SMALL)
     assert (directory / "redo").read_bytes() == log
@@ -258,6 +268,7 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
         (directory / "redo").write_text("lost")
     else:
         (directory / "redo").rename(directory / "redo.old")
+        (directory / "committed").unlink()
     stage.open()
     assert stage.events() == []
 
@@ -358,6 +369,7 @@ def test_a_start_that_ends_after_it_moved_a_damaged_log_is_made_again(
         stage.send(queue, text)
     log = killed(stage).with_name("redo")
     log.write_bytes(log.read_bytes().replace(b"damaged", b"???????", 1))
+    log.with_name("committed").write_text("lost")
 
     def end(*_: object) -> None:
         raise apsw.IOError("as a kill would")

@@ -16,6 +16,7 @@ import msgspec
 
 DATABASE: Final = "veilmq.db"
 REDO: Final = "redo"
+COMMITTED: Final = "committed"
 _LOCK: Final = "lock"
 _RESERVE: Final = "reserve"
 _LOOKERS_MAX: Final = 10_000
@@ -77,6 +78,11 @@ class DataDirectory:
     def redo(self) -> Path:
         """The redo log."""
         return self.path / REDO
+
+    @property
+    def committed(self) -> Path:
+        """The file that knows the last commit."""
+        return self.path / COMMITTED
 
     def announce(self, listeners: dict[str, str]) -> None:
         """Write the owner and its URLs into the lock file."""

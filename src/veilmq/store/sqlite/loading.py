@@ -18,6 +18,7 @@ from veilmq.store.reader import LiveSubscription, LiveTopic, Topics
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk.last_commit import LastCommit
 from veilmq.store.sqlite.settings import plans
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
@@ -36,13 +37,14 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     """Load all state that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does
     not hold what was written; NotOurs, OSError."""
     _insert_first_rows(connection)
-    (key,) = _row(connection, "SELECT receipts FROM secret")
+    key, epoch = _row(connection, "SELECT receipts, epoch FROM secret")
     redo.recover(directory.redo, connection, key)
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
     loaded = queues.load(connection)
     plans.load(connection, loaded)
     log = redo.Redo(directory.redo, options, key)
-    writer = Writer(connection, loaded, _load_topics(connection), mark, ReceiptKey(key), log)
+    last = LastCommit(directory.committed, options, epoch, mark.offset)
+    writer = Writer(connection, loaded, _load_topics(connection), mark, ReceiptKey(key), log, last)
     writer.memtable.count(loaded)
     return writer, snapshots.load(connection)
 

@@ -461,6 +461,7 @@ class SqliteStore:
         if now - self._disk_looked < _DISK_LOOK_US:
             return
         self._disk_looked = now
+        self._writer.last_commit.sync()
         try:
             self._check_space()
         except (OSError, apsw.Error) as error:

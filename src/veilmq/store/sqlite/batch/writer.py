@@ -30,6 +30,7 @@ from veilmq.store.reader import Topics
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.connections import verdict
+from veilmq.store.sqlite.disk.last_commit import LastCommit
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
 from veilmq.store.sqlite.disk.redo_file import note_size
 from veilmq.store.sqlite.disk.rows import MessageRow, Row, insert_rows
@@ -81,9 +82,11 @@ class Writer:
         mark: Mark,
         receipts: ReceiptKey,
         redo: Redo,
+        last_commit: LastCommit,
     ) -> None:
         self.connection = connection
         self.redo = redo
+        self.last_commit = last_commit
         self.queues = queues
         self.topics = topics
         self.mark = mark
@@ -200,6 +203,7 @@ class Writer:
             with self._gate:
                 self.redo.unapplied.append(entry)
                 self.redo.deleted.update(self.memtable.deleted)
+        self.last_commit.note(self.mark.offset)
         self.open = False
 
     def _transact(self) -> None:
@@ -294,6 +298,7 @@ class Writer:
         with self._gate if waits else nullcontext():
             self._closed = True
             self.redo.close()
+            self.last_commit.close()
             how(self.connection)
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:

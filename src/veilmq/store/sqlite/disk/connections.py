@@ -16,10 +16,10 @@ from typing import Final, TypeAlias
 import apsw
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
-from veilmq.store.directory import REDO
+from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import redo, redo_file, schema
+from veilmq.store.sqlite.disk import last_commit, redo, redo_file, schema
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 fixes a corruption after a WAL reset."""
@@ -66,16 +66,26 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     wal = Path(f"{path}-wal")
     if _is_empty(path) and not _is_empty(wal):
         raise _orphaned(path, wal)  # SQLite would delete it
+    log, committed = path.with_name(REDO), path.with_name(COMMITTED)
     try:
+        noted = last_commit.read(committed)
         connection = apsw.Connection(str(path), vfs=options.vfs, statementcachesize=_STATEMENTS)
         connection.set_busy_timeout(5_000)
         found = schema.check(connection)
         if 0 < found < schema.VERSION and not options.migrates:
             raise SchemaOlder(found, schema.VERSION)
-        if not found and not redo.is_blank(path.with_name(REDO)):
+        if not found and not redo.is_blank(log):
             connection.close()
-            raise _orphaned(path, path.with_name(REDO))
-        if reason := redo_file.loss(path.with_name(REDO), connection):
+            raise _orphaned(path, log)
+        if not found and noted is not None and noted.offset:
+            connection.close()
+            raise _orphaned(path, committed)
+        reason = redo_file.loss(log, connection)
+        if found and noted is not None and reason is None:
+            missing, _ = redo.lacking(log, connection)
+            reason = last_commit.loss(committed, noted, connection, missing, log)
+            connection.execute("ROLLBACK")
+        if reason is not None:
             close_unchecked(connection)
             raise NotOurs(reason)
         _configure(connection, options)
@@ -96,8 +106,8 @@ def _is_empty(path: Path) -> bool:
 
 def _orphaned(path: Path, left: Path) -> NotOurs:
     return NotOurs(
-        f"{path} is empty or missing, but {left} holds what was acknowledged: restore all files of one moment, or a"
-        " backup; to begin anew, move that file away"
+        f"{path} is empty or missing, but {left} shows that something was acknowledged: restore all files of one"
+        " moment, or a backup; to begin anew, use an empty directory"
     )
 
 

@@ -196,7 +196,8 @@ _NOTE: Final = (
     "INSERT INTO redo_log VALUES (1, ?) ON CONFLICT DO UPDATE SET file_bytes = excluded.file_bytes"
     " WHERE file_bytes <> excluded.file_bytes"
 )
-_GIVEN_UP: Final = b"lost"
+GIVEN_UP: Final = b"lost"
+"""What an operator writes into a file to go on without its content."""
 
 
 def note_size(connection: apsw.Connection, file_bytes: int) -> None:
@@ -223,7 +224,7 @@ def ahead(path: Path) -> str:
 
 
 def _advice(path: Path) -> str:
-    word = _GIVEN_UP.decode()
+    word = GIVEN_UP.decode()
     return f"restore all files of one moment, or a backup; to go on without, say so in it: echo {word} > {path}"
 
 
@@ -231,6 +232,6 @@ def is_given_up(path: Path) -> bool:
     """Whether the operator wrote into the file that they go on without its content."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_GIVEN_UP) + 2).strip() == _GIVEN_UP
+            return file.read(len(GIVEN_UP) + 2).strip() == GIVEN_UP
     except FileNotFoundError:
         return False

@@ -16,11 +16,11 @@ from typing import Final
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES
-from veilmq.store.directory import DATABASE, REDO
+from veilmq.store.directory import COMMITTED, DATABASE, REDO
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import redo, redo_file
+from veilmq.store.sqlite.disk import last_commit, redo, redo_file
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.schema import check_ours
 
@@ -117,10 +117,13 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
     descriptor = os.open(part, os.O_RDWR)  # closed last: closing it drops SQLite's locks on that file
     try:
         check_ours(source)
-        log = database.with_name(REDO)
-        if not is_owner and (reason := redo_file.loss(log, source)):
-            raise NotOurs(reason)
+        log, committed = database.with_name(REDO), database.with_name(COMMITTED)
+        noted = last_commit.read(committed)
+        reason = redo_file.loss(log, source)
         missing, _ = redo.lacking(log, source)  # from here on the snapshot is fixed
+        reason = reason or last_commit.loss(committed, noted, source, missing, log)
+        if reason is not None and not is_owner:
+            raise NotOurs(reason)
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)

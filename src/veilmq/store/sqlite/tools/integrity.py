@@ -17,13 +17,13 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
-from veilmq.store.directory import REDO
+from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX
-from veilmq.store.sqlite.disk import redo, redo_file, schema
+from veilmq.store.sqlite.disk import last_commit, redo, redo_file, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
@@ -46,6 +46,8 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     """
     check_version()
     report = Report(problems=[])
+    committed = database.with_name(COMMITTED)
+    noted = last_commit.read(committed)
     connection, missing, is_damaged = _open(database)
     try:
         if _check_file(connection, report, progress):
@@ -54,6 +56,8 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
             _check_rows(connection, unflushed, report, progress)
             _check_history(connection, missing, unflushed, report, progress)
         if not is_owner and (reason := redo_file.loss(database.with_name(REDO), connection)):
+            report.add("file", reason)
+        if reason := last_commit.loss(committed, noted, connection, missing, database.with_name(REDO)):
             report.add("file", reason)
         if is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")

@@ -1,0 +1,202 @@
+"""What was committed last is known outside the WAL and the redo log: what is missing of it is never passed over."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.store.redo_stages import killed, started
+from tests.support.contract.stage import Stage, bodies
+from tests.support.sqlite import SMALL, store_of
+
+from veilmq.model.instant import SECOND_US
+from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
+from veilmq.store.sqlite.disk.last_commit import LastCommit, read
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.backup import backup
+from veilmq.store.sqlite.tools.integrity import check
+
+BATCHES = 12
+FLIPS = 60
+WAL_HEADER_BYTES = 32
+FRAME_BYTES = 24 + 4096
+"""Of a WAL's page with its header (SQLite, "WAL File Format")."""
+MISSING = "events that were committed last are missing"
+
+
+def in_the_wal(stage: Stage) -> Path:
+    """A killed directory whose acknowledged messages are in the WAL; returns the database."""
+    queue = stage.create()
+    store_of(stage)._writer.redo.close()  # each batch is a transaction
+    for number in range(BATCHES):
+        stage.send(queue, f"acknowledged {number}")
+    return killed(stage)
+
+
+def refused(database: Path, tmp_path: Path) -> None:
+    """Assert that a start, `check` and `backup` all say so, and change nothing."""
+    before = {
+        path.name: path.read_bytes() for path in database.parent.iterdir() if path.name in ("veilmq.db-wal", "redo")
+    }
+    with pytest.raises((NotOurs, DatabaseUnusable)):
+        SqliteStore(database.parent, SMALL)
+    try:
+        assert check(database).problems
+    except DatabaseFailed:
+        pass
+    with pytest.raises((NotOurs, DatabaseFailed)):
+        backup(database, tmp_path / "copy.db")
+    assert before == {name: (database.parent / name).read_bytes() for name in before}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "deleted"])
+def test_a_damaged_wal_is_refused_wherever_the_damage_is(stage: Stage, tmp_path: Path, damage: str) -> None:
+    database = in_the_wal(stage)
+    kept = tmp_path / "kept"
+    shutil.copytree(database.parent, kept)
+    wal = kept / "veilmq.db-wal"
+    size = wal.stat().st_size
+    places = [size // 2] if damage == "deleted" else sorted(place * size // FLIPS for place in range(FLIPS))
+    passed = 0
+    for place in places:
+        directory = tmp_path / str(place)
+        shutil.copytree(kept, directory)
+        damaged = directory / "veilmq.db-wal"
+        if damage == "deleted":
+            damaged.unlink()
+        elif damage == "cut":
+            os.truncate(damaged, place)
+        else:
+            content = bytearray(damaged.read_bytes())
+            content[place] ^= 1 << place % 8
+            damaged.write_bytes(content)
+        try:
+            store = SqliteStore(directory, SMALL)
+        except (NotOurs, DatabaseUnusable):
+            refused(directory / "veilmq.db", tmp_path)
+        else:  # the damage is behind the last commit, or in a byte that says nothing
+            store.close()
+            passed += 1
+            report = check(directory / "veilmq.db")
+            assert (report.messages, report.problems) == (BATCHES, [])
+        shutil.rmtree(directory)
+    assert passed < FLIPS // 2
+    stage.open()
+
+
+@pytest.mark.parametrize("damage", ["zeros", "its first record"])
+def test_a_damaged_redo_log_is_refused(stage: Stage, tmp_path: Path, damage: str) -> None:
+    queue = started(stage)
+    for number in range(3):
+        stage.send(queue, f"acknowledged {number}")
+    database = killed(stage)
+    log = database.with_name("redo")
+    whole = log.read_bytes()
+    log.write_bytes(bytes(len(whole)) if damage == "zeros" else b"\xff" * 16 + whole[16:])
+    refused(database, tmp_path)
+    assert MISSING in str(check(database).problems)
+    log.write_bytes(whole)
+    stage.open()
+    assert len(stage.receive(queue, 10)) == 3
+
+
+def test_who_goes_on_without_says_so_in_the_file(stage: Stage) -> None:
+    database = in_the_wal(stage)
+    database.with_name("veilmq.db-wal").write_bytes(b"")
+    database.with_name("redo").write_bytes(bytes(SMALL.redo_bytes))
+    with pytest.raises(NotOurs, match=rf"{MISSING}, from offset .* on: .* echo lost > .*committed"):
+        SqliteStore(database.parent, SMALL)
+    database.with_name("committed").write_text("lost\n")
+    stage.open()
+    stage.reopen(kill=True)
+    assert check(database).problems == []
+
+
+def test_it_is_written_after_each_commit_and_never_ahead(stage: Stage) -> None:
+    queue = started(stage)
+    path = store_of(stage).directory.committed
+    stage.send(queue, "in the log")
+    noted = read(path)
+    assert noted is not None
+    assert noted.offset == store_of(stage)._writer.mark.offset
+    stage.send(queue, "x" * 40_000)
+    later = read(path)
+    assert later is not None
+    assert later.offset == store_of(stage)._writer.mark.offset > noted.offset
+
+
+def test_a_torn_write_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "committed"
+    file = LastCommit(path, SMALL, b"e" * 16, 5)
+    for offset in (6, 7, 8):
+        file.note(offset)
+    file.close()
+    content = path.read_bytes()
+    assert sorted(read_with(path, content, torn) for torn in (0, 512)) == [7, 8]
+    path.write_bytes(bytes(len(content)))
+    assert read(path) is None
+
+
+def read_with(path: Path, content: bytes, torn: int) -> int:
+    """The offset if the slot at byte `torn` is torn."""
+    path.write_bytes(content[: torn + 20] + bytes(20) + content[torn + 40 :])
+    noted = read(path)
+    assert noted is not None
+    return noted.offset
+
+
+def test_it_is_synced_beside_the_batches_once_a_second(stage: Stage) -> None:
+    """So what the disk has of it after a power cut is a second old: the window that stays undetectable."""
+    queue = started(stage)
+    last = store_of(stage)._writer.last_commit
+    stage.later(SECOND_US)
+    stage.send(queue, "first")
+    stage.send(queue, "second")
+    unsynced = store_of(stage)._writer.mark.offset
+    stage.later(SECOND_US)
+    stage.send(queue, "third")
+    assert last._syncing is not None
+    last._syncing.join()
+    assert last._synced == unsynced
+
+
+def test_what_a_second_old_file_does_not_know_is_passed_over(stage: Stage) -> None:
+    """The size of that window: all since the last sync of the file, and nothing before."""
+    queue = started(stage)
+    path = store_of(stage).directory.committed
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, "known")
+    synced, known = path.read_bytes(), store_of(stage)._writer.mark.offset
+    wal = store_of(stage).directory.path / "veilmq.db-wal"
+    known_bytes = WAL_HEADER_BYTES + store_of(stage)._writer.wal_pages * FRAME_BYTES
+    stage.send(queue, "unknown")
+    database = killed(stage)
+    path.write_bytes(synced)
+    whole = wal.read_bytes()
+    wal.write_bytes(whole[: known_bytes - 1])
+    with pytest.raises(NotOurs, match=MISSING):
+        SqliteStore(database.parent, SMALL)
+    wal.write_bytes(whole[:known_bytes])
+    stage.open()
+    assert stage.following() == known
+    assert bodies(stage.receive(queue, 10)) == ["known"]
+
+
+def test_a_copy_of_another_database_ignores_it(stage: Stage, tmp_path: Path) -> None:
+    queue = started(stage)
+    backup(store_of(stage).directory.database, tmp_path / "copy.db")
+    stage.send(queue, "later")
+    database = killed(stage)
+    for name in ("veilmq.db-wal", "veilmq.db-shm", "redo"):
+        database.with_name(name).unlink(missing_ok=True)
+    shutil.copyfile(tmp_path / "copy.db", database)
+    stage.open()
+    assert bodies(stage.receive(queue, 10)) == []
+
+
+def test_where_commits_are_not_synced_there_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "committed"
+    LastCommit(path, SMALL, b"e" * 16, 5).close()
+    assert path.exists()
+    LastCommit(path, type(SMALL)(synchronous="NORMAL"), b"e" * 16, 5).close()
+    assert not path.exists()
