@@ -688,7 +688,7 @@ def test_a_passive_keeper_extends_only_what_its_handler_extends(
         lease.extend(60)
         assert (lease.remaining(), lease.held_until, faulty.extends) == (60, lease.deadline, 1)
         wait(61)
-        (again,) = received(queue, lease=30)
+        (again,) = queue.receive(1, lease=30)
         told: list[Lease] = []
         lease.on_lost(told.append)
         with pytest.raises(LeaseTaken):
