@@ -28,10 +28,9 @@ with atheris.instrument_imports(include=["veilmq"]):
     from veilmq.protocols.http import Request, Response
     from veilmq.protocols.mns import codec as mns
     from veilmq.protocols.sqs import codec as sqs
-    from veilmq.server.credentials import DevelopmentKeyring
-    from veilmq.server.header_case import HeaderCaseIntake
-    from veilmq.server.intake import Intake
-    from veilmq.server.limits import Limits
+    from veilmq.server.auth.credentials import DevelopmentKeyring
+    from veilmq.server.http.intake import HeaderCaseIntake, Intake
+    from veilmq.server.http.limits import Limits
     from veilmq.store.options import Options
     from veilmq.store.sqlite.store import SqliteStore
 

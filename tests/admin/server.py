@@ -19,11 +19,11 @@ from veilmq.cli.serve.admin_port import Connection
 from veilmq.engine import open_directory
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, AccessKey
 from veilmq.protocols.http import Request, Response
+from veilmq.server.auth.credentials import Account, DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
-from veilmq.server.credentials import Account, DevelopmentKeyring
-from veilmq.server.listener import Exchange, Listener, listen
+from veilmq.server.config.settings import Settings
+from veilmq.server.http.listener import Exchange, Listener, listen
 from veilmq.server.refused_waits import RefusedWaits
-from veilmq.server.settings import Settings
 from veilmq.server.shell import Shell
 from veilmq.store.options import Options
 

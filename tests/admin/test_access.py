@@ -14,8 +14,8 @@ from admin_under_test import TOKEN, Keys
 
 from veilmq.admin.access import Access
 from veilmq.model.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
-from veilmq.server.credentials import DevelopmentKeyring
-from veilmq.server.settings import Settings
+from veilmq.server.auth.credentials import DevelopmentKeyring
+from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
 # One for all: to make a client takes longer than to ask.

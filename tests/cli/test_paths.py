@@ -18,7 +18,7 @@ from veilmq.cli.serve import _in_the_way, _keys
 from veilmq.cli.sources import resolve
 from veilmq.cli.work import open_queue, parameters
 from veilmq.client.errors import TransportError
-from veilmq.server.settings import Settings
+from veilmq.server.config.settings import Settings
 
 Run = Callable[..., "CompletedProcess[str]"]
 NEW = "created data directory"

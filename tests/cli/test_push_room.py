@@ -23,10 +23,10 @@ from veilmq.cli.serve.push_room import _Subscriptions
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.topic import RetryStrategy, SubscriptionSettings, TopicKey
 from veilmq.push.signing import KEY_FILE
+from veilmq.server.auth.credentials import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
-from veilmq.server.credentials import DevelopmentKeyring
+from veilmq.server.config.settings import Settings
 from veilmq.server.service import Service
-from veilmq.server.settings import Settings
 from veilmq.store.sqlite.store import SqliteStore
 
 NEWS, SPORTS = TopicKey(ACCOUNT, REGION, "news"), TopicKey(ACCOUNT, REGION, "sports")

@@ -11,7 +11,7 @@ from tests.cli.conftest import WAIT_S, Serve
 
 from veilmq.cli.failures import Exit
 from veilmq.cli.serve import _in_the_way
-from veilmq.server.settings import Settings
+from veilmq.server.config.settings import Settings
 
 
 @pytest.fixture

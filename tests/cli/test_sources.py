@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.sources import flag, resolve, takes_settings, variable
-from veilmq.server.settings import FIELDS, Address, Settings
+from veilmq.server.config.settings import FIELDS, Address, Settings
 from veilmq.testing.for_each import for_each
 
 # For each setting three values that differ from each other and from the default: file, variable, flag.

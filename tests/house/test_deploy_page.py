@@ -16,8 +16,8 @@ from markdown_it import MarkdownIt
 
 from veilmq.cli.failures import Exit
 from veilmq.cli.sources import resolve
-from veilmq.server import queues_file
-from veilmq.server.credentials import Credentials
+from veilmq.server.auth.credentials import Credentials
+from veilmq.server.config import queues_file
 from veilmq.testing.server import ServerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()

@@ -18,7 +18,7 @@ from veilmq.cli.sources import variable
 from veilmq.client.transaction import Times
 from veilmq.model.access import Action
 from veilmq.model.events import EventRecord, Kind
-from veilmq.server.settings import FIELDS
+from veilmq.server.config.settings import FIELDS
 from veilmq.store.sqlite.disk.schema import MIGRATIONS
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 from veilmq.admin import metrics
 from veilmq.cli.failures import Exit
 from veilmq.cli.sources import flag
-from veilmq.server.settings import FIELDS, Field
+from veilmq.server.config.settings import FIELDS, Field
 
 DOCS = Path(__file__).parents[2] / "docs"
 SETTINGS = DOCS / "deploy.md"
@@ -36,7 +36,7 @@ def printed(page: Path, begin: str, end: str) -> list[str]:
 
 def test_the_page_prints_the_settings() -> None:
     rows = printed(
-        SETTINGS, "<!-- settings: printed from veilmq.server.settings.FIELDS -->", "<!-- end of settings -->"
+        SETTINGS, "<!-- settings: printed from veilmq.server.config.settings.FIELDS -->", "<!-- end of settings -->"
     )
     assert rows[2:] == [row(field) for field in FIELDS.values()]
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from veilmq.protocols.http import Request
-from veilmq.server.limits import Limits
-from veilmq.server.listener import Exchange, Listener, listen
+from veilmq.server.http.limits import Limits
+from veilmq.server.http.listener import Exchange, Listener, listen
 
 try:
     import uvloop

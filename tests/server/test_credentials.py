@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
-from veilmq.server.credentials import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
-from veilmq.server.toml_file import FileInvalid
+from veilmq.server.auth.credentials import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
+from veilmq.server.config.files import FileInvalid
 from veilmq.testing.for_each import for_each
 
 GOOD = """\

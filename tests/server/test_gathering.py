@@ -4,7 +4,7 @@ import pytest
 from tests.support.clock import EPOCH
 
 from veilmq.model.instant import Instant
-from veilmq.server.gathering import Gathering
+from veilmq.server.shell import Gathering
 
 
 def turns(backlogs: list[int], turn_us: int = 10, full_from: int = 1_000_000, stalled: bool = False) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from veilmq.protocols.http import Request, Response
-from veilmq.server.connection import Connection
-from veilmq.server.intake import Intake
-from veilmq.server.listener import Exchange
+from veilmq.server.http.connection import Connection
+from veilmq.server.http.intake import Intake
+from veilmq.server.http.listener import Exchange
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
 TEXT = b"text/plain"

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from veilmq.protocols.http import Request, Response
-from veilmq.server.intake import Intake
-from veilmq.server.limits import Limits
-from veilmq.server.listener import Exchange
+from veilmq.server.http.intake import Intake
+from veilmq.server.http.limits import Limits
+from veilmq.server.http.listener import Exchange
 
 FRAGMENTS = [
     *(b"GET", b"POST", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"FOO", b" ", b"/", b"*", b"http://h/p?q", b"?a=%00&b"),

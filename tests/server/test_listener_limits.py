@@ -8,8 +8,8 @@ import time
 import pytest
 
 from veilmq.protocols.http import Request, Response
-from veilmq.server.limits import Limits
-from veilmq.server.listener import Exchange
+from veilmq.server.http.limits import Limits
+from veilmq.server.http.listener import Exchange
 from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"

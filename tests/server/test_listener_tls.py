@@ -10,8 +10,8 @@ import pytest
 
 from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import wall
-from veilmq.server.listener import Exchange
-from veilmq.server.tls import Certificate
+from veilmq.server.http.listener import Exchange
+from veilmq.server.http.tls import Certificate
 
 # Self-signed for localhost and 127.0.0.1, for a hundred years; made for these tests and used nowhere else.
 CERTIFICATE = """\

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from veilmq.model.commands import SERVER
 from veilmq.model.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
-from veilmq.server.credentials import Account
-from veilmq.server.elasticmq_file import read as read_elasticmq
-from veilmq.server.queues_file import Declared, duration_us, read
-from veilmq.server.toml_file import FileInvalid
+from veilmq.server.auth.credentials import Account
+from veilmq.server.config.elasticmq_file import read as read_elasticmq
+from veilmq.server.config.files import FileInvalid
+from veilmq.server.config.queues_file import Declared, duration_us, read
 from veilmq.testing.for_each import for_each
 
 HOME = Account("111111111111", home_region="eu-west-1")

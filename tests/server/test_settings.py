@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.server.settings import FIELDS, Address, SettingInvalid, Settings, parse
+from veilmq.server.config.settings import FIELDS, Address, SettingInvalid, Settings, parse
 from veilmq.testing.for_each import for_each
 
 GOOD = [

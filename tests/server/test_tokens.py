@@ -12,9 +12,9 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from veilmq.protocols.azure.auth.bearer import TokenRefused
-from veilmq.server.settings import SettingInvalid, Settings
-from veilmq.server.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
-from veilmq.server.toml_file import FileInvalid
+from veilmq.server.auth.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
+from veilmq.server.config.files import FileInvalid
+from veilmq.server.config.settings import SettingInvalid, Settings
 from veilmq.testing.for_each import for_each
 
 ISSUER = "https://login.example"

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from veilmq.server.auth.credentials import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
-from veilmq.server.credentials import DevelopmentKeyring
+from veilmq.server.config.settings import Address, Settings
 from veilmq.server.service import Service
-from veilmq.server.settings import Address, Settings
 from veilmq.store.sqlite.store import CRASH_POINTS
 
 

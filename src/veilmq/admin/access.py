@@ -23,7 +23,7 @@ from veilmq.admin.service import Keys
 from veilmq.model.access import AccessKey, Action, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
-from veilmq.server.hosts import is_loopback_name
+from veilmq.server.auth.hosts import is_loopback_name
 
 logger = logging.getLogger("veilmq.admin")
 

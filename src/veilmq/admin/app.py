@@ -29,7 +29,7 @@ from veilmq.admin.upkeep import Upkeep
 from veilmq.model.access import Action
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.server.settings import FIELDS, Address, Settings
+from veilmq.server.config.settings import FIELDS, Address, Settings
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 _SECRET: Final = frozenset({"credentials", "tls_key"})

@@ -10,7 +10,7 @@ from typing import Protocol
 from veilmq.model.access import Keyring
 from veilmq.model.instant import Instant
 from veilmq.server.clock import LeaseClock
-from veilmq.server.listener import Listener
+from veilmq.server.http.listener import Listener
 from veilmq.server.port import Port
 from veilmq.server.refused_waits import RefusedWaits
 from veilmq.server.service import PushRoom

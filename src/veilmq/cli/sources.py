@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from veilmq.cli.failures import Exit, Failure, file_advice
-from veilmq.server.settings import FIELDS, Address, Field, SettingInvalid, Settings, parse
-from veilmq.server.toml_file import FileInvalid, read_toml
+from veilmq.server.config.files import FileInvalid, read_toml
+from veilmq.server.config.settings import FIELDS, Address, Field, SettingInvalid, Settings, parse
 
 PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"

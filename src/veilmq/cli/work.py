@@ -32,8 +32,8 @@ from veilmq.client.worker import (
 )
 from veilmq.client.worker.processes import resolve
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
+from veilmq.server.config.settings import PORT_MAX
 from veilmq.server.logs import set_up
-from veilmq.server.settings import PORT_MAX
 
 _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
 _SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "error_report")

@@ -16,21 +16,19 @@ from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.protocols.sqs.auth.authorize import note
-from veilmq.server import queues_file
-from veilmq.server.aliases import NO_ALIASES
+from veilmq.server.auth.credentials import DevelopmentKeyring, Keys
+from veilmq.server.auth.hosts import Hosts
+from veilmq.server.auth.tokens import IssuerTokens, tokens_of
 from veilmq.server.clock import LeaseClock, wall
-from veilmq.server.connection import OVERFLOW_MAX
-from veilmq.server.credentials import DevelopmentKeyring, Keys
-from veilmq.server.header_case import HeaderCaseIntake
-from veilmq.server.hosts import Hosts
-from veilmq.server.intake import Intake
-from veilmq.server.listener import Listener, listen
-from veilmq.server.port import Port
+from veilmq.server.config import queues_file
+from veilmq.server.config.settings import Address, Settings
+from veilmq.server.http.connection import OVERFLOW_MAX
+from veilmq.server.http.intake import HeaderCaseIntake, Intake
+from veilmq.server.http.listener import Listener, listen
+from veilmq.server.http.tls import Certificate
+from veilmq.server.port import NO_ALIASES, Port
 from veilmq.server.refused_waits import RefusedWaits
-from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
-from veilmq.server.tls import Certificate
-from veilmq.server.tokens import IssuerTokens, tokens_of
 from veilmq.store import Reader, Store
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")

@@ -34,12 +34,12 @@ from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols.http import external_path
+from veilmq.server.auth.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall
-from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
+from veilmq.server.config.files import FileInvalid
+from veilmq.server.config.settings import Settings
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service
-from veilmq.server.settings import Settings
-from veilmq.server.toml_file import FileInvalid
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
 

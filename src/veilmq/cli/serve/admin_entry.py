@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from veilmq.cli.access import TOKEN_FILE
-from veilmq.server.settings import Address
+from veilmq.server.config.settings import Address
 from veilmq.store.directory import DirectoryUnsafe
 
 BACKLOG: Final = 128

@@ -24,8 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from veilmq.admin.app import create_app
 from veilmq.cli.serve.admin_entry import BACKLOG, AdminEntry
+from veilmq.server.config.settings import Address, Settings
 from veilmq.server.service import Service
-from veilmq.server.settings import Address, Settings
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Request line and headers, not counting what arrives in the same read as their beginning or end."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from veilmq.model.topic import SubscriptionSettings, TopicKey
 from veilmq.push.local_exhaustion import local_exhaustion_of
 from veilmq.server.clock import wall
+from veilmq.server.config.settings import Settings
 from veilmq.server.service import Service
-from veilmq.server.settings import Settings
 from veilmq.store.reader import LiveSubscription, LiveTopic
 
 if TYPE_CHECKING:

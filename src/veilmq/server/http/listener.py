@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 from veilmq.model.instant import SECOND_US
 from veilmq.protocols.http import Request, Response
-from veilmq.server.answer import CLOSE, Answers
 from veilmq.server.clock import wall
-from veilmq.server.connection import Connection, Exchange
-from veilmq.server.intake import Intake, Refusal
-from veilmq.server.limits import Limits
+from veilmq.server.http.answer import CLOSE, Answers
+from veilmq.server.http.connection import Connection, Exchange
+from veilmq.server.http.intake import Intake, Refusal
+from veilmq.server.http.limits import Limits
 
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 

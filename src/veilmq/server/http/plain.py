@@ -16,13 +16,13 @@ from typing import Final
 
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
-from veilmq.server.limits import Limits
+from veilmq.server.http.limits import Limits
 
 _REQUEST_LINE: Final = re.compile(rb"(POST|GET|PUT|DELETE) (/[A-Za-z0-9/?&=%._~:@!$'()*+,;-]*) HTTP/1\.1\Z")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~]*)\Z")
 _FRAMING: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
 _OWN_CASE: Final = b"x-ms-meta-"
-"""Azure's metadata, whose names keep their case (header_case.py)."""
+"""Azure's metadata, whose names keep their case (HeaderCaseIntake)."""
 _ENTRIES_MAX: Final = 512
 _ENTRY_BYTES_MAX: Final = 512
 

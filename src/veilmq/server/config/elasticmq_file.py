@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from veilmq.server.credentials import ACCOUNT_ID
-from veilmq.server.toml_file import FileInvalid
+from veilmq.server.auth.credentials import ACCOUNT_ID
+from veilmq.server.config.files import FileInvalid
 
 DEPTH_MAX: Final = 16
 REGION_DEFAULT: Final = "elasticmq"

@@ -4,6 +4,10 @@ Strategy: a request that came whole and plain is read by plain.py. llhttp (throu
 and refuses what RFC 9112 forbids. This module adds the limits, and rules where two parsers could read the same bytes
 differently. Input is fed in slices, and none is fed while requests wait, so a burst of tiny requests is never expanded
 at once. Nothing here knows a socket or a clock.
+
+`HeaderCaseIntake` keeps the case of Azure's metadata header names: Azure "preserves the case with which they were
+created" of names that begin with `x-ms-meta-`. Only the Azure port uses it, so other ports do not pay for it. Source:
+"Setting and retrieving properties and metadata" in the Storage REST API.
 """
 
 from collections import deque
@@ -13,9 +17,9 @@ from typing import Final
 import httptools
 
 from veilmq.protocols.http import Request
-from veilmq.server import plain
-from veilmq.server.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
-from veilmq.server.limits import Limits
+from veilmq.server.http import plain
+from veilmq.server.http.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
+from veilmq.server.http.limits import Limits
 
 SLICE_BYTES: Final = 16 * 1024
 
@@ -339,3 +343,30 @@ class Intake:
             self._repeats = 0
             self._doubled = None  # of a trailer
             self._duplicates = _NO_DUPLICATES
+
+
+_OWN: Final = b"x-ms-meta-"
+
+
+class HeaderCaseIntake(Intake):
+    """Fills `Request.header_case`."""
+
+    __slots__ = ("_header_case",)
+
+    def __init__(self, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> None:
+        self._header_case: dict[bytes, bytes] = {}
+        super().__init__(limits, peer, secure, next_id)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As `Intake` has it."""
+        small = name.lower()
+        if small.startswith(_OWN):
+            self._header_case[small] = name
+        super().on_header(small, value)
+
+    def on_message_complete(self) -> None:
+        """As `Intake` has it."""
+        super().on_message_complete()
+        if self._header_case and not self._upgrading:
+            self.ready[-1][0].header_case = self._header_case
+            self._header_case = {}

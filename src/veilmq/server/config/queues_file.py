@@ -31,9 +31,9 @@ from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SEC
 from veilmq.model.message import first_forbidden_character
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
-from veilmq.server import elasticmq_file
-from veilmq.server.credentials import ACCOUNT_ID, Account
-from veilmq.server.toml_file import FileInvalid, LineNumbers, read_text, read_toml
+from veilmq.server.auth.credentials import ACCOUNT_ID, Account
+from veilmq.server.config import elasticmq_file
+from veilmq.server.config.files import FileInvalid, LineNumbers, read_text, read_toml
 
 RECEIVES_MAX: Final = 1_000
 TAGS_MAX: Final = 50

@@ -30,11 +30,11 @@ from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, cast
 
 from veilmq.protocols.http import Request, Response
-from veilmq.server.answer import CLOSE, CONTINUE
-from veilmq.server.intake import Intake, Refusal
+from veilmq.server.http.answer import CLOSE, CONTINUE
+from veilmq.server.http.intake import Intake, Refusal
 
 if TYPE_CHECKING:
-    from veilmq.server.listener import Listener
+    from veilmq.server.http.listener import Listener
 
 log = logging.getLogger("veilmq.listener")
 
