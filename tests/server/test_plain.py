@@ -103,6 +103,7 @@ REQUESTS = st.builds(
 @example([POST_ABC] * 2, True, 0)
 @example([POST_ABC + b"POST / HT", b"TP/1.1\r\nHost: h\r\n\r\n"], False, 0)
 @example([framed(b"POST / HTTP/1.1", [b"Host: h", b"Authorization: " + SCOPE + b"0" * 64 + b" "], b"")] * 2, False, 0)
+@example([framed(b"POST / HTTP/1.0", [b"Host: h"], b""), framed(b"POST / HTTP/1.1", [b"Host: h"], b"")], False, 0)
 def test_both_readers_agree(stream, together, cut):
     if together:
         whole = b"".join(stream)

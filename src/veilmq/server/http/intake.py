@@ -332,7 +332,9 @@ class Intake:
         body = self._body
         request = self._request(body if type(body) is bytes else bytes(body))
         self.ready.append((request, self._form))
-        self._begun = self.in_body = self.expects = self._chunked = False
+        # llhttp refuses what follows a connection's last request: nothing after it is read plainly.
+        self._begun = self._form & CLOSE != 0
+        self.in_body = self.expects = self._chunked = False
         self._target = self._body = b""
         self.fed_bytes = 0
         if self._headers:
