@@ -504,7 +504,7 @@ def test_a_history_cut_short_gives_the_state() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_store_answers_as_the_reference_does_for_long() -> None:
-    _play(StoreMachine, examples=400, steps=80)
+    _play(StoreMachine, examples=200, steps=80)
 
 
 @pytest.mark.slow
