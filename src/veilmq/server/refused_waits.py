@@ -29,8 +29,8 @@ class RefusedWaits:
         """Counts since the start, by limit."""
         self._waiting = waiting
         self._limits = limits
-        self._untold: Counter[tuple[QueueKey, str]] = Counter()
-        self._told_s: dict[tuple[QueueKey, str], float] = {}
+        self._unreported: Counter[tuple[QueueKey, str]] = Counter()
+        self._reported_s: dict[tuple[QueueKey, str], float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -51,14 +51,16 @@ class RefusedWaits:
         """Take the engine's counts, and log what is due. now_s: seconds of any monotonic clock."""
         if self._waiting.refused:
             taken, self._waiting.refused = self._waiting.refused, Counter()
-            self._untold += taken
+            self._unreported += taken
             for (_, limit), count in taken.items():
                 self.refused[limit] += count
-        if self._told_s:
-            self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < QUIET_S}
-        for each in [each for each in self._untold if each not in self._told_s]:
-            self._told_s[each] = now_s
+        if self._reported_s:
+            self._reported_s = {
+                each: reported_s for each, reported_s in self._reported_s.items() if now_s - reported_s < QUIET_S
+            }
+        for each in [each for each in self._unreported if each not in self._reported_s]:
+            self._reported_s[each] = now_s
             queue, limit = each
-            count, value = self._untold.pop(each), getattr(self._limits, limit)
+            count, value = self._unreported.pop(each), getattr(self._limits, limit)
             text = "%s: answered %d receives empty instead of letting them wait: %s is %d"
             logger.warning(text, queue, count, limit, value)

@@ -20,7 +20,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.azure.addresses import Endpoint, Place, check_queue_name
-from veilmq.protocols.azure.cors import NOTHING, Told
+from veilmq.protocols.azure.cors import NOTHING, CorsHeaders
 from veilmq.protocols.azure.errors import fault_of
 from veilmq.protocols.http import Request, Response
 
@@ -104,7 +104,7 @@ class Asked(msgspec.Struct, gc=False):
     arrived: Instant
     endpoint: Endpoint
     caller: Caller | None = None
-    cors: Told = NOTHING
+    cors: CorsHeaders = NOTHING
     """Headers that let a page's browser show the response."""
 
     @property

@@ -150,7 +150,7 @@ class Codec:
         known = self._rules.get(account.name)
         if b"origin" not in asked.request.headers and known is not None and known[0] is account:
             if known[1]:
-                asked.cors = cors.told(known[1], None, method)
+                asked.cors = cors.headers_for(known[1], None, method)
         elif b"origin" in asked.request.headers or method in cors.CACHED:
             questions.append(DescribeQueue(queue=service_queue(account.key), origin=caller.origin))
         if caller.sas is not None and caller.sas.policy is not None:
@@ -173,7 +173,7 @@ class Codec:
                 if b"origin" in asked.request.headers:
                     self._admit_page(asked, rules)
                 else:
-                    asked.cors = cors.told(rules, None, asked.request.method)
+                    asked.cors = cors.headers_for(rules, None, asked.request.method)
             else:
                 _complete(asked, row, command, outcome)
         return self._planned(asked, row)
@@ -244,7 +244,7 @@ def _let_read(asked: Asked, rules: tuple[CorsRule, ...]) -> None:
     """Set the headers that let a page's browser show the response, if the rules allow it."""
     origin = asked.request.headers[b"origin"].decode("latin-1")
     if origin.isascii() and origin.isprintable():
-        asked.cors = cors.told(rules, origin, asked.request.method)
+        asked.cors = cors.headers_for(rules, origin, asked.request.method)
 
 
 def _is_own(request: Request, origin: str) -> bool:

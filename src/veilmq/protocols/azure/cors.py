@@ -26,7 +26,7 @@ _ALWAYS: Final = (b"Content-Type", b"Content-Length", b"Date")
 """Headers that the listener adds to every response."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class CorsHeaders(msgspec.Struct, frozen=True):
     """What the rules add to a response."""
 
     headers: Headers = ()
@@ -47,7 +47,7 @@ class Told(msgspec.Struct, frozen=True):
         return (*self.headers, (b"access-control-expose-headers", b",".join(dict.fromkeys(shown))))
 
 
-NOTHING: Final = Told()
+NOTHING: Final = CorsHeaders()
 
 
 def preflight(rules: tuple[CorsRule, ...], request: Request) -> Response:
@@ -81,13 +81,13 @@ def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
     return values[0], values[1], headers
 
 
-def told(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Told:
+def headers_for(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> CorsHeaders:
     """What to add to the response of an actual request. origin None: it has no Origin."""
     rule = _rule_for(rules, origin, method)
     varies = _VARY if rules and method in CACHED and not (rule is not None and _ANY in rule.origins) else ()
     if rule is None:
-        return Told(varies)
-    return Told((*_origin_headers(rule, origin or _ANY), *varies), rule.exposed_headers)
+        return CorsHeaders(varies)
+    return CorsHeaders((*_origin_headers(rule, origin or _ANY), *varies), rule.exposed_headers)
 
 
 def fits(rules: tuple[CorsRule, ...], origin: str, method: str) -> bool:
