@@ -57,6 +57,7 @@ def info(queue: QueueKey) -> QueueInfo:
         (DYNAMIC, "sqs.us-east-1.queues.test:1", "http://sqs.eu-west-1.queues.test:1/000000000000/q"),
         (DYNAMIC, "other.queues.test:1", "http://other.queues.test:1/000000000000/q"),
         (DYNAMIC, "127.0.0.1:9324", "http://127.0.0.1:9324/000000000000/q"),
+        (DYNAMIC, "no]host", "http://no]host/000000000000/q"),
         (
             Endpoint(base_domain="queues.test", external_url="https://queues.test/a/"),
             "queues.test",

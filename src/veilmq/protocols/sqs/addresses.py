@@ -11,7 +11,6 @@ of each partition as botocore's `partitions.json` has them.
 """
 
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -147,13 +146,14 @@ def url_start(endpoint: Endpoint, request: Request, region: str) -> str:
         return f"{start}/{_OWN}/{region}"
     if domain is None or (external is not None and strategy is None):
         return start
-    url = urlsplit(start)
-    host, colon, port = url.netloc.rpartition(":")
+    scheme, _, rest = start.partition("://")  # by hand: the host may be anything that a client wrote
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority.rpartition(":")
     if not colon or "]" in port:
-        host, colon, port = url.netloc, "", ""
+        host, colon, port = authority, "", ""
     ours = {domain.lower(), f"sqs.{domain.lower()}"}
     if strategy == STANDARD or host.lower() in ours or region_of_host(domain, host) is not None:
-        return f"{url.scheme}://sqs.{region}.{domain}{colon}{port}{url.path}"
+        return f"{scheme}://sqs.{region}.{domain}{colon}{port}{slash}{path}"
     return start
 
 
