@@ -127,6 +127,26 @@ async def test_other_forms_of_targets(serve, line, target, authority):
     assert recorder.requests[1].authority is None
 
 
+@for_each(
+    "host",
+    [
+        b"",
+        b"h",
+        b"h:",
+        b"my_queue.svc:80",
+        b"127.0.0.1:1",
+        b"[::1]",
+        b"[fe80::1%25eth0]:9",
+        b"[fe80::1%eth0]",
+        b"%41.b",
+    ],
+)
+async def test_hosts_that_clients_send(serve, host):
+    client = await (await serve(echo)).client()
+    for _ in range(2):
+        assert (await client.ask(b"GET /q HTTP/1.1\r\nHost: %b\r\n\r\n" % host)).status == 200
+
+
 async def test_http_1_0_closes_unless_it_asks_not_to(serve):
     port = await serve(echo)
     client = await port.client()
@@ -304,6 +324,15 @@ REFUSED = {
     "http 2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     "http 1.2": (b"GET / HTTP/1.2\r\nHost: h\r\n\r\n", 400),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "host with a path": (b"GET / HTTP/1.1\r\nHost: h/a\r\n\r\n", 400),
+    "host with a user": (b"GET / HTTP/1.1\r\nHost: u@h\r\n\r\n", 400),
+    "host with a blank": (b"GET / HTTP/1.1\r\nHost: h i\r\n\r\n", 400),
+    "host with a stray bracket": (b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", 400),
+    "host with a word for its port": (b"GET / HTTP/1.1\r\nHost: h:http\r\n\r\n", 400),
+    "host with bytes": (b"GET / HTTP/1.1\r\nHost: h\xc3\xa4\r\n\r\n", 400),
+    "no host in the header beside one in the target": (b"GET http://h/ HTTP/1.1\r\nHost: h/\r\n\r\n", 400),
+    "host of http 1.0": (b"GET / HTTP/1.0\r\nHost: h/\r\n\r\n", 400),
+    "half an address in the target": (b"GET http://[::1/p" + HOST + b"\r\n", 400),
     "two hosts": (b"GET /" + HOST + b"Host: h\r\n\r\n", 400),
     "two authorizations": (b"GET /" + HOST + b"Authorization: a\r\nauthorization: a\r\n\r\n", 400),
     "two dates": (b"GET /" + HOST + b"X-Amz-Date: a\r\nX-Amz-Date: a\r\n\r\n", 400),
@@ -387,6 +416,7 @@ async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, frami
         (b"Host: h\r\nHost: g\r\nX-Form: json\r\n", 400),
         (b"Host: h\r\nAuthorization: a\r\nAuthorization: a\r\nHost: h\r\nX-Form: json\r\n", 400),
         (b"X-Form: json\r\n", 400),
+        (b"Host: h/\r\nX-Form: json\r\n", 400),
         (b"Host: h\r\nExpect: 200-ok\r\nX-Form: json\r\n", 417),
         (b"Host: h\r\n" + b"X: a\r\n" * 100 + b"X-Form: json\r\n", 431),
     ],

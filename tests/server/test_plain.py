@@ -82,7 +82,7 @@ VALUES = st.one_of(
             *(b"h", b"keep-alive", b"Keep-Alive", b"close", b"upgrade", b"keep-alive, upgrade", b"chunked"),
             *(b"100-continue", b"3", b" 3", b"3 ", b"+3", b"03", b"3, 3", b"", b"x y", b"\xe4", b"a\tb", b"a\0b"),
             *(b"a\rb", b"a\nb", b"\x7f", SCOPE, SCOPE + b"0" * 64, SCOPE + b"f" * 64, SCOPE + b"0" * 64 + b" "),
-            *(SCOPE + b"-" * 64, SCOPE + b"0" * 65),
+            *(b"[::1]:9", b"[::1", b"h:1", b"h:x", b"h/a", SCOPE + b"-" * 64, SCOPE + b"0" * 65),
         ]
     ),
     st.binary(max_size=4),
@@ -127,3 +127,9 @@ def test_too_many_headers_and_too_long_bodies_are_left_to_llhttp():
     assert agree([framed(b"POST / HTTP/1.1", [b"Host: h"], b"x" * 2000)]) == 1
     assert agree([framed(b"POST / HTTP/1.1", [b"Host: h"], b"x" * 2001)]) == 0
     assert agree([framed(b"POST / HTTP/1.1", [b"Host: h", b"X: " + b"y" * 4096], b"")]) == 0
+
+
+def test_a_host_that_is_none_is_left_to_llhttp():
+    assert agree([framed(b"POST / HTTP/1.1", [b"Host: [::1]:9"], b"")] * 2) == 2
+    for host in (b"h/a", b"u@h", b"h:x", b"[::1", b"h" * 600 + b"/"):
+        assert agree([framed(b"POST / HTTP/1.1", [b"Host: " + host], b"")]) == 0

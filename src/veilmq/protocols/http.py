@@ -14,7 +14,7 @@ class Request(msgspec.Struct, gc=False):
 
     method: upper case, one of GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH.
     target: path and query as sent, undecoded; `*` for `OPTIONS *`. Of an absolute form (RFC 9112, 3.2.2) only these
-        remain here, and the host with its port is in `authority`.
+        remain here, and the host with its port is in `authority`: see `host`.
     headers: name in lower case -> value. The values of a repeated header are joined by ", " (RFC 9110, 5.2) and its
         name is in `duplicates`; Host, Authorization, X-Amz-Date and the framing headers are never repeated.
     body: complete, without its transfer coding. Trailers are dropped.
@@ -33,6 +33,14 @@ class Request(msgspec.Struct, gc=False):
     authority: bytes | None = None
     duplicates: frozenset[bytes] = frozenset()
     header_case: dict[bytes, bytes] | None = None
+
+    @property
+    def host(self) -> bytes:
+        """Host and port that the request is for; empty if it names none.
+
+        An absolute form decides, whatever the Host header says (RFC 9112, 3.2.2).
+        """
+        return self.authority or self.headers.get(b"host", b"")
 
     @property
     def path(self) -> bytes:
@@ -55,7 +63,7 @@ def address_used(request: Request, trusted_proxy: bool) -> str:
     """Scheme, host and port as the client addressed us, or the proxy before us; no slash at the end."""
     headers = request.headers
     scheme = b"https" if request.secure else b"http"
-    host = request.authority or headers.get(b"host") or b"localhost"
+    host = request.host or b"localhost"
     if trusted_proxy:
         scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
         host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()

@@ -218,7 +218,7 @@ class Port:
         """The listener's handler."""
         shell = self.shell
         if not self._keyring.checks:
-            host, origin = request.headers.get(b"host", b""), request.headers.get(b"origin")
+            host, origin = request.host, request.headers.get(b"origin")
             if not self._hosts.takes(host, origin, request.headers.get(b"sec-fetch-site")):
                 asked = _asked(request, self._keyring)
                 logger.info("%s: %s: Host or Origin refused", self.name, asked, extra={"request": request.request_id})

@@ -525,6 +525,17 @@ def test_the_host_may_name_the_region(ring: Ring) -> None:
         assert code_of(decode(codec, raw_sign(NAMES, {**PLAIN, "host": host}))) == "ok", host
 
 
+def test_a_signed_host_is_the_one_that_decides(ring: Ring) -> None:
+    codec = Codec(ring, Endpoint(base_domain="queues.test"))
+    request = raw_sign(NAMES, {**PLAIN, "host": "sqs.us-east-1.queues.test"})
+    for authority, code in (
+        (b"SQS.us-east-1.queues.test", "ok"),
+        (b"sqs.eu-west-1.queues.test", "SignatureDoesNotMatch"),
+        (b"queues.test", "SignatureDoesNotMatch"),
+    ):
+        assert code_of(decode(codec, msgspec.structs.replace(request, authority=authority))) == code
+
+
 @for_each("path", ["/sqs", "/sqs/", "/sqs/111122223333/jobs"])
 @for_each("auth", [SigV4Auth, SigV4QueryAuth])
 def test_a_proxy_may_strip_the_path_of_the_external_url(ring: Ring, path: str, auth: Any) -> None:

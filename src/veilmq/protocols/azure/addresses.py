@@ -60,7 +60,7 @@ class Place(msgspec.Struct, frozen=True):
 
 def read_place(request: Request, base_domain: str | None) -> Place:
     """Parse the request's host and path. Raises Refusal: InvalidUri."""
-    host = request.authority or request.headers.get(b"host", b"")
+    host = request.host
     path = request.path
     if len(path) > _PATH_BYTES_CACHED_MAX or len(host) > _HOST_BYTES_MAX or b"/messages/" in path:
         return _place(host, path, base_domain)
@@ -158,7 +158,7 @@ def service_endpoint(endpoint: Endpoint, request: Request, place: Place) -> str:
         return f"{endpoint.external_url.rstrip('/')}/{account}/"
     headers = request.headers
     scheme = b"https" if is_secure(request, endpoint.trusted_proxy) else b"http"
-    host = request.authority or headers.get(b"host") or b"localhost"
+    host = request.host or b"localhost"
     if endpoint.trusted_proxy:
         host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
     start = f"{scheme.decode()}://{host.decode('latin-1')}/"

@@ -248,7 +248,7 @@ def _let_read(asked: Asked, rules: tuple[CorsRule, ...]) -> None:
 
 
 def _is_own(request: Request, origin: str) -> bool:
-    return origin.partition("://")[2].encode("latin-1") == request.headers.get(b"host")
+    return origin.partition("://")[2].encode("latin-1") == request.host
 
 
 def _finish(response: Response, asked: Asked) -> Response:

@@ -220,8 +220,8 @@ class Intake:
             raise Refusal(501, "method not implemented")
         self._method = method
         # Without a Connection header only HTTP/1.1 stays open.
-        plain = b"connection" not in headers and parser.should_keep_alive()
-        self._form = 0 if plain else self._uncommon_form(headers)
+        stays_open = b"connection" not in headers and parser.should_keep_alive()
+        self._form = 0 if stays_open else self._uncommon_form(headers)
         if method == "HEAD":
             self._form |= HEAD
         if self._target[0] != 0x2F:
@@ -229,6 +229,8 @@ class Intake:
         self._headers_taken = headers
         if self._repeats or len(headers) > self._limits.header_count_max or b"host" not in headers:
             self._check_names(headers)
+        if not plain.is_host(headers.get(b"host", b"")) or not plain.is_host(self._authority or b""):
+            raise self._refusal(400, "the host of a request is a name or an address, with or without a port")
         if self.fed_bytes > self._unmeasured_bytes_max:
             self._measure_headers(headers)
         self.in_body = True

@@ -20,6 +20,10 @@ from veilmq.server.http.limits import Limits
 
 _REQUEST_LINE: Final = re.compile(rb"(POST|GET|PUT|DELETE) (/[A-Za-z0-9/?&=%._~:@!$'()*+,;-]*) HTTP/1\.1\Z")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~]*)\Z")
+_HOST: Final = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._~%-]+)?\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?\Z"
+)
+"""RFC 9110, 7.2: uri-host [ ":" port ]. An IPv6 address may have a zone: RFC 6874, and as older clients write it."""
 _FRAMING: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
 _OWN_CASE: Final = b"x-ms-meta-"
 """Azure's metadata, whose names keep their case (HeaderCaseIntake)."""
@@ -39,6 +43,11 @@ _REPEATING: Final = frozenset(
         b"x-ms-date", b"date",
     }
 )  # fmt: skip
+
+
+def is_host(value: bytes) -> bool:
+    """Whether a Host header may have this value (RFC 9112, 3.2); it may be empty."""
+    return _HOST.match(value) is not None
 
 
 def read(data: bytes, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> Request | None:
@@ -82,6 +91,8 @@ def _header(line: bytes) -> tuple[bytes, bytes] | None:
         return None
     name, value = found[1].lower(), found[2].strip()
     if name in _FRAMING or name.startswith(_OWN_CASE):
+        return None
+    if name == b"host" and not is_host(value):
         return None
     if name == b"connection" and value.lower() != b"keep-alive":
         return None

@@ -73,6 +73,7 @@ _MISMATCH: Final = (
     "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key "
     "and signing method. Consult the service documentation for details."
 )
+_OTHER_HOST: Final = "The host in the request line is not the one in the signed Host header."
 _BAD_TOKEN: Final = "The security token included in the request is invalid."
 
 
@@ -261,13 +262,15 @@ class Verifier:
             raise Refusal(errors.INVALID_CLIENT_TOKEN_ID, _BAD_TOKEN)
         if not matches:
             raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, _MISMATCH)
+        if request.authority is not None and request.authority.lower() != headers[b"host"].lower():
+            raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, _OTHER_HOST)
         shape = tuple(headers)
         if shape not in scheme.shapes:
             _check_signed(scheme.names, headers)
             if sum(map(len, shape)) <= _SHAPE_BYTES_MAX:
                 scheme.shapes.keep(shape, True)
         if self._base_domain is not None:
-            region = region_of_host(self._base_domain, headers[b"host"].decode("latin-1"))
+            region = region_of_host(self._base_domain, request.host.decode("latin-1"))
             if region is not None and region != scheme.region:
                 text = f"Credential should be scoped to a valid region, not '{scheme.region}'."
                 raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, text)
@@ -288,7 +291,7 @@ class Verifier:
                 return _caller(scheme, request.headers)
         key_id, region = claimed(request, authorization)
         if region is None and self._base_domain is not None:
-            region = region_of_host(self._base_domain, request.headers.get(b"host", b"").decode("latin-1"))
+            region = region_of_host(self._base_domain, request.host.decode("latin-1"))
         key = self._keyring.find(key_id) or AccessKey(key_id, "", DEVELOPMENT_ACCOUNT)
         scheme = _unsigned_scheme(key, region or key.home_region)
         if authorization is not None and region is not None:
