@@ -77,6 +77,7 @@ from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.settings import plans, queue_commands, topic_commands
 from veilmq.store.sqlite.upkeep import move_tasks, sweeps
+from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
 CRASH_POINTS: Final = (
@@ -123,6 +124,7 @@ class SqliteStore:
         check_version()
         self.options = options or Options()
         self._at_point = at_point
+        self._origins = Origins()
         self.pins = ReadPins()
         """What readers of the history need; trimming leaves it alone."""
         self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
@@ -446,7 +448,7 @@ class SqliteStore:
             self._free_reserve()
 
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
-        return sweeps.sweep(writer, command, self.options, self._snapshots, self.pins)
+        return sweeps.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins)
 
     def _free_reserve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is

@@ -132,12 +132,14 @@ class Writer:
         self._touched: dict[int, tuple[LiveQueue, tuple[object, ...]]] = {}
         self._undo: list[Callable[[], None]] = []
         self._saved = (mark.copy(), self.history_bytes)
-        self._origins: dict[Origin, int] = {
+        self.origins: dict[Origin, int] = {
             Origin(protocol, principal, client): row
             for row, protocol, principal, client in connection.execute(
-                "SELECT id, protocol, principal, client FROM origin"
+                "SELECT id, protocol, principal, client FROM origin ORDER BY id"
             )
         }
+        self.greatest_origin = max(self.origins.values(), default=0)
+        """The last number assigned. Its row is never dropped, so none is assigned twice."""
         self._ids: list[bytes] = []
         self._last_key: QueueKey | None = None
         self._last_queue: LiveQueue | None = None
@@ -416,25 +418,33 @@ class Writer:
         """The number of an origin, assigned at its first use."""
         if origin is self._last_origin:
             return self._last_origin_row
-        row = self._origins.get(origin)
+        row = self.origins.get(origin)
         if row is None:
-            if len(self._origins) >= PROCESSES_MAX and (plainer := self._plainer(origin)) != origin:
+            if len(self.origins) >= PROCESSES_MAX and (plainer := self._plainer(origin)) != origin:
                 return self.origin(plainer)
-            row = len(self._origins) + 1
+            row = self.greatest_origin + 1
             values = (row, origin.protocol, origin.principal, origin.client)
             self.write("INSERT INTO origin VALUES (?, ?, ?, ?)", values)
-            self._origins[origin] = row
+            self.origins[origin] = self.greatest_origin = row
             self.undo(lambda: self._forget_origin(origin))
         self._last_origin, self._last_origin_row = origin, row
         return row
 
     def _plainer(self, origin: Origin) -> Origin:
         """A less specific origin, recorded for a new client when there are many already."""
-        client = "" if len(self._origins) >= ORIGINS_MAX else _PROCESS.sub("", origin.client)
+        client = "" if len(self.origins) >= ORIGINS_MAX else _PROCESS.sub("", origin.client)
         return Origin(origin.protocol, origin.principal, client)
 
     def _forget_origin(self, origin: Origin) -> None:
-        del self._origins[origin]
+        self.greatest_origin = self.origins.pop(origin) - 1
+
+    def forget_origins(self, gone: set[int]) -> None:
+        """Take these numbers out of the map. A client that comes back gets a new one."""
+        dropped = {origin: row for origin, row in self.origins.items() if row in gone}
+        for origin in dropped:
+            del self.origins[origin]
+        self._last_origin = None
+        self.undo(lambda: self.origins.update(dropped))
 
     def take_visible(self) -> dict[QueueKey, int]:
         """How many messages became visible in the batch, by queue. Every such queue was touched."""

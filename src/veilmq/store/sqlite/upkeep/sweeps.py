@@ -23,6 +23,7 @@ from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, update_rows
 from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.upkeep import move_tasks, trimming
+from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
@@ -68,7 +69,9 @@ _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows}
 _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
 
-def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, pins: ReadPins) -> Outcome:
+def sweep(
+    writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, pins: ReadPins, origins: Origins
+) -> Outcome:
     """Run one bounded step."""
     left = command.steps_max
     left -= _return_all(writer, left)
@@ -91,6 +94,7 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
         left -= trimmed
         forgotten = trimming.forget_queues(writer, options.history_us_max)
         more = more or trimmed == rows_max or forgotten == trimming.FORGOTTEN_MAX
+        origins.step(writer, is_trimming=trimmed == rows_max)
     more = move_tasks.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
     _give_back(writer)
     snapshots.step(writer, options, command.steps_max)
