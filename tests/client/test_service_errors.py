@@ -19,6 +19,7 @@ from veilmq.model.errors import (
     QueueDeletedRecently,
     QueueExists,
     QueueMissing,
+    QueuesFull,
     ReceiptInvalid,
     VeilError,
 )
@@ -37,6 +38,16 @@ SAID: list[tuple[str, str, VeilError]] = [
     ("InvalidIdFormat", "bad", ReceiptInvalid(reason="bad")),
     (f"{PREFIX}MessageNotInflight", "", LeaseExpired(sequence=0, attempt=0)),
     ("OverLimit", "", InFlightFull(queue="q", limit=120_000)),
+    (
+        "OverLimit",
+        "The maximum number of queues of an account is reached: 3.",
+        QueuesFull(account="of this key", limit=3),
+    ),
+    (
+        "QueueNumExceededLimit",
+        "The number of queues exceeds the limit: 3.",
+        QueuesFull(account="of this key", limit=3),
+    ),
     (
         f"{PREFIX}BatchRequestTooLong",
         "Batch requests cannot be longer than 262144 bytes. You have sent 262145 bytes.",

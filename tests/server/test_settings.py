@@ -127,8 +127,10 @@ def test_what_is_shown_is_what_differs_as_plain_values() -> None:
 
 
 def test_limits_reach_their_rooms() -> None:
-    settings = Settings(parked_max=11, idle_s=12.0, history_s_max=13, floor_bytes=14)
+    settings = Settings(parked_max=11, idle_s=12.0, history_s_max=13, floor_bytes=14, topics_per_account_max=15)
     assert settings.engine_limits().parked_max == 11
     assert settings.listener_limits().idle_s == 12.0
     assert settings.store_options().history_us_max == 13_000_000
     assert settings.store_options().floor_bytes == 14
+    assert settings.store_options().topics_per_account_max == 15
+    assert Settings(queues_per_account_max=16).store_options().queues_per_account_max == 16

@@ -144,7 +144,7 @@ class Undeliver(Command, tag=True, kw_only=True, gc=False):
 class CreateQueue(Command, tag=True, kw_only=True, gc=False):
     """Create a queue, or find the same one. Outcome `QueueCreated`.
 
-    Errors QueueExists, QueueDeletedRecently, ParameterInvalid, RedriveRefused, DiskLow.
+    Errors QueueExists, QueueDeletedRecently, ParameterInvalid, RedriveRefused, QueuesFull, DiskLow.
 
     An existing queue is the same if the settings in `change` have those values; with `compare_all`, if all its settings
     equal what creation would set.
@@ -267,7 +267,7 @@ class TopicCommand(msgspec.Struct, kw_only=True, gc=False):
 class CreateTopic(TopicCommand, tag=True, kw_only=True, gc=False):
     """Create a topic, or find the same one (all settings compared). Outcome `TopicCreated`.
 
-    Errors TopicExists, DiskLow.
+    Errors TopicExists, TopicsFull, DiskLow.
     """
 
     change: SettingsChange = {}

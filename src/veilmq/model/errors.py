@@ -8,7 +8,7 @@
         LeaseError          the normal outcome of a race
             LeaseExpired, LeaseTaken, MessageGone
         CapacityError       a limit that time or an operator lifts: retry later
-            InFlightFull, RateExceeded, MovesFull, DiskLow, Overloaded
+            InFlightFull, RateExceeded, MovesFull, QueuesFull, TopicsFull, DiskLow, Overloaded
         StoreError          the store could not do it
             StoreFailed     certainly not done
             StoreUnknown    perhaps done, perhaps not
@@ -244,6 +244,22 @@ class MovesFull(CapacityError):
     account: str
     limit: int
     summary = "account {account} has {limit} message move tasks under way"
+
+
+class QueuesFull(CapacityError):
+    """The account has as many queues as the operator allows; a push subscription needs one, too."""
+
+    account: str
+    limit: int
+    summary = "account {account} has {limit} queues already"
+
+
+class TopicsFull(CapacityError):
+    """The account has as many topics as the operator allows."""
+
+    account: str
+    limit: int
+    summary = "account {account} has {limit} topics already"
 
 
 class DiskLow(CapacityError):

@@ -19,6 +19,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Disk space held in reserve, given up when the disk is full."""
     floor_bytes: int = 256 * MIB
     """Sends and creates are refused below this much free space (at most 2 % of the file system)."""
+    queues_per_account_max: int = 100_000
+    """Beyond this many, an account creates no queue. Hidden queues count."""
+    topics_per_account_max: int = 100_000
+    """Beyond this many, an account creates no topic."""
     checkpoint_bytes: int = 16 * MIB
     """WAL size at which a checkpoint begins."""
     redo_bytes: int = 4 * MIB

@@ -9,14 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from veilmq.model.errors import DiskLow, Overloaded, QueueDeletedRecently, StoreFailed, StoreUnknown, VeilError
+from veilmq.model.errors import (
+    DiskLow,
+    Overloaded,
+    QueueDeletedRecently,
+    QueuesFull,
+    StoreFailed,
+    StoreUnknown,
+    VeilError,
+)
 from veilmq.protocols.mns import errors
 from veilmq.testing.for_each import for_each
 
 PAGE = (Path(__file__).parents[3] / "docs" / "mns.md").read_text()
 NO_OCCASION = {
     "InvalidContentType",
-    "QueueNumExceededLimit",
     "QpsLimitExceeded",
     "TopicDeletedRecently",
     "SubscriberNotExist",
@@ -98,6 +105,7 @@ ROWS: dict[str, tuple[int, Callable[[Any], Any]]] = {
         ),
     ),
     "QueueDeletedRecently": (400, lambda wire: said(wire, QueueDeletedRecently(queue="q", wait_us=1))),
+    "QueueNumExceededLimit": (400, lambda wire: said(wire, QueuesFull(account="a", limit=1))),
     "TooManyRequests": (429, lambda wire: said(wire, Overloaded(limit=1))),
     "InternalServerError": (500, lambda wire: said(wire, DiskLow(free_bytes=1))),
     "InternalError": (500, lambda wire: said(wire, StoreUnknown(reason="fsync failed"))),

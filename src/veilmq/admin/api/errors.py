@@ -31,6 +31,8 @@ STATUS: Final[Mapping[type[VeilError], int]] = {
     errors.InFlightFull: 429,
     errors.RateExceeded: 429,
     errors.MovesFull: 429,
+    errors.QueuesFull: 429,
+    errors.TopicsFull: 429,
     errors.DiskLow: 507,
     errors.Overloaded: 503,
     errors.StoreFailed: 503,

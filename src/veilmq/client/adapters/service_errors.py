@@ -26,6 +26,7 @@ from veilmq.model.errors import (
     QueueDeletedRecently,
     QueueExists,
     QueueMissing,
+    QueuesFull,
     ReceiptInvalid,
     VeilError,
 )
@@ -39,6 +40,7 @@ _ENTITY_TOO_LARGE: Final = 413
 
 _PARAMETER: Final = re.compile(r"for parameter (\w+) is invalid(?:\. Reason: (.*))?", re.DOTALL)
 _MISSING: Final = re.compile(r"must contain the parameter ([\w.]*\w)")
+_LIMIT: Final = re.compile(r": (\d{1,16})\.")
 _SETTING: Final = re.compile(r"for attribute (\w+)")
 _BYTES: Final = re.compile(r"(?:shorter than|longer than) (\d+) bytes")
 _SENT_BYTES: Final = re.compile(r"You have sent (\d+) bytes")
@@ -156,7 +158,14 @@ def _missing_parameter(refusal: Refusal) -> VeilError:
     return ParameterInvalid(parameter=port_name(found[1]) if found else "request", reason=refusal.message)
 
 
+def _queues_full(refusal: Refusal) -> VeilError:
+    found = _LIMIT.search(refusal.message)
+    return QueuesFull(account="of this key", limit=int(found[1]) if found else 0)
+
+
 def _over_limit(refusal: Refusal) -> VeilError:
+    if "number of queues" in refusal.message:
+        return _queues_full(refusal)
     return InFlightFull(
         queue=refusal.queue, limit=_FIFO_IN_FLIGHT_MAX if refusal.queue.endswith(".fifo") else _IN_FLIGHT_MAX
     )
@@ -180,6 +189,7 @@ _TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
     "ReceiptHandleIsInvalid": lambda refusal: ReceiptInvalid(reason=refusal.message),
     "MessageNotInflight": lambda refusal: LeaseExpired(sequence=0, attempt=0),
     "OverLimit": _over_limit,
+    "QueueNumExceededLimit": _queues_full,
     "BatchRequestTooLong": _too_large,
     "InvalidParameterValue": _invalid_value,
     "InvalidParameterValueException": _invalid_value,

@@ -78,6 +78,7 @@ TOPIC_ALREADY_EXIST: Final = Fault(
 SUBSCRIPTION_ALREADY_EXIST: Final = Fault(
     "SubscriptionAlreadyExist", 409, "The subscription you want to create is already exist with other attributes."
 )
+QUEUE_NUM_EXCEEDED_LIMIT: Final = Fault("QueueNumExceededLimit", 400, "The number of queues exceeds the limit.")
 QUEUE_DELETED_RECENTLY: Final = Fault("QueueDeletedRecently", 400, "The queue was deleted recently.")
 TOO_MANY_REQUESTS: Final = Fault("TooManyRequests", 429, "More is waiting than the server takes. Please retry.")
 INTERNAL_ERROR: Final = Fault("InternalError", 500, "The server failed; the outcome of the request is unknown.")
@@ -175,6 +176,10 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     errors.MessageGone: _just(MESSAGE_NOT_EXIST),
     errors.InFlightFull: _just(TOO_MANY_REQUESTS),
     errors.MovesFull: _just(TOO_MANY_REQUESTS),
+    errors.QueuesFull: lambda error, command: Refusal(
+        QUEUE_NUM_EXCEEDED_LIMIT, f"The number of queues exceeds the limit: {error.limit}."
+    ),
+    errors.TopicsFull: _with_text(INVALID_ARGUMENT),  # the documents name no code of its own
     errors.RateExceeded: lambda error, command: Refusal(
         TOO_MANY_REQUESTS, f"The queue hands out at most {error.limit} messages a second. Please retry."
     ),

@@ -346,6 +346,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
             errors.SubscriptionMissing,
             errors.SubscriptionExists,
             errors.SubscriptionsFull,
+            errors.TopicsFull,
         ),
         lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
     ),
@@ -358,6 +359,9 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     ),
     errors.MovesFull: lambda error, command: Refusal(
         OVER_LIMIT, f"The maximum number of active message movement tasks of an account is reached: {error.limit}."
+    ),
+    errors.QueuesFull: lambda error, command: Refusal(
+        OVER_LIMIT, f"The maximum number of queues of an account is reached: {error.limit}."
     ),
     errors.RateExceeded: lambda error, command: Refusal(REQUEST_THROTTLED, f"{error}."),
     errors.DiskLow: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The disk is nearly full. Try again later."),

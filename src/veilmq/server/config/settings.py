@@ -195,6 +195,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0
     answer_deadline_s: Annotated[Seconds, Meta(description="For a client to read an answer.")] = 30.0
     idle_s: Annotated[Seconds, Meta(description="How long a connection without a request stays open.")] = 75.0
+    queues_per_account_max: Annotated[
+        AtLeast1, Meta(description="Queues of one account, push subscriptions among them; beyond, none is created.")
+    ] = 100_000
+    topics_per_account_max: Annotated[AtLeast1, Meta(description="Topics of one account; beyond, none is created.")] = (
+        100_000
+    )
     history_s_max: Annotated[
         Annotated[int, Meta(ge=1, le=100 * 366 * 86_400)], Meta(description="Events older than this are trimmed.")
     ] = 7 * 86_400
@@ -277,6 +283,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Options(
             history_us_max=self.history_s_max * SECOND_US,
             history_bytes_max=self.history_bytes_max,
+            queues_per_account_max=self.queues_per_account_max,
+            topics_per_account_max=self.topics_per_account_max,
             error_lines=self.error_lines,
             reserve_bytes=self.reserve_bytes,
             floor_bytes=self.floor_bytes,

@@ -8,7 +8,7 @@ on its length, not on the number of names. Names appended out of order are sorte
 """
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -306,6 +306,7 @@ class Queues:
         self.by_incarnation: dict[int, LiveQueue] = {}
         self.aliases: dict[QueueKey, QueueKey] = {}
         """Alias -> the queue's own key. The alias is a key in the queue's account and region."""
+        self.per_account: Counter[str] = Counter()
         self.names = OrderedNames()
         self.alias_names = OrderedNames()
         self.sources: dict[QueueKey, OrderedNames] = {}
@@ -323,6 +324,7 @@ class Queues:
             queue.groups = Groups(queue, self.stale_groups)
         self.by_key[queue.key] = queue
         self.by_incarnation[queue.incarnation] = queue
+        self.per_account[queue.key.account] += 1
         self.names.add(queue.key)
         if queue.settings.alias is not None:
             self.call(queue.key, queue.settings.alias)
@@ -333,6 +335,9 @@ class Queues:
         """Remove a queue that was deleted."""
         del self.by_key[queue.key]
         del self.by_incarnation[queue.incarnation]
+        self.per_account[queue.key.account] -= 1
+        if not self.per_account[queue.key.account]:
+            del self.per_account[queue.key.account]
         self.names.remove(queue.key)
         self.call(queue.key, None)
         self.redrive(queue.key, None)

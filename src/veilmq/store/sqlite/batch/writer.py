@@ -97,6 +97,7 @@ class Writer:
         self.disorder = 0
         """By how many places a message may be out of order, on purpose."""
         self.types = MessageTypes()
+        self.queues_per_account_max = self.topics_per_account_max = 1 << 53
         self.error_lines = True
         """Whether the first line of a worker's error is kept."""
         self.disk_low: int | None = None

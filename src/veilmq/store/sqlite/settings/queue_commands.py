@@ -31,6 +31,7 @@ from veilmq.model.errors import (
     QueueDeletedRecently,
     QueueExists,
     QueueMissing,
+    QueuesFull,
     RedriveRefused,
     VeilError,
 )
@@ -135,6 +136,8 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
         return QueueExists(queue=str(command.queue), setting="alias")
     if writer.disk_low is not None:
         return DiskLow(free_bytes=writer.disk_low)
+    if writer.queues.per_account[command.queue.account] >= writer.queues_per_account_max:
+        return QueuesFull(account=command.queue.account, limit=writer.queues_per_account_max)
     if settings.redrive is not None:
         refused = _redrive_refusal(writer, command.queue, settings)
         if refused is not None:

@@ -39,6 +39,7 @@ from veilmq.model.errors import (
     SubscriptionsFull,
     TopicExists,
     TopicMissing,
+    TopicsFull,
     VeilError,
 )
 from veilmq.model.events import Event, Kind
@@ -78,6 +79,7 @@ from veilmq.store.sqlite.settings import queue_commands
 
 SUBSCRIPTIONS_MAX: Final = 100
 """Per topic (MNS)."""
+_COUNT: Final = "SELECT count(*) FROM topic WHERE account = ?"
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -93,6 +95,9 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
         return TopicCreated(_info(writer, present), created=False)
     if writer.disk_low is not None:
         return DiskLow(free_bytes=writer.disk_low)
+    limit = writer.topics_per_account_max
+    if len(writer.topics) >= limit and writer.read(_COUNT, (key.account,))[0][0] >= limit:
+        return TopicsFull(account=key.account, limit=limit)
     incarnation, now = writer.next_number("topic"), writer.now
     writer.write(
         "INSERT INTO topic (incarnation, account, region, name, created, modified, settings)"
