@@ -1,0 +1,109 @@
+"""What the checker may assume about a queue, and what it reports.
+
+Strategy: a violation is one broken rule with the operations that prove it. Each rule keeps its first stories only:
+a lost directory breaks one rule a thousand times, and nobody reads a thousand stories.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from veilmq.checking.log import Operation
+from veilmq.checking.story import story
+
+
+class Rule(StrEnum):
+    """The invariants, by the name of what breaks them."""
+
+    LOST = "acknowledged message lost"
+    INVENTED = "message nobody sent"
+    CHANGED = "message changed"
+    OVERLAP = "two leases at a time"
+    STALE = "stale handle accepted"
+    RESURRECTED = "deleted message came back"
+    COUNT = "receive count did not grow"
+    EARLY = "received before its delay ended"
+    LATE = "received after its expiry"
+    GROUP_ORDER = "group out of order"
+    SEQUENCE = "sequence numbers out of order"
+    DEDUPLICATION = "duplicate not dropped, or dropped too late"
+
+
+class Promises(msgspec.Struct, frozen=True, kw_only=True):
+    """What the recorded queues promise. The defaults are VeilMQ's."""
+
+    stale_deletes_refused: bool = True
+    """False: a delete with a stale handle is answered as if it had worked (SQS, standard queues)."""
+    retention_us: int | None = None
+    """Messages without a time to live expire so long after their send; None: not while the log ran."""
+    deduplication_us: int = 300_000_000
+    deduplication_by_group: bool = False
+    """Deduplication ids are compared within a group, not within the queue."""
+    dead_letters: Mapping[str, str] = {}
+    """Queue -> its dead-letter queue. A message that was received may have moved there, under its id."""
+    purge_us: int = 0
+    """A purge may take so long after its answer (AWS: 60 s)."""
+    tolerance_us: int = 10_000
+    """How far the queue's clock and the client's may disagree about any duration, beside a thousandth of it."""
+
+    def at_least(self, duration_us: int) -> int:
+        """What such a duration of the queue's clock surely lasts by the client's."""
+        return max(0, duration_us - self.tolerance_us - duration_us // 1_000) if duration_us else 0
+
+    def at_most(self, duration_us: int) -> int:
+        """What such a duration of the queue's clock lasts at most by the client's."""
+        return duration_us + self.tolerance_us + duration_us // 1_000
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken rule."""
+
+    rule: Rule
+    queue: str
+    message: str
+    """Its id."""
+    what: str
+    """One sentence."""
+    operations: tuple[Operation, ...]
+    """The proof, in the order of time."""
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.rule.value}: {self.what}", *story(self.operations, self.message)])
+
+
+class Report(msgspec.Struct):
+    """The result of a check."""
+
+    operations: int = 0
+    messages: int = 0
+    not_yet_seen: int = 0
+    """Acknowledged messages that nobody received, deleted or purged. They are no violation: no drain followed."""
+    counts: Counter[Rule] = msgspec.field(default_factory=Counter)
+    """How often each rule was broken."""
+    violations: list[Violation] = msgspec.field(default_factory=list)
+    """The first of each rule."""
+
+    STORIES_MAX = 10
+
+    @property
+    def clean(self) -> bool:
+        """Whether no rule was broken."""
+        return not self.counts
+
+    def add(self, rule: Rule, queue: str, message: str, what: str, operations: Sequence[Operation]) -> None:
+        """Note a violation."""
+        self.counts[rule] += 1
+        if self.counts[rule] <= self.STORIES_MAX:
+            proof = sorted({each.number: each for each in operations}.values(), key=lambda each: each.invoked)
+            self.violations.append(Violation(rule, queue, message, what, tuple(proof)))
+
+    def __str__(self) -> str:
+        head = f"{self.operations} operations on {self.messages} messages"
+        if self.not_yet_seen:
+            head += f", {self.not_yet_seen} of them acknowledged and not yet seen"
+        if self.clean:
+            return f"{head}: no violation"
+        counted = ", ".join(f"{rule.value}: {count}" for rule, count in self.counts.items())
+        return "\n\n".join([f"{head}: {self.counts.total()} violations ({counted})", *map(str, self.violations)])

@@ -1,0 +1,30 @@
+"""The log as lines: what is written is read, and what was cut off is left out."""
+
+import pytest
+from msgspec.structs import replace
+from tests.checking.simulation import Simulation
+
+from veilmq.checking.log import Kind, LogInvalid, Operation, Outcome, decoded, encoded
+
+LOG = Simulation(1).log
+
+
+def test_what_is_written_is_read() -> None:
+    assert decoded(map(encoded, reversed(LOG))) == LOG
+
+
+def test_the_answer_replaces_the_begin_and_a_begin_alone_is_unknown() -> None:
+    begun = Operation(number=1, client="c", kind=Kind.SEND, queue="jobs", invoked=5, body="b")
+    answered = replace(begun, returned=7, outcome=Outcome.OK, message="m")
+    assert decoded([encoded(begun)])[0].outcome is Outcome.INFO
+    assert decoded([encoded(begun), encoded(answered)]) == [answered]
+
+
+def test_a_last_line_that_was_cut_off_is_left_out() -> None:
+    lines = list(map(encoded, LOG))
+    assert decoded([*lines[:9], lines[9][:-5]]) == LOG[:9]
+
+
+def test_another_broken_line_is_told() -> None:
+    with pytest.raises(LogInvalid, match=r"^line 2 of the log: "):
+        decoded([encoded(LOG[0]), b"{}\n", encoded(LOG[1])])
