@@ -73,7 +73,7 @@ class Running:
         self.reader = self.store.reader
         self.clock.start(self.store.mark)
         self._engine = engine
-        self.refused_waits = RefusedWaits(engine.waiting, engine.limits)
+        self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

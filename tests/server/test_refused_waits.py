@@ -6,6 +6,7 @@ import pytest
 
 from veilmq.engine.limits import Limits
 from veilmq.engine.long_polls import WaitingRoom
+from veilmq.engine.unread import Unread
 from veilmq.model.queue import QueueKey
 from veilmq.server.refused_waits import QUIET_S, RefusedWaits
 
@@ -15,7 +16,7 @@ ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders
 def watched(**limits: int) -> tuple[WaitingRoom, RefusedWaits]:
     bounds = Limits(**limits)
     room = WaitingRoom(bounds)
-    return room, RefusedWaits(room, bounds)
+    return room, RefusedWaits(room, bounds, Unread(1))
 
 
 def test_each_limit_is_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -248,6 +248,11 @@ class Metrics:
         yield GaugeMetricFamily("veilmq_waiters", "Receives of clients that are parked.", shell.engine.waiting.clients)
         refused = self._service.refused_waits.refused.items()
         yield _counters("veilmq_refused_waits", "Receives answered empty because too many wait.", ("limit",), refused)
+        unread = shell.engine.unread
+        yield GaugeMetricFamily("veilmq_unread_bytes", "Answers that clients have not read.", unread.bytes)
+        yield CounterMetricFamily(
+            "veilmq_unread_refusals", "Receives refused while too many answers are unread.", unread.refused
+        )
         outcomes = dict(self._outcomes.counts)
         yield CounterMetricFamily("veilmq_moved_messages", "Messages that move tasks moved.", outcomes.pop(_MOVED))
         yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())

@@ -15,6 +15,7 @@ import msgspec
 from veilmq.engine.limits import Limits
 from veilmq.engine.long_polls import Brake, Waiter, WaitingRoom
 from veilmq.engine.poll_counts import Polls
+from veilmq.engine.unread import Unread
 from veilmq.model.commands import (
     AnyCommand,
     Delete,
@@ -29,6 +30,7 @@ from veilmq.model.errors import Overloaded, RateExceeded, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, QueueDeleted, Received, Swept
 from veilmq.model.queue import QueueKey
+from veilmq.model.topic import is_hidden
 
 
 class Answer(NamedTuple):
@@ -65,12 +67,17 @@ class Engine:
         self.limits = limits or Limits()
         self.waiting = WaitingRoom(self.limits)
         self.polls = Polls()
+        self.unread = Unread(self.limits.unread_bytes_max)
         self._brake = Brake()
         self._pending: deque[Call] = deque()
         self._counted = self._counted_messages = 0
         """How many of the first pending calls were counted, and their messages."""
         self._ready: list[Answer] = []
         self._credits: dict[QueueKey, int] = {}
+        self._withheld: dict[QueueKey, int] = {}
+        """Credits of accounts that must first read their answers."""
+        self._cut: list[Call] = []
+        """Receives that the bytes of the last batch left nothing for; they come first in the next one."""
         self._gone: set[Any] = set()
         self._last_batch: Instant | None = None
         self._batch_max = self.limits.batch_messages_max
@@ -150,6 +157,7 @@ class Engine:
         self._last_batch = now
         messages = 0
         small = self._batch_max < self.limits.batch_messages_max
+        near = self.unread.near
         while pending and messages < self._batch_max:
             call = pending.popleft()
             if small and type(call.commands[0]) is Sweep and calls:
@@ -161,6 +169,8 @@ class Engine:
                     if call.waiter is not None:
                         self._credit(call.commands[0].queue, call.commands[0].count_max)
                     continue
+            if near and self._holds_back(call, now):
+                continue
             calls.append(call)
             commands += call.commands
             messages += _messages(call)
@@ -207,6 +217,10 @@ class Engine:
                 answers.append(Answer(call.ticket, mine))
                 if type(call.commands[0]) is DeleteQueue and type(mine[0]) is QueueDeleted:
                     deleted.append(call.commands[0].queue)
+        if self._cut:
+            self._pending.extendleft(reversed(self._cut))
+            self._cut = []
+            self._counted = self._counted_messages = 0
         for queue in deleted:  # last, because a receive parked by this batch may wait for them too
             self._retry(self.waiting.take_all(queue), applied.at)
         answers += self._take_ready()
@@ -294,6 +308,9 @@ class Engine:
         if gone:
             self._gone.discard(call.ticket)
         if type(outcome) is Received:
+            if outcome.cut and not gone:
+                self._cut.append(call)
+                return
             if command.attempt_id is not None and outcome.messages:
                 # A retry of the same attempt (its first connection broke) gets the messages too.
                 self._retry(self.waiting.take_attempt(command.queue, command.attempt_id), at)
@@ -326,6 +343,30 @@ class Engine:
         if waiter is not None:
             self._retry([waiter], now)
 
+    def _holds_back(self, call: Call, now: Instant) -> bool:
+        """Whether the call must not get messages now, because clients have not read their answers: then it is parked
+        or refused. The server's own receives, for pushes, go on."""
+        command = call.commands[0]
+        if type(command) is not Receive or is_hidden(command.queue.name):
+            return False
+        if not self.unread.refuses(command.queue.account):
+            return False
+        if call.waiter is None and not command.wait_us:
+            self.unread.refused += 1
+            self._ready.append(Answer(call.ticket, [Overloaded(limit=self.unread.bytes_max)]))
+        elif self._draining:
+            self._ready.append(Answer(call.ticket, [Received([])]))
+        else:
+            self._withhold(command.queue, command.count_max)
+            if call.waiter is not None:
+                self.waiting.park(call.waiter)
+            else:
+                self._park(call.ticket, command, Instant(call.submitted + (command.wait_us or 0)), now)
+        return True
+
+    def _withhold(self, queue: QueueKey, count: int) -> None:
+        self._withheld[queue] = self._withheld.get(queue, 0) + count
+
     def _housekeeping(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if type(outcome) is Swept:
@@ -339,7 +380,12 @@ class Engine:
     def _wake(self, now: Instant) -> None:
         """Let as many of the first waiters claim as there are newly visible messages, before any newcomer."""
         woken: list[Call] = []
+        if self._withheld:
+            self._restore()
         for queue, credit in self._credits.items():
+            if self.unread.near and self.unread.refuses(queue.account) and not is_hidden(queue.name):
+                self._withhold(queue, credit)
+                continue
             left = credit
             while left > 0:
                 waiter = self.waiting.take_first(queue)
@@ -353,6 +399,15 @@ class Engine:
     def _credit(self, queue: QueueKey, count: int) -> None:
         """Note that `count` more messages may be available to waiters."""
         self._credits[queue] = self._credits.get(queue, 0) + count
+
+    def _restore(self) -> None:
+        """Credit again what was withheld from accounts that may receive now."""
+        withheld, self._withheld = self._withheld, {}
+        for queue, count in withheld.items():
+            if self.unread.refuses(queue.account):
+                self._withheld[queue] = count
+            else:
+                self._credit(queue, count)
 
     def _schedule(self, now: Instant) -> None:
         """Append the maintenance commands that are due."""

@@ -37,6 +37,8 @@ class Received(msgspec.Struct, gc=False):
     """How XML protocols write the bodies of this queue."""
     capped: bool = False
     """The receive's own cap on messages in flight limited it: there may be messages for others."""
+    cut: bool = False
+    """Nothing was looked for, because the batch had delivered all the bytes that it may: try again in the next one."""
 
 
 class Extended(msgspec.Struct, gc=False):

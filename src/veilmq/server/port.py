@@ -49,7 +49,7 @@ from veilmq.model.commands import (
     Subscribe,
     Unsubscribe,
 )
-from veilmq.model.errors import StoreFailed
+from veilmq.model.errors import Overloaded, StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
@@ -255,12 +255,15 @@ class Port:
                 return
         conversation = Conversation(self, exchange, call, commands)
         if type(first) is Peek:
+            exchange.account = first.queue.account
             query = asyncio.ensure_future(self._query(conversation, first))
             self._queries.add(query)
             query.add_done_callback(self._queries.discard)
             return
-        if type(first) is Receive and first.wait_us != 0:
-            exchange.on_gone = conversation.gone
+        if type(first) is Receive:
+            exchange.account = first.queue.account
+            if first.wait_us != 0:
+                exchange.on_gone = conversation.gone
         shell.submit(conversation, now)
 
     def refuses_now(self, key: AccessKey, command: Receive) -> bool:
@@ -280,6 +283,10 @@ class Port:
         except Exception as error:  # the request's edge: a failed query must not stop the others
             logger.exception("a query failed")
             outcome = StoreFailed(reason=str(error))
+        unread = self.shell.engine.unread
+        if unread.near and unread.refuses(command.queue.account):
+            unread.refused += 1
+            outcome = Overloaded(limit=unread.bytes_max)
         conversation.answer([outcome])
 
 

@@ -1,8 +1,9 @@
-"""Reports receives that were answered empty because too many wait already.
+"""Reports receives that were answered empty because too many wait already, and those that were refused because clients
+do not read their answers.
 
 Strategy: the engine counts them by queue and limit. Once a second the counts are taken, added to the metrics, and
 logged in one line per queue and limit, at most once a minute: a client that polls in a tight loop must not fill the
-log.
+log. Of unread answers there is one line a second while receives are refused.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from typing import Final
 
 from veilmq.engine.limits import Limits
 from veilmq.engine.long_polls import WaitingRoom
+from veilmq.engine.unread import Unread
 from veilmq.model.queue import QueueKey
 
 LOOK_S: Final = 1.0
@@ -24,11 +26,13 @@ logger = logging.getLogger("veilmq.waits")
 class RefusedWaits:
     """Watches one engine's waiting room from `start` to `stop`."""
 
-    def __init__(self, waiting: WaitingRoom, limits: Limits) -> None:
+    def __init__(self, waiting: WaitingRoom, limits: Limits, unread: Unread) -> None:
         self.refused: Counter[str] = Counter(dict.fromkeys(_LIMITS, 0))
         """Counts since the start, by limit."""
         self._waiting = waiting
         self._limits = limits
+        self._unread = unread
+        self._refused_unread = 0
         self._unreported: Counter[tuple[QueueKey, str]] = Counter()
         self._reported_s: dict[tuple[QueueKey, str], float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -49,6 +53,11 @@ class RefusedWaits:
 
     def look(self, now_s: float) -> None:
         """Take the engine's counts, and log what is due. now_s: seconds of any monotonic clock."""
+        unread = self._unread
+        if unread.refused > self._refused_unread:
+            count, self._refused_unread = unread.refused - self._refused_unread, unread.refused
+            text = "refused %d receives: clients have not read %d bytes of answers; %d may be unread, %d of one account"
+            logger.warning(text, count, unread.bytes, unread.bytes_max, unread.account_bytes_max)
         if self._waiting.refused:
             taken, self._waiting.refused = self._waiting.refused, Counter()
             self._unreported += taken

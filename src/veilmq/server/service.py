@@ -141,8 +141,9 @@ class Service:
         self.shell = Shell(engine, self.store, self.clock)
         self.shell.start()
         undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
-        self.refused_waits = RefusedWaits(engine.waiting, engine.limits)
+        self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         self.refused_waits.start()
+        engine.unread.reading = self._reading_bytes
         undo.callback(self.refused_waits.stop)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
@@ -216,10 +217,15 @@ class Service:
             refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),
             failure=codec.failure,
             intake=HeaderCaseIntake if name == "azure" else Intake,
+            unread=self.shell.engine.unread,
         )
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener
         self._urls[name] = listener.urls[0]
+
+    def _reading_bytes(self) -> int:
+        """Bytes of unfinished requests at all data ports."""
+        return sum(listener.held_bytes for listener in self.listeners.values())
 
     def show_document(self, path: str, text: bytes) -> None:
         """Let the MNS port serve a public document: the certificate of pushes."""

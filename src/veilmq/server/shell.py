@@ -190,6 +190,7 @@ class Shell:
         self._turned = self._clock.now()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.engine.unread.on_room = self._soon
         self._committer = Committer(self._loop, self._committed, self._stopwatch)
         self._soon()
 

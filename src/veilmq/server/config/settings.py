@@ -190,7 +190,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     connections_max: Annotated[AtLeast1, Meta(description="Connections to one data port.")] = 10_000
     body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 7 * MIB
-    held_bytes_max: Annotated[AtLeast1, Meta(description="Unfinished requests of one data port together.")] = 128 * MIB
+    held_bytes_max: Annotated[AtLeast1, Meta(description="Requests of one data port, and unread answers of all.")] = (
+        128 * MIB
+    )
     header_deadline_s: Annotated[Seconds, Meta(description="For the headers of a request to arrive.")] = 10.0
     body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0
     answer_deadline_s: Annotated[Seconds, Meta(description="For a client to read an answer.")] = 30.0
@@ -263,6 +265,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             parked_max=self.parked_max,
             parked_per_account_max=self.parked_per_account_max,
             parked_per_queue_max=self.parked_per_queue_max,
+            unread_bytes_max=self.held_bytes_max,
             brake_us=SECOND_US if self.parked_brake else 0,
         )
 

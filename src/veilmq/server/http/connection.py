@@ -55,7 +55,10 @@ OVERFLOW_MAX: Final = 64
 class Exchange:
     """One request at its handler. It is answered exactly once, now or later, on the loop's thread."""
 
-    __slots__ = ("_connection", "_form", "_on_gone", "answered", "request")
+    __slots__ = ("_connection", "_form", "_on_gone", "account", "answered", "request")
+
+    account: str
+    """Whose messages the answer may have; not set if it has none."""
 
     def __init__(self, connection: Connection, request: Request, form: int) -> None:
         self._connection: Connection | None = connection
@@ -99,7 +102,7 @@ class Exchange:
         if connection is None:
             return False
         self._connection = self._on_gone = None
-        return connection.write_answer(response, self._form, self.request)
+        return connection.write_answer(response, self._form, self)
 
     def close_after(self) -> None:
         """Close the connection after this response."""
@@ -143,6 +146,8 @@ class Connection(asyncio.Protocol):
         "_reading_paused",
         "_since",
         "_transport",
+        "_unread_account",
+        "_unread_answer_bytes",
         "deadline",
         "input_ended",
         "phase",
@@ -165,6 +170,8 @@ class Connection(asyncio.Protocol):
         self._held_bytes = 0
         self._since = 0.0
         self._progress_bytes = 0
+        self._unread_account = ""
+        self._unread_answer_bytes = 0
 
     # What the loop calls.
 
@@ -210,6 +217,7 @@ class Connection(asyncio.Protocol):
             self._measure_writing()
 
     def resume_writing(self) -> None:
+        self._uncount()
         if self.phase == WRITING:
             self.phase = HANDLER
             self.deadline = inf
@@ -218,6 +226,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.forget(self)
         self._hold(0)
+        self._uncount()
         self.phase = CLOSING
         self.deadline = inf
         self._pending.clear()
@@ -334,7 +343,7 @@ class Connection(asyncio.Protocol):
 
     # Output.
 
-    def write_answer(self, response: Response, form: int, request: Request) -> bool:
+    def write_answer(self, response: Response, form: int, exchange: Exchange) -> bool:
         """See `Exchange.respond`; False if the client is gone."""
         self._exchange = None
         transport = self._transport
@@ -346,12 +355,16 @@ class Connection(asyncio.Protocol):
         try:
             answer = listener.answers.write(response, form)
         except ValueError as error:
-            answer = listener.unwritable(request, form, error)
+            answer = listener.unwritable(exchange.request, form, error)
         transport.write(answer)
         listener.bytes_sent += len(answer)
-        if form & CLOSE:
+        if self.phase == WRITING:
+            self._count(len(answer), exchange)
+            if form & CLOSE:
+                self.close()
+        elif form & CLOSE:
             self.close()
-        elif self._answering_in_turn or self.phase == WRITING:
+        elif self._answering_in_turn:
             pass
         elif self._leftover:
             # The next request's handler must not run inside this call.
@@ -360,6 +373,18 @@ class Connection(asyncio.Protocol):
             self.phase = IDLE
             self.deadline = listener.idle_due
         return True
+
+    def _count(self, size: int, exchange: Exchange) -> None:
+        """Count the whole answer as unread: all of it stays in memory until the kernel has taken its end."""
+        self._uncount()
+        self._unread_account = getattr(exchange, "account", "")
+        self._unread_answer_bytes = size
+        self._listener.unread.add(self._unread_account, size)
+
+    def _uncount(self) -> None:
+        size, self._unread_answer_bytes = self._unread_answer_bytes, 0
+        if size:
+            self._listener.unread.remove(self._unread_account, size)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Refuse a request that cannot be read further, and close once the client has had time to read the refusal."""

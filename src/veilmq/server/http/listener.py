@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeAlias
 
+from veilmq.engine.unread import Unread
 from veilmq.model.instant import SECOND_US
 from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import wall
@@ -57,13 +58,15 @@ async def listen(
     refuse: Refuse = refuse_plainly,
     failure: Failure = fail_plainly,
     intake: type[Intake] = Intake,
+    unread: Unread | None = None,
 ) -> Listener:
     """Open a port on the running loop. port 0 takes a free one: see `Listener.address`.
 
     host: a name or an address, IPv6 without brackets. name: for logs and metrics. intake: the parser of requests.
+    unread: counts the answers that clients have not read; None: only this port's.
     Raises OSError if the address is not available, for example because the port is in use.
     """
-    listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake)
+    listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake, unread)
     await listener.open(host, port, ssl)
     return listener
 
@@ -100,6 +103,7 @@ class Listener:
         "refusals",
         "requests",
         "secure",
+        "unread",
     )
 
     _server: asyncio.Server
@@ -115,6 +119,7 @@ class Listener:
         refuse: Refuse,
         failure: Failure,
         intake: type[Intake],
+        unread: Unread | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -123,6 +128,7 @@ class Listener:
         self._refuse = refuse
         self._failure = failure
         self.intake = intake
+        self.unread = unread or Unread(limits.held_bytes_max)
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.idle_due = self.due(limits.idle_s)

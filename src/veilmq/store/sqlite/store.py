@@ -59,7 +59,7 @@ from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
 from veilmq.store.reader import Topics
 from veilmq.store.sqlite.batch import queues
-from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
 from veilmq.store.sqlite.disk.connections import (
     Checkpointer,
     Readers,
@@ -249,6 +249,7 @@ class SqliteStore:
         self._check_usable()
         self._look_at_disk(now)
         writer = self._writer
+        writer.bytes_left = DELIVERED_BYTES_MAX
         try:
             writer.begin(now)
             self._at_point("batch opened")
@@ -322,6 +323,7 @@ class SqliteStore:
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """See `Store.apply_each`."""
         self._check_usable()
+        self._writer.bytes_left = DELIVERED_BYTES_MAX
         visible: dict[Any, int] = {}
         outcomes: list[Outcome] = []
         for command in commands:

@@ -39,6 +39,8 @@ ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new clients are recorded without their user agent."""
 PROCESSES_MAX: Final = 50_000
 """Beyond this many, new clients are recorded without their process id, which changes at each restart of a worker."""
+DELIVERED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bodies and attributes that one batch delivers. More than ten messages of 1 MiB, so no client gets less for it."""
 _PROCESS: Final = re.compile(r"; pid \d+")
 """The process id in a client name (veilmq.client.adapters.cloud)."""
 _IDS: Final = struct.Struct("16s" * 256)
@@ -108,6 +110,8 @@ class Writer:
         """Messages whose ended lease or delay a command of the open batch noticed."""
         self.detours = 0
         """Candidates that receives of the open batch examined but did not deliver."""
+        self.bytes_left = DELIVERED_BYTES_MAX
+        """Bytes of messages that receives of the batch may still deliver; the last message may go beyond."""
         self.open = False
         self._transacting = False
         self._entry: tuple[Entry, bytes] | None = None

@@ -98,7 +98,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return Received(unflushed, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
     granted = granting.granted
-    while len(granted) < wanted and queue.visible and granting.detours_left > 0:
+    while len(granted) < wanted and queue.visible and granting.detours_left > 0 and writer.bytes_left > 0:
         if not _take(granting, writer, queue, command, wanted - len(granted)):
             break
     if queue.next_due <= writer.now:
@@ -152,7 +152,9 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
             if not waiting or waiting[0] is not candidate:  # an earlier candidate caused a flush
                 break
             granting.granted += lease_unflushed(writer, queue, command, waiting, 1)
-        elif not granting.take(candidate) and granting.detours_left <= 0:
+        else:
+            granting.take(candidate)
+        if granting.detours_left <= 0 or writer.bytes_left <= 0:
             break
     granting.write()
     return bool(found)
@@ -255,6 +257,7 @@ class Granting:
     def _grant(self, candidate: StoredMessage, extras: Extras) -> None:
         writer, queue = self._writer, self._queue
         now = writer.now
+        writer.bytes_left -= len(candidate.body) + len(candidate.packed or b"")
         sequence, sent, rotation = candidate.sequence, candidate.sent, candidate.rotation
         attempt = candidate.attempt + 1
         lease_us, source, due = self._terms.of(candidate.type, extras)
@@ -355,6 +358,7 @@ def lease_unflushed(
     terms = Terms(now, queue, command)
     lease_us, source, due = terms.usual
     held = memtable.held
+    bytes_left = writer.bytes_left
     granted: list[Delivery] = []
     for _ in range(min(count, len(line))):
         unflushed = line.popleft()
@@ -376,6 +380,10 @@ def lease_unflushed(
             row.id, sequence, body.decode(), row.md5, extras, row.sender, row.priority, sent,
             Instant(expires), 1, now, handle, due, lease_us,
         ))  # fmt: skip
+        bytes_left -= len(body) + len(row.packed or b"")
+        if bytes_left <= 0:
+            break
+    writer.bytes_left = bytes_left
     queue.visible -= len(granted)
     queue.in_flight += len(granted)
     return granted

@@ -53,7 +53,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     granting = Granting(writer, queue, command)
     alone: StoredMessage | None = None
     looked = False
-    while len(granting.granted) < wanted and queue.visible and granting.detours_left > 0:
+    while len(granting.granted) < wanted and queue.visible and granting.detours_left > 0 and writer.bytes_left > 0:
         if not looked:
             alone, looked = _alone(writer, queue), True
         candidate = _next(writer, queue, alone)

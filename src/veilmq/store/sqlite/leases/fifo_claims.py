@@ -51,6 +51,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received | At
         if isinstance(replayed, AttemptNotRetryable):
             return replayed
         if replayed is not None:
+            writer.bytes_left -= sum(len(message.body) for message in replayed)
             queue.woken += queue.visible > 0  # a woken receive that took nothing of what is visible: wake another
             return Received(replayed, wait_us, queue.settings.xml_body)
     wanted = room(queue, command)
@@ -93,7 +94,8 @@ class _Claim:
             self._queue.woken += 1
 
     def _room(self) -> int:
-        return self._wanted - len(self.granted) if self._granting.detours_left > 0 else 0
+        ends = self._granting.detours_left <= 0 or self._writer.bytes_left <= 0
+        return 0 if ends else self._wanted - len(self.granted)
 
     def _finish(self, number: int, sequence: int) -> None:
         """The rows ended within a group and there is room left: take what follows in it."""
@@ -115,7 +117,7 @@ class _Claim:
         for candidate in read_stored(self._writer, found):
             if self._granting.take(candidate):
                 self._taken.add(candidate.line)
-            elif self._granting.detours_left <= 0:
+            if self._granting.detours_left <= 0 or self._writer.bytes_left <= 0:
                 return
 
     def lock(self) -> None:

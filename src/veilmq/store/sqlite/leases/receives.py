@@ -22,7 +22,19 @@ from veilmq.store.sqlite.messages.groups import update_rows
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:
-    """Lease up to `count_max` messages; empty if none is available."""
+    """Lease up to `count_max` messages; empty if none is available. Fewer, or none, if the batch has delivered enough
+    bytes."""
+    if writer.bytes_left <= 0:
+        return Received([], cut=True)
+    outcome = _receive_at_rate(writer, command)
+    if writer.bytes_left <= 0:
+        queue = writer.queue(command.queue)
+        if queue is not None and queue.visible:
+            queue.woken += 1  # this receive may have got fewer than there are: wake a parked one for the rest
+    return outcome
+
+
+def _receive_at_rate(writer: Writer, command: Receive) -> Outcome:
     queue = writer.queue(command.queue)
     if queue is not None and (rate := queue.settings.receives_per_second_max) is not None:
         return receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))
