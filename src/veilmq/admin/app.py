@@ -22,6 +22,7 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics
+from veilmq.admin.quarantine import Quarantine
 from veilmq.admin.queues import Queues
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.admin.topics import Topics
@@ -84,6 +85,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Route("/api/v1/account", account_of, methods=["GET"]),
             *queues.routes(),
             *Topics(service).routes(),
+            *Quarantine(service).routes(),
             *Feed(service, copies).routes(),
             *Upkeep(service, copies).routes(),
         ),

@@ -53,8 +53,11 @@ _LEASE_KINDS: Final = {
     )
 }
 _MOVED: Final = "moved"
-_OF_QUEUE: Final = _LEASE_KINDS | {int(kind): kind.name.lower() for kind in (Kind.SENT, Kind.EXPIRED, Kind.MOVED)}
-_COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
+_QUARANTINE: Final = {int(kind): kind.name.lower() for kind in (Kind.QUARANTINED, Kind.QUARANTINE_DROPPED)}
+_OF_QUEUE: Final = _LEASE_KINDS | {
+    int(kind): kind.name.lower() for kind in (Kind.SENT, Kind.EXPIRED, Kind.MOVED, Kind.QUARANTINED)
+}
+_COUNTED: Final = _LEASE_KINDS | _QUARANTINE | {int(Kind.MOVED): _MOVED}
 _TASKS_MAX: Final = 10_000
 _QUEUE_LABELS: Final = ("account", "region", "queue")
 _LISTENER_COUNTERS: Final = {
@@ -128,6 +131,8 @@ class Gathered(NamedTuple):
     """Number of queues, without the hidden queues of pushes."""
     events: list[tuple[tuple[str, str, str, str], int]]
     """Counts by account, region, queue and event."""
+    quarantined: int
+    """Messages in quarantine."""
 
 
 class _Kind(msgspec.Struct, array_like=True, gc=False):
@@ -211,13 +216,18 @@ class Metrics:
         count = sum(not is_hidden(queue.key.name) for queue in queues)
         alive = {queue.incarnation: queue.key for queue in queues}
         events = await run_in_threadpool(self._outcomes.of_queues, alive)
-        gathered = Gathered(labelled, rest, oldest_us, await run_in_threadpool(self._tasks), count, events)
+        tasks, quarantined = await run_in_threadpool(self._tasks), await run_in_threadpool(self._quarantined)
+        gathered = Gathered(labelled, rest, oldest_us, tasks, count, events, quarantined)
         registry.register(_Families(list(self._families(gathered))))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     def _tasks(self) -> Counter[MoveStatus]:
         with self._service.reader.look() as view:
             return Counter(task.status for task in view.moves(_TASKS_MAX))
+
+    def _quarantined(self) -> int:
+        with self._service.reader.look() as view:
+            return view.quarantined_count()
 
     def _families(self, gathered: Gathered) -> Iterator[Metric]:
         yield from _queue_families(gathered)
@@ -227,6 +237,8 @@ class Metrics:
         for status in MoveStatus:
             tasks.add_metric((status.value,), gathered.tasks[status])
         yield tasks
+        text = "Damaged messages that nobody receives, until they are dropped."
+        yield GaugeMetricFamily("veilmq_quarantined_messages", text, gathered.quarantined)
         yield from self._shell_families()
         yield from self._store_families()
         yield from self._port_families()
@@ -255,6 +267,8 @@ class Metrics:
         )
         outcomes = dict(self._outcomes.counts)
         yield CounterMetricFamily("veilmq_moved_messages", "Messages that move tasks moved.", outcomes.pop(_MOVED))
+        apart = {name: outcomes.pop(name) for name in _QUARANTINE.values()}
+        yield _counters("veilmq_quarantine_events", "Messages set apart and dropped.", ("event",), apart.items())
         yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())
 
     def _store_families(self) -> Iterator[Metric]:

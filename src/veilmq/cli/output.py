@@ -12,8 +12,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -38,6 +39,26 @@ def in_json(value: Any, default: Callable[[Any], object] | None = None) -> str:
 def tamed(text: str) -> str:
     """Equivalent JSON without terminal control characters."""
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def write_new(path: Path, lines: Iterable[str]) -> int:
+    """Write a file (mode 0600) that is not there yet, whole or not at all; return the number of lines. Raises
+    OSError."""
+    from veilmq.store.files import take_name
+
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, "it exists already", str(path))
+    part, count = path.with_name(f".{path.name}.{os.getpid()}.part"), 0
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            for count, line in enumerate(lines, 1):  # noqa: B007 the last one is the number of all
+                file.write(line + "\n")
+        take_name(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    return count
 
 
 def prepare_output() -> None:

@@ -178,6 +178,14 @@ class PurgeQueue(Command, tag=True, kw_only=True, gc=False):
     cooldown_us: int = 0
 
 
+class DropQuarantined(Command, tag=True, kw_only=True, gc=False):
+    """Delete a damaged message from quarantine. Outcome `Deleted`; errors QueueMissing, ParameterInvalid("messages")
+    if it is not there."""
+
+    message: bytes
+    """Its id."""
+
+
 class SuggestPlan(Command, tag=True, kw_only=True, gc=False):
     """Suggest first leases that were learnt from the history. Outcome `QueueChanged`.
 
@@ -393,6 +401,7 @@ QueueCommand = (
     | ChangeQueue
     | DeleteQueue
     | PurgeQueue
+    | DropQuarantined
     | DescribeQueue
     | SuggestPlan
     | RevertPlan

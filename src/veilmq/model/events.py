@@ -64,6 +64,8 @@ class Kind(IntEnum):
     """A lease expired that its holder had shortened, most likely to give the message back with a delay."""
     RETRY_DUE = 33
     """The delay of RELEASED_FOR_RETRY is over."""
+    QUARANTINE_DROPPED = 34
+    """An operator deleted a message from quarantine. It left its queue, for the books, when it was QUARANTINED."""
 
 
 class Refusal:

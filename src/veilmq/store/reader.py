@@ -137,6 +137,28 @@ class ListedMessage(HeldMessage, array_like=True, gc=False):
     extras: Extras
 
 
+class DamagedMessage(NamedTuple):
+    """A message in quarantine, as it is stored."""
+
+    queue: QueueKey
+    sequence: int
+    id: bytes
+    quarantined: Instant
+    sent: Instant
+    own_expiry: Instant | None
+    priority: int
+    sender: str
+    group: str | None
+    type: str | None
+    md5: bytes
+    """As it was sent: the body may have another."""
+    body: bytes
+    packed: bytes | None
+    """Its attributes, packed."""
+    extras: Extras | None
+    """The same, unpacked; None if they cannot be read."""
+
+
 class StoredQueue(NamedTuple):
     """A queue that exists, as committed."""
 
@@ -164,6 +186,17 @@ class View(Protocol):
 
     def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
         """Up to `limit` delayed or leased messages after (due, sequence), by due instant and sequence."""
+        ...
+
+    def quarantined(
+        self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int
+    ) -> tuple[list[DamagedMessage], bool]:
+        """Up to `limit` messages in quarantine with a sequence greater than `behind`, by sequence, of the queues that
+        are wanted, and whether there are more. The page ends early with the message that reaches `body_bytes_max`."""
+        ...
+
+    def quarantined_count(self) -> int:
+        """How many messages of existing queues are in quarantine."""
         ...
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:

@@ -115,6 +115,7 @@ class Replaying:
             "dead_lettered": self._moved,
             "moved": self._moved,
             "quarantined": self._quarantined,
+            "quarantine_dropped": self._left,
             "snapshot": self._snapshot,
         }
 

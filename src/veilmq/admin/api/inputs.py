@@ -39,6 +39,7 @@ _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
+_SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
     _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
@@ -49,6 +50,7 @@ WORDS: Final = {
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     _PAGE: "Expected what the page before gave as `after`",
+    _SEQUENCE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
     _START: "Expected an offset, first, next or snapshot",
 }
@@ -282,6 +284,19 @@ class MovesInput(ListInput):
     """Tasks of which queues, after which page."""
 
     after: Annotated[str, Meta(pattern=_TASKS)] = ""
+
+
+class QuarantineInput(ListInput):
+    """Damaged messages of which queues, after which page."""
+
+    after: Annotated[str, Meta(pattern=_SEQUENCE)] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class DropInput(_Input):
+    """Ids of messages to delete from quarantine."""
+
+    messages: Annotated[list[str], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
 class AccountInput(_Input):

@@ -26,6 +26,7 @@ from veilmq.model.commands import (
     Delete,
     DeleteQueue,
     DescribeQueue,
+    DropQuarantined,
     Extend,
     Origin,
     Peek,
@@ -132,6 +133,15 @@ def _remove(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
 
 def _purge(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
     return (PurgeQueue(queue=asked.queue, origin=asked.origin),)
+
+
+def _drop(asked: Asked, wanted: inputs.DropInput) -> Sequence[AnyCommand]:
+    return [
+        DropQuarantined(
+            queue=asked.queue, origin=asked.origin, message=inputs.message_id(message, f"messages[{place}]")
+        )
+        for place, message in enumerate(wanted.messages)
+    ]
 
 
 def _suggest(asked: Asked, wanted: inputs.PlanInput) -> Sequence[AnyCommand]:
@@ -317,6 +327,7 @@ _TABLE: Final = (
     Operation("suggest", "PUT", "/plan", Action.CHANGE_QUEUE, inputs.PlanInput, _suggest, _show_queue),
     Operation("revert", "POST", "/plan/revert", Action.CHANGE_QUEUE, inputs.Nothing, _revert, _show_queue),
     Operation("purge", "POST", "/purge", Action.PURGE, inputs.Nothing, _purge, _show_count),
+    Operation("drop", "POST", "/quarantine/drop", Action.PURGE, inputs.DropInput, _drop, _show_results),
     Operation("send", "POST", "/messages", Action.SEND, inputs.SendInput, _send, _show_sent),
     Operation("receive", "POST", "/receive", Action.RECEIVE, inputs.ReceiveInput, _receive, _show_messages),
     Operation("extend", "POST", "/extend", Action.EXTEND, inputs.ExtendInput, _extend, _show_results),

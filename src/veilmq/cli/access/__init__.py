@@ -82,6 +82,10 @@ class AdminAccess(Protocol):
         """Message move tasks of these queues, newest first; account `*` means all."""
         ...
 
+    def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """Damaged messages that these queues set apart, by sequence; account `*` means all."""
+        ...
+
     def trace(self, message: str) -> dict[str, Any]:
         """The history of one message: {message, complete, scanned, events}."""
         ...

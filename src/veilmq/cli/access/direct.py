@@ -14,6 +14,7 @@ import veilmq
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS, Asked
+from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
     all_moves,
@@ -144,6 +145,22 @@ class DirectAccess:
         for task in all_moves(self._store.reader):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
+
+    def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.quarantined`."""
+        _checked(account, region, prefix)
+        after: str | None = ""
+        while after is not None:
+            with _failures():
+                page = quarantine_page(
+                    self._store.reader,
+                    lambda queue: covers(queue, account, region, prefix),
+                    after,
+                    inputs.PAGE_MAX,
+                    bodies=bodies,
+                )
+            yield from page["messages"]
+            after = page["after"]
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""

@@ -162,6 +162,16 @@ class HttpAccess:
             yield from page["moves"]
             after = page.get("after")  # an earlier release has no more than one page
 
+    def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.quarantined`."""
+        path = "/api/v1/quarantine/export" if bodies else "/api/v1/quarantine"
+        members = {"account": account, "region": region, "prefix": prefix, "limit": inputs.PAGE_MAX}
+        after: str | None = ""
+        while after is not None:
+            page = self._json("GET", path, members | {"after": after}, answer_s=_WORK_S)
+            yield from page["messages"]
+            after = page["after"]
+
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=_WORK_S)

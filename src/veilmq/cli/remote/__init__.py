@@ -21,6 +21,7 @@ from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote.events import print_events
 from veilmq.cli.remote.messages import delete, extend, peek, receive, send, trace
 from veilmq.cli.remote.moves import cancel_move, list_moves, start_move
+from veilmq.cli.remote.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues import change_queue, create, list_queues, list_topics, plan, purge, remove
 
 if TYPE_CHECKING:
@@ -125,9 +126,15 @@ def register(app: typer.Typer) -> None:
         queues.command(name)(_command(body))
     app.add_typer(queues, name="queues")
     moves: dict[str, Callable[..., None]] = {"list": list_moves, "start": start_move, "cancel": cancel_move}
+    apart: dict[str, Callable[..., None]] = {
+        "list": list_quarantined,
+        "export": export_quarantined,
+        "drop": drop_quarantined,
+    }
     for group, text, bodies in (
         ("topics", "Topics.", {"list": list_topics}),
         ("moves", "Message move tasks.", moves),
+        ("quarantine", "Damaged messages that nobody receives.", apart),
     ):
         noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
         for name, body in bodies.items():

@@ -30,6 +30,7 @@ from veilmq.model.commands import (
     DescribeQueue,
     DescribeSubscription,
     DescribeTopic,
+    DropQuarantined,
     Extend,
     ListMoves,
     ListQueues,
@@ -71,7 +72,7 @@ from veilmq.store.sqlite.disk.connections import (
 )
 from veilmq.store.sqlite.leases import handles, receives
 from veilmq.store.sqlite.loading import load
-from veilmq.store.sqlite.messages import groups, sends
+from veilmq.store.sqlite.messages import groups, quarantine, sends
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
@@ -209,6 +210,7 @@ class SqliteStore:
             Undeliver: _each(handles.undeliver),
             Sweep: _flushed(self._sweep),
             Receive: _each(receives.receive),
+            DropQuarantined: _each(quarantine.drop),
             PurgeQueue: _flushed(queue_commands.purge),
             DeleteQueue: _flushed(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),

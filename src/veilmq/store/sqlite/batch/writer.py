@@ -29,6 +29,7 @@ from veilmq.model.receipt import ReceiptKey
 from veilmq.store.reader import Topics
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
+from veilmq.store.sqlite.batch.set_apart import SetApart
 from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.last_commit import LastCommit
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
@@ -105,6 +106,7 @@ class Writer:
         self.disk_low: int | None = None
         """Free bytes if below the floor, else None."""
         self.events: list[Event] = []
+        self.set_apart = SetApart()
         self.wrote = False
         self.returned = 0
         """Messages whose ended lease or delay a command of the open batch noticed."""
@@ -157,6 +159,7 @@ class Writer:
         self.wrote = False
         self.returned = self.detours = 0
         self.events = []
+        self.set_apart.pending.clear()
         self.memtable.begin_batch()
         self._touched = {}
         self._undo = []
@@ -212,6 +215,8 @@ class Writer:
                 self.redo.deleted.update(self.memtable.deleted)
         self.last_commit.note(self.mark.offset)
         self.open = False
+        if self.set_apart.pending:
+            self.set_apart.report(self.now)
 
     def _transact(self) -> None:
         """Call before each statement of the open batch: the first one begins the transaction."""

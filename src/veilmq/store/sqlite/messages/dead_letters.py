@@ -1,5 +1,4 @@
-"""Messages that leave their queue without being deleted: to a dead-letter queue, by a move task, or into quarantine
-because they are damaged."""
+"""Messages that leave their queue without being deleted: to a dead-letter queue or by a move task."""
 
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ from veilmq.store.sqlite.disk.rows import (
 )
 from veilmq.store.sqlite.messages.groups import is_grouped, join
 from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, read_stored, uncount
+from veilmq.store.sqlite.messages.quarantine import quarantine
 from veilmq.store.sqlite.messages.sends import detail_of
 
 
@@ -106,18 +106,6 @@ def put_elsewhere(
     writer.queues.lower_expiry(target, message.expires(target.settings.retention_us))
     detail = detail_of(place.priority, place.own_expiry) or {}
     return {"target": target.incarnation, "target_sequence": sequence, **detail}
-
-
-def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """Set apart a message whose body does not match its MD5: nobody receives it, others are not held up, `veilmq check`
-    lists it."""
-    writer.touch(queue)
-    if place.leased:
-        writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
-    writer.write("UPDATE message SET line = priority, in_line = 0 WHERE sequence = ?", (place.sequence,))
-    writer.write("INSERT INTO quarantine VALUES (?, ?, ?)", (place.sequence, queue.generation, writer.now))
-    uncount(queue, place)
-    writer.events.append(event_of(Kind.QUARANTINED, writer.now, queue, writer.origin(SERVER), place))
 
 
 def error_detail(error_type: str, error: str) -> dict[str, object]:

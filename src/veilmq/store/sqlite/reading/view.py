@@ -4,7 +4,7 @@ Strategy: pages are found by index seeks; nothing is counted. Reads of the histo
 first, and leave the unpacking to the caller.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from operator import itemgetter
 from typing import Any, Final
@@ -15,7 +15,7 @@ from veilmq.model.events import Event, HeldMessage
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueKey
-from veilmq.store.reader import ListedMessage, QueueState, StoredQueue
+from veilmq.store.reader import DamagedMessage, ListedMessage, QueueState, StoredQueue
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Unflushed, read_extras
@@ -59,6 +59,14 @@ _OF_GROUPS: Final = (
     " UNION ALL SELECT sequence FROM lease INDEXED BY lease_returned"
     " WHERE generation = ?1 AND hidden = 0 AND line > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
     " CROSS JOIN message m ON m.sequence = s.sequence LEFT JOIN lease l ON l.sequence = s.sequence"
+)
+_QUARANTINE: Final = "SELECT sequence, generation FROM quarantine WHERE sequence > ? ORDER BY sequence"
+_QUARANTINED: Final = (
+    "SELECT m.sequence, m.id, d.at, m.sent, m.expires, m.priority, m.sender, m.group_id, m.type, m.md5, m.body,"
+    " m.extras FROM quarantine d JOIN message m ON m.sequence = d.sequence WHERE d.sequence = ?"
+)
+_QUARANTINED_COUNT: Final = (
+    "SELECT count(*) FROM quarantine WHERE generation IN (SELECT generation FROM queue WHERE deleted IS NULL)"
 )
 _ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
 _OLDEST_OF_GROUPS: Final = (
@@ -107,6 +115,30 @@ class SqliteView:
         unflushed = replay(self._connection, queue.generation).values()
         rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
+
+    def quarantined(
+        self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int
+    ) -> tuple[list[DamagedMessage], bool]:
+        """See `View.quarantined`."""
+        live = self._connection.execute("SELECT generation, account, region, name FROM queue WHERE deleted IS NULL")
+        keys = {generation: QueueKey(*names) for generation, *names in live}
+        found: list[DamagedMessage] = []
+        body_bytes = 0
+        for sequence, generation in self._connection.cursor().execute(_QUARANTINE, (behind,)):
+            key = keys.get(generation)
+            if key is None or not wanted(key):
+                continue
+            if len(found) >= limit or body_bytes >= body_bytes_max:
+                return found, True
+            for row in self._connection.cursor().execute(_QUARANTINED, (sequence,)):
+                cells: list[Any] = [*row, read_extras(row[-1])]
+                found.append(DamagedMessage(key, *cells))
+                body_bytes += len(found[-1].body)
+        return found, False
+
+    def quarantined_count(self) -> int:
+        """See `View.quarantined_count`."""
+        return int(self._connection.execute(_QUARANTINED_COUNT).get)
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
         """See `View.oldest_sent`: a few index seeks a queue."""

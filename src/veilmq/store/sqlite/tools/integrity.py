@@ -133,7 +133,8 @@ def _check_bodies(
     apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
     for sequence in sorted(apart):
         report.add(
-            "quarantine", f"message {sequence} is in quarantine: its body did not match its MD5 when it was read"
+            "quarantine",
+            f"message {sequence} is in quarantine, damaged: see `veilmq quarantine list`",
         )
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
     journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.row for each in unflushed)]
