@@ -1,4 +1,4 @@
-"""docs/checking.md: its log is checked by its program, and the result is the one that it shows."""
+"""docs/checking.md: its programs print what it shows."""
 
 import re
 from pathlib import Path
@@ -10,16 +10,19 @@ from veilmq.checking.report import Promises, Rule
 PAGE = (Path(__file__).parents[2] / "docs" / "checking.md").read_text()
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return str(found)
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_programs_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("history.jsonl").write_text(block("json"))
-    exec(compile(block("python"), "docs/checking.md", "exec"), {})
-    assert capsys.readouterr().out == block("text")
+    (history,) = blocks("json")
+    Path("history.jsonl").write_text(history)
+    for program, shown in zip(blocks("python"), blocks("text"), strict=True):
+        exec(compile(program, "docs/checking.md", "exec"), {})
+        assert capsys.readouterr().out == shown
 
 
 def test_every_rule_and_every_promise_is_on_the_page() -> None:
