@@ -138,6 +138,33 @@ def test_a_client_that_hangs_up_takes_its_parked_receive_with_it(start: Any, con
     assert message["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
+def test_a_client_that_ends_its_input_gets_its_answer(start: Any, connect: Any) -> None:
+    server = start()
+    sqs = connect(server)
+    url = sqs.create_queue(QueueName="q")["QueueUrl"]
+    target = urlsplit(server.sqs)
+
+    def ask(operation: str, parked: bool = False, **given: Any) -> Any:
+        body = json.dumps({"QueueUrl": url, **given}).encode()
+        with socket.create_connection((target.hostname, target.port), timeout=30) as raw:
+            raw.sendall(
+                b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.%s\r\n"
+                b"Content-Type: application/x-amz-json-1.0\r\nContent-Length: %d\r\n\r\n%s"
+                % (operation.encode(), len(body), body)
+            )
+            if parked:
+                _await_parked(server)
+            raw.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+    assert ask("ReceiveMessage", parked=True, WaitTimeSeconds=20) == {}
+    assert "MessageId" in ask("SendMessage", MessageBody="x")
+    assert [each["Body"] for each in ask("ReceiveMessage", WaitTimeSeconds=20)["Messages"]] == ["x"]
+    assert ask("ReceiveMessage", WaitTimeSeconds=20) == {}
+
+
 def test_declared_queues_are_there_and_a_restart_changes_nothing(start: Any, connect: Any, tmp_path: Path) -> None:
     declared = tmp_path / "queues.toml"
     declared.write_text(

@@ -425,3 +425,57 @@ class TestHangingUp:
         shell.engine.cancel("d")
         shell.run()
         assert self._in_flight(shell) == (0, 0)
+
+
+class TestAnsweringSoon:
+    """The client ended its input: it may be dead, and it may still read."""
+
+    def _ready(self, shell: Shell) -> None:
+        shell.deliver(shell.engine.expire_waiters(shell.clock.now))
+        shell.run()
+
+    def test_a_parked_receive_is_answered_empty(self, shell: Shell) -> None:
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US)
+        shell.engine.answer_soon("a")
+        assert shell.engine.next_due(shell.clock.now) == shell.clock.now
+        self._ready(shell)
+        shell.send("1")
+        assert (shell.got("a"), shell.got("b")) == ([], ["1"])
+
+    def test_a_new_receive_gets_what_is_there_and_does_not_park(self, shell: Shell) -> None:
+        shell.send("1")
+        for ticket in "ab":
+            shell.submit(_receive(), ticket=ticket)
+        shell.engine.answer_soon("a")
+        shell.engine.answer_soon("b")
+        shell.run()
+        assert (shell.got("a"), shell.got("b")) == (["1"], [])
+        assert shell.engine._impatient == set()
+
+    @pytest.mark.parametrize("claimed", [False, True])
+    def test_a_woken_receive_leaves_the_message_to_the_next(self, shell: Shell, claimed: bool) -> None:
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US)
+        shell.submit(sending(QUEUE, "1"))
+        shell.give_back(shell.engine.take_batch(shell.clock.now))
+        if claimed:
+            batch = shell.engine.take_batch(shell.clock.now)
+            shell.engine.answer_soon("a")
+        else:
+            shell.engine._wake(shell.clock.now)  # as if its claim waited for a batch with room
+            shell.engine.answer_soon("a")
+            batch = shell.engine.take_batch(shell.clock.now)
+        assert batch is not None
+        shell.give_back(batch)
+        self._ready(shell)
+        assert (shell.got("a"), shell.got("b")) == ([], ["1"])
+        assert shell.engine._impatient == set()
+
+    def test_an_answer_that_the_brake_holds_back_is_let_go(self, shell: Shell) -> None:
+        shell.limit(parked_max=1, brake_us=SECOND_US)
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US)
+        shell.engine.answer_soon("b")
+        self._ready(shell)
+        assert (shell.got("a"), shell.got("b")) == (None, [])

@@ -79,6 +79,8 @@ class Engine:
         self._cut: list[Call] = []
         """Receives that the bytes of the last batch left nothing for; they come first in the next one."""
         self._gone: set[Any] = set()
+        self._impatient: set[Any] = set()
+        """Receives that may not park any more: see `answer_soon`."""
         self._last_batch: Instant | None = None
         self._batch_max = self.limits.batch_messages_max
         self._batch_messages = 0
@@ -132,6 +134,20 @@ class Engine:
         if not self.waiting.cancel(ticket) and not self._brake.cancel(ticket):
             self._gone.add(ticket)
 
+    def answer_soon(self, ticket: Any) -> None:
+        """The client sends nothing more, and may be gone: its receive waits no longer.
+
+        A parked one is answered empty, and so is one that was woken: no message goes to a dead consumer. One that has
+        only just come is answered with what it finds now.
+        """
+        waiter = self.waiting.take(ticket)
+        if waiter is not None:
+            self.polls.count(waiter.command, empty=True)
+        elif not self._brake.cancel(ticket):
+            self._impatient.add(ticket)
+            return
+        self._ready.append(Answer(ticket, [Received([])]))
+
     def undeliver(self, command: Receive, outcome: Received, now: Instant) -> None:
         """The answer could not be written: release the leases at once."""
         handles = tuple(message.handle for message in outcome.messages)
@@ -169,6 +185,10 @@ class Engine:
                     if call.waiter is not None:
                         self._credit(call.commands[0].queue, call.commands[0].count_max)
                     continue
+            if call.waiter is not None and call.ticket in self._impatient:
+                self._credit(call.waiter.command.queue, call.waiter.command.count_max)
+                self._ready.append(Answer(call.ticket, [Received([])]))
+                continue
             if near and self._holds_back(call, now):
                 continue
             calls.append(call)
@@ -231,6 +251,7 @@ class Engine:
         answers = self._take_ready()
         for call in batch.calls:
             self._gone.discard(call.ticket)
+            self._impatient.discard(call.ticket)
             if call.ticket is not None:
                 answers.append(Answer(call.ticket, [error] * len(call.commands)))
         return answers
@@ -289,6 +310,7 @@ class Engine:
         ready, self._ready = self._ready, []
         for answer in ready:
             self._gone.discard(answer.ticket)
+            self._impatient.discard(answer.ticket)
         return ready
 
     def _park(self, ticket: Any, command: Receive, deadline: Instant, now: Instant) -> None:
@@ -307,24 +329,25 @@ class Engine:
         gone = call.ticket in self._gone
         if gone:
             self._gone.discard(call.ticket)
+        if type(outcome) is Received and outcome.cut and not gone:
+            self._cut.append(call)
+            return
+        impatient = bool(self._impatient) and call.ticket in self._impatient
+        if impatient:
+            self._impatient.discard(call.ticket)
         if type(outcome) is Received:
-            if outcome.cut and not gone:
-                self._cut.append(call)
-                return
             if command.attempt_id is not None and outcome.messages:
                 # A retry of the same attempt (its first connection broke) gets the messages too.
                 self._retry(self.waiting.take_attempt(command.queue, command.attempt_id), at)
             if gone:
                 self.undeliver(command, outcome, at)
                 return
-            if not outcome.messages:
-                if call.waiter is not None and not self._draining:
-                    self.waiting.park(call.waiter)
-                    if outcome.capped:
-                        self._pass_on(command.queue, at)
-                    return
-                if outcome.wait_us and not self._draining:
-                    self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us), at)
+            if impatient and call.waiter is not None and command.attempt_id is None:
+                self.undeliver(command, outcome, at)
+                outcome = Received([], capped=outcome.capped)
+                mine = [outcome]
+            if not outcome.messages and not impatient:
+                if self._parks(call, command, outcome, at):
                     return
             elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credit(command.queue, 1)
@@ -336,6 +359,20 @@ class Engine:
             answers += [Answer(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
         if not gone:
             answers.append(Answer(call.ticket, mine))
+
+    def _parks(self, call: Call, command: Receive, outcome: Received, at: Instant) -> bool:
+        """Park a receive that found nothing; False if it does not wait."""
+        if self._draining:
+            return False
+        if call.waiter is not None:
+            self.waiting.park(call.waiter)
+            if outcome.capped:
+                self._pass_on(command.queue, at)
+            return True
+        if outcome.wait_us:
+            self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us), at)
+            return True
+        return False
 
     def _pass_on(self, queue: QueueKey, now: Instant) -> None:
         """A cap stopped the receive that was woken, so wake one without a cap for the message."""
@@ -354,7 +391,7 @@ class Engine:
         if call.waiter is None and not command.wait_us:
             self.unread.refused += 1
             self._ready.append(Answer(call.ticket, [Overloaded(limit=self.unread.bytes_max)]))
-        elif self._draining:
+        elif self._draining or call.ticket in self._impatient:
             self._ready.append(Answer(call.ticket, [Received([])]))
         else:
             self._withhold(command.queue, command.count_max)

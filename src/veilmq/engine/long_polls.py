@@ -127,11 +127,12 @@ class WaitingRoom:
 
     def cancel(self, ticket: Any) -> bool:
         """The client of that ticket is gone. Returns whether it was parked."""
+        return self.take(ticket) is not None
+
+    def take(self, ticket: Any) -> Waiter | None:
+        """Take out the waiter of that ticket; None if it is not parked."""
         waiter = self._by_ticket.get(ticket)
-        if waiter is None:
-            return False
-        self._leave(waiter)
-        return True
+        return None if waiter is None else self._leave(waiter)
 
     def take_expired(self, now: Instant) -> list[Waiter]:
         """Take out all waiters whose deadline has come."""

@@ -2,7 +2,8 @@
 
 Strategy: every request is decoded on the loop and either answered there (refused, denied) or submitted as one call; the
 `Conversation` is the call's ticket and writes the response. If a client hangs up, its parked receive is dropped, and
-messages that could not be delivered are released at once.
+messages that could not be delivered are released at once. If it only ends its input, its parked receive is answered
+empty.
 
 Before grants are checked, the queue of a command and the queues in its settings (dead letters, the endpoint of a
 subscription) are looked up by their aliases. Everything after that sees one name per queue. The endpoint text that an
@@ -392,5 +393,8 @@ class Conversation:
             self._port.shell.undeliver(command, outcome)
 
     def gone(self) -> None:
-        """The client hung up."""
-        self._port.shell.cancel(self)
+        """The client hung up; or it only stopped sending, and may still read its answer."""
+        if self._exchange.gone:
+            self._port.shell.cancel(self)
+        else:
+            self._port.shell.answer_soon(self)

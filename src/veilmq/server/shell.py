@@ -219,6 +219,11 @@ class Shell:
         """Cancel a call whose client is gone."""
         self.engine.cancel(ticket)
 
+    def answer_soon(self, ticket: Ticket) -> None:
+        """Let the receive of a call wait no longer: its client has ended its input."""
+        self.engine.answer_soon(ticket)
+        self._soon()
+
     def undeliver(self, command: Receive, outcome: Received) -> None:
         """An answer with messages could not be written: release them."""
         self.engine.undeliver(command, outcome, self._clock.now())

@@ -13,9 +13,10 @@ listener's tick checks, so no request needs a timer.
     LINGERING the client, to see a refusal drop                   the client closes
     CLOSING   the last answer to be read   drop, if slow          all is written
 
-Before changing it: a client that hangs up cannot be told from one that only stops sending: both send a FIN. A waiting
-request (its handler set `on_gone`) is then given up, so that no message goes to a dead consumer; any other request is
-still answered.
+Before changing it: a client that hangs up cannot be told from one that only stops sending: both send a FIN. Every
+request that came before it is answered. The handler of a waiting request (it set `on_gone`) is told, and answers soon,
+so that no message goes to a dead consumer. With TLS the end of the input ends the connection: asyncio cannot keep one
+half open.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Exchange:
 
     @property
     def on_gone(self) -> Callable[[], None] | None:
-        """Called once if the client hangs up before the response. Only for a waiting request: see the module."""
+        """Called once if the client hangs up (`gone` is then true) or stops sending before the response, which must
+        then come soon. Only for a waiting request: see the module."""
         return self._on_gone
 
     @on_gone.setter
@@ -109,17 +111,10 @@ class Exchange:
         self._form |= CLOSE
 
     def give_up(self) -> None:
-        """The client stopped sending: call `on_gone`, which may still answer."""
+        """The client stopped sending: call `on_gone`."""
         call, self._on_gone = self._on_gone, None
-        if call is None or self.answered:
-            return
-        try:
+        if call is not None and not self.answered:
             call()
-        finally:
-            connection = self._connection
-            if connection is not None:
-                self._connection = None
-                connection.close()
 
     def lose(self) -> None:
         """The connection is lost."""
