@@ -119,7 +119,7 @@ def _shown(report: Report) -> str:
     lines = [
         f"{report.queues} queues, {report.messages} messages ({report.body_bytes} bytes), {report.leases} leases, "
         f"{report.events} events from offset {report.history_first_offset} on",
-        f"sent = live + deleted + expired + purged + moved: {report.books}",
+        f"sent = live + deleted + expired + purged + set apart + moved: {report.books}",
     ]
     lines += [f"{problem.kind}: {problem.text}" for problem in report.problems]
     more = report.problems_count - len(report.problems)
