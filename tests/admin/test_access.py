@@ -241,6 +241,7 @@ def test_what_is_of_no_queue_needs_its_own_grant(checked: str) -> None:
         ("POST", "/api/v1/check"),
         ("GET", "/api/v1/settings"),
         ("GET", "/api/v1/clock"),
+        ("POST", "/api/v1/clock/accept"),
         ("GET", "/metrics"),
     ],
 )

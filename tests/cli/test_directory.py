@@ -29,6 +29,7 @@ from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DestinationTaken
 from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup as backup_file
 from veilmq.store.sqlite.tools.backup import backup_directory
@@ -355,7 +356,7 @@ def test_data_of_an_older_release_is_copied_but_not_judged(
     SqliteStore(data, OPTIONS).close()
     request.getfixturevalue("next_schema")
     with pytest.raises(
-        Failure, match=r"written by an older VeilMQ \(schema 1; .* start the server on it once"
+        Failure, match=rf"written by an older VeilMQ \(schema {VERSION}; .* start the server on it once"
     ) as ended:
         check(data, as_json=False)
     assert ended.value.code is Exit.DIRECTORY

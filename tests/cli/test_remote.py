@@ -16,6 +16,7 @@ from veilmq.cli import main
 from veilmq.cli.remote.options import duration_us as read_duration
 from veilmq.cli.remote.tables import duration, instant, printable
 from veilmq.store.directory import DATABASE
+from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
 
@@ -471,7 +472,7 @@ def test_no_command_takes_the_way_back_to_an_older_release_away(
     before = (data / DATABASE).read_bytes()
     said = run(*command, "--data", str(data))
     assert said.code == 3
-    assert "written by an older VeilMQ (schema 1; this one looks at" in said.err
+    assert f"written by an older VeilMQ (schema {VERSION}; this one looks at" in said.err
     assert (data / DATABASE).read_bytes() == before
     _, store = admin.open_directory(data, None, admin.OPTIONS)  # as a server does
     store.close()

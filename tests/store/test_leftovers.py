@@ -12,7 +12,7 @@ from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import RedrivePolicy
 from veilmq.store.sqlite.messages.sends import send_all
 
-KEPT = {"mark", "secret", "redo_log", "queue", "origin", "history", "last_number"}
+KEPT = {"mark", "secret", "redo_log", "queue", "origin", "history", "last_number", "expiry_hold"}
 """What may have rows though no queue exists: the names of deleted queues stay as long as the history names them."""
 
 

@@ -27,6 +27,7 @@ from veilmq.model.commands import (
     AnyCommand,
     CancelMove,
     ChangeQueue,
+    CheckClock,
     CreateQueue,
     Delete,
     DeleteQueue,
@@ -41,9 +42,9 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import StoreFailed
 from veilmq.model.events import Part
-from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
+from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.outcomes import Applied, MovesListed
+from veilmq.model.outcomes import Applied, ClockChecked, MovesListed
 from veilmq.model.plan import Adaptive, LeasePlan
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePolicy
 from veilmq.model.reports import Failure, Report, Reported
@@ -378,8 +379,30 @@ class StoreMachine(RuleBasedStateMachine):
         before = {key: self.stage.describe(key) for key in self.reference.queues}
         report = check(Path(self.directory.name) / "data" / "veilmq.db")
         assert report.problems == []
-        self.stage.reopen(kill=kill)
+        self.restart(kill, 0)
         assert {key: self.stage.describe(key) for key in self.reference.queues} == before
+
+    @rule(kill=st.booleans(), ahead_us=st.sampled_from([HOUR_US - MINUTE_US, 2 * HOUR_US, 10 * DAY_US]))
+    def start_ahead(self, kill: bool, ahead_us: int) -> None:
+        self.restart(kill, ahead_us)
+
+    @rule(ahead_us=st.sampled_from([0, 0, HOUR_US]))
+    def accept_clock(self, ahead_us: int) -> None:
+        command = CheckClock(accept=True, ahead_us=ahead_us)
+        self.reference.settle(self.stage.now)
+        held_us = min(self.reference.held_us, ahead_us)
+        assert self.stage.do(command) == ClockChecked(held_us, self.reference.held_us - held_us)
+        self.reference.held_us = held_us
+
+    def restart(self, kill: bool, ahead_us: int) -> None:
+        """Close or kill the store, and open it with the clock ahead."""
+        step_us = self.stage.now + ahead_us - self.stage.store.mark
+        self.stage.reopen(kill=kill, clock_step_us_max=HOUR_US)
+        self.stage.later(ahead_us)
+        if step_us > HOUR_US:
+            self.reference.held_us += step_us
+        self.reference.settle(self.stage.now)
+        assert self.stage.do(CheckClock()) == ClockChecked(self.reference.held_us, 0)
         for queue in self.reference.queues.values():
             queue.bucket = NO_BUCKET
             queue.patience.passed_over = 0

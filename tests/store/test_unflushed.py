@@ -412,6 +412,8 @@ def test_a_peek_sees_what_there_was_before_the_first_group(stage: Stage) -> None
     with store.readers.lend() as connection:
         connection.execute("SELECT count(*) FROM mark").fetchall()
         stage.send(queue, "of a group", extras=Extras(group="g"))
-        seen = peeks.peek(connection, store.queues, Peek(queue=queue, origin=TESTER, count_max=10), stage.now)
+        seen = peeks.peek(
+            connection, store.queues, Peek(queue=queue, origin=TESTER, count_max=10), stage.now, stage.now
+        )
     assert bodies(expect(seen, Received).messages) == ["unflushed"]
     assert bodies(stage.peek(queue)) == ["unflushed", "of a group"]

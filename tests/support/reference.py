@@ -153,6 +153,8 @@ class Reference:
         self.queues: dict[QueueKey, Queue] = {}
         self.tickets: dict[str, Ticket] = {}
         self.now = 0
+        self.held_us = 0
+        """How far the expiry clock is held back."""
         self.top = 0
         """The greatest sequence given so far."""
         self.turn = 0
@@ -161,6 +163,11 @@ class Reference:
         self.tasks = Tasks(self)
         self.moves: dict[int, int] = {}
         """Dead-lettered since the last look: the sequence here, and in the dead-letter queue."""
+
+    @property
+    def expiry_now(self) -> int:
+        """The expiry clock: retention and time to live are judged by it."""
+        return self.now - self.held_us
 
     def settle(self, now: int) -> None:
         """The time is now `now`: leases and delays end."""
@@ -178,8 +185,8 @@ class Reference:
         """The result of a peek, in order."""
         queue = self.queues[key]
         if queue.settings.fifo:
-            return [one for one in by_group(queue.messages, queue.served) if one.expires() > self.now]
-        present = [one for one in queue.messages if one.state not in VISIBLE or one.expires() > self.now]
+            return [one for one in by_group(queue.messages, queue.served) if one.expires() > self.expiry_now]
+        present = [one for one in queue.messages if one.state not in VISIBLE or one.expires() > self.expiry_now]
         shown: list[Message] = []
         for message in by_tenant(present, shown, msgspec.structs.replace(queue.patience)):
             shown.append(message)
@@ -197,7 +204,7 @@ class Reference:
         for sequence in sequences:
             message = everyone.get(sequence)
             if message is not None and message.state is not State.GONE:
-                assert message.expires() <= self.now, f"{sequence} was expired before its time"
+                assert message.expires() <= self.expiry_now, f"{sequence} was expired before its time"
                 message.step("expire")
 
     def judge(self, command: AnyCommand, outcome: Outcome) -> None:
@@ -312,10 +319,10 @@ class Reference:
         attempt = queue.attempts.get(command.attempt_id or "")
         if not queue.settings.fifo or attempt is None or attempt.until <= self.now:
             return False
-        if attempt.has_changed(self.now):
+        if attempt.has_changed(self.now, self.expiry_now):
             assert type(outcome) is AttemptNotRetryable, outcome
             return True
-        if not attempt.holds(self.now):
+        if not attempt.holds(self.now, self.expiry_now):
             del queue.attempts[command.attempt_id or ""]
             return False
         assert isinstance(outcome, Received), outcome
@@ -358,7 +365,7 @@ class Reference:
         for message in self._turns(queue, granted):
             if len(granted) >= wanted:
                 break
-            if message.expires() <= self.now:
+            if message.expires() <= self.expiry_now:
                 message.step("expire")
             elif self._moves(message):
                 continue
@@ -421,7 +428,7 @@ class Reference:
         message = ticket.message
         if message.state is State.GONE:
             return MessageGone
-        if message.expires() <= self.now:
+        if message.expires() <= self.expiry_now:
             message.step("expire")
             return MessageGone
         if (message.attempt, message.rotation) != (ticket.attempt, ticket.rotation):

@@ -28,19 +28,19 @@ class Attempt(msgspec.Struct, eq=False):
     leases: list[tuple["Message", int, int, int, str]]
     """Message, attempt, rotation, end of the lease, handle."""
 
-    def holds(self, now: int) -> bool:
+    def holds(self, now: int, expiry_now: int) -> bool:
         """Whether every lease is as it was given."""
         return now < self.until and all(
             (message.state, message.attempt, message.rotation, message.due) == (State.IN_FLIGHT, *known)
-            and message.expires() > now
+            and message.expires() > expiry_now
             for message, *known, _ in self.leases
         )
 
-    def has_changed(self, now: int) -> bool:
+    def has_changed(self, now: int, expiry_now: int) -> bool:
         """Whether a message is gone, or its lease was changed by a command."""
         for message, attempt, rotation, due, _ in self.leases:
             is_same_lease = (message.attempt, message.rotation) == (attempt, rotation)
-            if message.state is State.GONE or message.expires() <= now:
+            if message.state is State.GONE or message.expires() <= expiry_now:
                 return True
             if message.due != due if is_same_lease else due > now:
                 return True

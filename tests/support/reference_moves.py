@@ -134,7 +134,7 @@ class Tasks:
         messages = task.source.messages
         found = []
         for one in messages:
-            if one.state not in VISIBLE or one.sequence > task.last or one.expires() <= self._reference.now:
+            if one.state not in VISIBLE or one.sequence > task.last or one.expires() <= self._reference.expiry_now:
                 continue
             if task.source.settings.fifo:
                 alive = [other for other in messages if other.group == one.group and other.state is not State.GONE]

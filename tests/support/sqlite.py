@@ -12,14 +12,15 @@ from tests.support.contract.stage import Stage
 from veilmq.admin.history.reading import Scope, snapshot_lines
 from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord, HistoryTrimmed
+from veilmq.model.instant import FOREVER
 from veilmq.model.queue import FIFO_SUFFIX
 from veilmq.store import Store, View
 from veilmq.store.options import MIB, Options
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.store import SqliteStore
 
-SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
-"""No disk reserve: tests open hundreds of stores."""
+SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024, clock_step_us_max=FOREVER)
+"""No disk reserve: tests open hundreds of stores. And time may pass while a store is closed."""
 
 
 def store_of(stage: Stage) -> SqliteStore:
@@ -48,11 +49,19 @@ class SqliteFactory:
         self.path = path
         self.options = options
 
-    def open(self, *, history_us_max: int | None = None, history_bytes_max: int | None = None) -> SqliteStore:
+    def open(
+        self,
+        *,
+        history_us_max: int | None = None,
+        history_bytes_max: int | None = None,
+        clock_step_us_max: int | None = None,
+    ) -> SqliteStore:
         """See `StoreFactory.open`."""
         options = self.options
         if history_us_max is not None:
             options = msgspec.structs.replace(options, history_us_max=history_us_max)
+        if clock_step_us_max is not None:
+            options = msgspec.structs.replace(options, clock_step_us_max=clock_step_us_max)
         if history_bytes_max is not None:
             options = msgspec.structs.replace(options, history_bytes_max=history_bytes_max)
         return self.kind(self.path, options)

@@ -32,6 +32,8 @@ from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.server.config.settings import FIELDS, Address, Settings
 
+_CLOCK_STEP_S_SHOWN: Final = 60
+"""A shorter step is no warning."""
 _Endpoint = Callable[[Request], Awaitable[Response]]
 _SECRET: Final = frozenset({"credentials", "tls_key"})
 """Settings that are not shown: callers must not learn where secrets are."""
@@ -145,6 +147,12 @@ def _warnings(service: Service) -> dict[str, str]:
     if service.clock.ahead:
         ahead_s = service.clock.ahead_us // 1_000_000
         found["clock"] = f"the data is {ahead_s} s ahead of this machine's clock: set the clock"
+    unaccepted_s = service.clock.unaccepted_us(service.reader.held_us) // 1_000_000
+    if unaccepted_s > _CLOCK_STEP_S_SHOWN:
+        found["clock_step"] = (
+            f"the machine's clock is {unaccepted_s} s ahead of what the data has accepted, and nothing expires by that"
+            " step: if the clock is right, `veilmq clock accept`"
+        )
     if service.push_fault is not None:
         found["pushes"] = f"nothing is pushed {service.push_fault}; the log says more"
     elif service.push_room is not None and (lacking := service.push_room.local_exhaustion()) is not None:

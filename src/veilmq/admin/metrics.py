@@ -281,6 +281,11 @@ class Metrics:
         yield GaugeMetricFamily(
             "veilmq_clock_ahead_seconds", "Lease clock ahead of wall time.", self._service.clock.ahead_us / SECOND_US
         )
+        yield GaugeMetricFamily(
+            "veilmq_clock_unaccepted_seconds",
+            "Step of wall time by which nothing expires until it is accepted.",
+            self._service.clock.unaccepted_us(reader.held_us) / SECOND_US,
+        )
 
     def _port_families(self) -> Iterator[Metric]:
         by_kind = {

@@ -1,4 +1,4 @@
-"""Routes for operators: a check of everything, and the clock that tests may move.
+"""Routes for operators: a check of everything, and the clock: its steps are accepted, and tests may move it.
 
 Strategy: a check is long and runs on a thread. Its response is JSON lines: each line is a step ({stage, done, total}),
 and the last one the result or the error, because the status was sent long before. The clock moves only in development
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin import answers
-from veilmq.admin.api import inputs
+from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
@@ -46,6 +46,7 @@ class Upkeep:
             Route("/api/v1/check", self.check, methods=["POST"]),
             Route("/api/v1/clock", self.clock, methods=["GET"]),
             Route("/api/v1/clock", self.move_clock, methods=["POST"]),
+            Route("/api/v1/clock/accept", self.accept_clock, methods=["POST"]),
         ]
 
     async def check(self, request: Request) -> Response:
@@ -61,9 +62,19 @@ class Upkeep:
         return answers.stream(_steps(look, self._copies), answers.JSON_LINES)
 
     async def clock(self, request: Request) -> Response:
-        """The current instant of the lease clock."""
+        """The current instant of the lease clock, and the step that nobody has accepted yet."""
         answers.caller_of(request).check(Action.SETTINGS)
-        return answers.answer({"now": self._service.clock.now()})
+        return answers.answer({"now": self._service.clock.now(), "unaccepted_us": self._unaccepted_us()})
+
+    async def accept_clock(self, request: Request) -> Response:
+        """The machine's clock is right: let expire what only its step kept."""
+        answers.caller_of(request).check(Action.SETTINGS)
+        inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
+        (outcome,) = await self._service.shell.call(self._service.clock.accepting())
+        return answers.answer(views.shown_clock(outcome))
+
+    def _unaccepted_us(self) -> int:
+        return self._service.clock.unaccepted_us(self._service.reader.held_us)
 
     async def move_clock(self, request: Request) -> Response:
         """Move the clock: everything that becomes due has happened when this answers."""

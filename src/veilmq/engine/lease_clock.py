@@ -10,6 +10,7 @@ clocks.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from veilmq.model.commands import CheckClock
 from veilmq.model.instant import SECOND_US, Instant
 
 SLEW_PPM_MAX: Final = 500
@@ -94,6 +95,15 @@ class LeaseClock:
     def ahead(self) -> bool:
         """Whether it is so far ahead that operators must be warned."""
         return self.ahead_us > AHEAD_US_MAX
+
+    def accepting(self) -> CheckClock:
+        """The command that says: wall time is right, whatever step it took."""
+        return CheckClock(accept=True, ahead_us=self.ahead_us if self.ahead else 0)
+
+    def unaccepted_us(self, held_us: int) -> int:
+        """How far an expiry clock that is held back by so much is behind wall time; 0 if wall time was set back
+        since."""
+        return max(0, held_us - self.ahead_us)
 
     def _begin(self, following: Piece) -> None:
         self._piece = following

@@ -236,6 +236,18 @@ class Sweep(msgspec.Struct, tag=True, kw_only=True, gc=False):
     steps_max: int = 256
 
 
+class CheckClock(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Ask how far the expiry clock is held back, or say that the machine's clock is right. Outcome `ClockChecked`.
+
+    Accepting lets the expiry clock catch up with wall time: messages and history that only a step of the clock kept
+    expire.
+    """
+
+    accept: bool = False
+    ahead_us: int = 0
+    """How far the lease clock is ahead of wall time: the expiry clock stays that far behind it."""
+
+
 class RecordPush(Command, tag=True, kw_only=True, gc=False):
     """Append one attempt to push a message of a hidden queue to the history. Outcome `Recorded`."""
 
@@ -420,7 +432,8 @@ AnyTopicCommand = (
     | ListSubscriptions
 )
 MoveCommand = StartMove | CancelMove | ListMoves
-AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | Sweep | RecordPolls | RecordPush | AnyTopicCommand
+UpkeepCommand = Sweep | CheckClock | RecordPolls | RecordPush
+AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
 
 
 def default_settings(command: CreateQueue) -> QueueSettings:

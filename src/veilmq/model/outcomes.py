@@ -107,6 +107,13 @@ class Swept(msgspec.Struct, gc=False):
     """A snapshot of the history is being taken: more work comes soon, but none at once."""
 
 
+class ClockChecked(msgspec.Struct, gc=False):
+    """How far the expiry clock is behind the lease clock, and how much of that the command has just accepted."""
+
+    held_us: int
+    accepted_us: int
+
+
 class Recorded(msgspec.Struct, gc=False):
     """The history has recorded it."""
 
@@ -192,6 +199,7 @@ Result = (
     | QueueDescribed
     | QueuesListed
     | Swept
+    | ClockChecked
     | Recorded
     | MoveStarted
     | MoveCancelled

@@ -12,6 +12,7 @@ from typing import Final
 
 from veilmq.engine import lease_clock
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.store.synchronised import is_synchronised
 
 log = logging.getLogger("veilmq.clock")
 
@@ -31,10 +32,17 @@ boot_ns: Final[Callable[[], int]] = partial(
 class LeaseClock(lease_clock.LeaseClock):
     """Never backwards, at most 500 ppm off the boot clock. Belongs to one thread."""
 
-    __slots__ = ()
+    __slots__ = ("is_synchronised",)
 
-    def __init__(self, read_wall: Callable[[], Instant] = wall, read_boot_ns: Callable[[], int] = boot_ns) -> None:
+    def __init__(
+        self,
+        read_wall: Callable[[], Instant] = wall,
+        read_boot_ns: Callable[[], int] = boot_ns,
+        is_synchronised: Callable[[], bool] = is_synchronised,
+    ) -> None:
+        """is_synchronised: whether the system says that its clock is synchronised."""
         super().__init__(read_wall, read_boot_ns)
+        self.is_synchronised = is_synchronised
 
     def start(self, mark: Instant) -> None:
         """Continue from the store's mark if that is later than now. Call once, when the store is open."""

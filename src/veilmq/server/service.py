@@ -20,6 +20,7 @@ from veilmq.server.auth.credentials import DevelopmentKeyring, Keys
 from veilmq.server.auth.hosts import Hosts
 from veilmq.server.auth.tokens import IssuerTokens, tokens_of
 from veilmq.server.clock import LeaseClock, wall
+from veilmq.server.clock_watch import ClockWatch
 from veilmq.server.config import queues_file
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.connection import OVERFLOW_MAX
@@ -145,6 +146,9 @@ class Service:
         self.refused_waits.start()
         engine.unread.reading = self._reading_bytes
         undo.callback(self.refused_waits.stop)
+        watch = ClockWatch(self.shell, self.reader, self.clock, trusted=not self.keyring.checks)
+        undo.push_async_callback(watch.stop)
+        await watch.start()
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
         before_ports()

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from veilmq.model.instant import DAY_US
+from veilmq.model.instant import DAY_US, HOUR_US
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 MIB = 1 << 20
@@ -13,6 +13,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     history_us_max: int = 7 * DAY_US
     """Events older than this are trimmed."""
+    clock_step_us_max: int = HOUR_US
+    """If the first batch after opening is further ahead of the stored mark than this, the expiry clock does not take
+    the step until somebody accepts it (store/sqlite/batch/writer.py)."""
     history_bytes_max: int = 1024 * MIB
     """The oldest events beyond this size are trimmed."""
     reserve_bytes: int = 64 * MIB

@@ -299,6 +299,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def held_us(self) -> int:
+        """How far the expiry clock is behind the lease clock: steps of the clock that nobody has accepted."""
+        ...
+
+    @property
     def log_bytes(self) -> int:
         """Size of the WAL. A long read keeps it from being checkpointed."""
         ...

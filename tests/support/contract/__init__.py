@@ -16,6 +16,7 @@ from tests.support.contract.accounts import TestAccounts
 from tests.support.contract.aliases import TestAliases
 from tests.support.contract.batches import TestBatches
 from tests.support.contract.claims import TestClaims
+from tests.support.contract.clock_steps import TestClockSteps
 from tests.support.contract.damage import TestDamage
 from tests.support.contract.dead_letters import TestDeadLetters
 from tests.support.contract.delays import TestDelays
@@ -52,6 +53,7 @@ SUITE = (
     TestAliases,
     TestBatches,
     TestClaims,
+    TestClockSteps,
     TestDamage,
     TestDeadLetters,
     TestDelays,

@@ -48,7 +48,13 @@ T = TypeVar("T")
 class StoreFactory(Protocol):
     """What a store's tests bring to the contract (fixture `store_factory`): one set of data, empty at first."""
 
-    def open(self, *, history_us_max: int | None = None, history_bytes_max: int | None = None) -> Store:
+    def open(
+        self,
+        *,
+        history_us_max: int | None = None,
+        history_bytes_max: int | None = None,
+        clock_step_us_max: int | None = None,
+    ) -> Store:
         """Open the data, with the default bounds of the history or smaller ones. The store opened before was closed."""
         ...
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import FOREVER
 from veilmq.model.message import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
-from veilmq.model.outcomes import Sent
+from veilmq.model.outcomes import ClockChecked, Outcome, Sent
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.model.topic import hidden_queue
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 def shown_key(key: QueueKey) -> dict[str, str]:
     """Account, region and name."""
     return {"account": key.account, "region": key.region, "name": key.name}
+
+
+def shown_clock(outcome: Outcome) -> dict[str, int]:
+    """The step that was accepted, and how far the expiry clock is still held back. Raises VeilError."""
+    if isinstance(outcome, VeilError):
+        raise outcome
+    assert isinstance(outcome, ClockChecked)
+    return {"accepted_us": outcome.accepted_us, "held_us": outcome.held_us}
 
 
 def shown_settings(settings: QueueSettings) -> dict[str, Any]:

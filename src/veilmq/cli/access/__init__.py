@@ -95,6 +95,10 @@ class AdminAccess(Protocol):
         wanted: filters `queue`, `kind` and `message`."""
         ...
 
+    def accept_clock(self) -> dict[str, Any]:
+        """Say that the machine's clock is right: {accepted_us, held_us}."""
+        ...
+
 
 class Target(NamedTuple):
     """The server or directory that flags or variables name."""

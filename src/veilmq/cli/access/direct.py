@@ -180,6 +180,12 @@ class DirectAccess:
             stop = min(found.start + limit, found.following)
             return Piece(event_lines(view, found.start, stop, scope), found.start, stop)
 
+    def accept_clock(self) -> dict[str, Any]:
+        """See `AdminAccess.accept_clock`."""
+        with _failures():
+            (outcome,) = self._call([self._clock.accepting()])
+            return views.shown_clock(outcome)
+
     def _call(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Run one call to its end. Raises Failure if the store fails."""
         first = commands[0]

@@ -184,6 +184,10 @@ class HttpAccess:
         first, following = (self._number(answer, name) for name in ("veilmq-start-offset", "veilmq-next-offset"))
         return Piece(body, first, following, epoch)
 
+    def accept_clock(self) -> dict[str, Any]:
+        """See `AdminAccess.accept_clock`."""
+        return self._json("POST", "/api/v1/clock/accept", {}, b"{}")
+
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
         """Write the response into the file. Raises Failure, also if it is shorter than announced; OSError of the
         file."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from veilmq.cli.clock import accept_clock
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote.events import print_events
@@ -135,6 +136,7 @@ def register(app: typer.Typer) -> None:
         ("topics", "Topics.", {"list": list_topics}),
         ("moves", "Message move tasks.", moves),
         ("quarantine", "Damaged messages that nobody receives.", apart),
+        ("clock", "The machine's clock.", {"accept": accept_clock}),
     ):
         noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
         for name, body in bodies.items():

@@ -209,6 +209,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history_bytes_max: Annotated[Bytes, Meta(description="The oldest events beyond this size are trimmed.")] = (
         1024 * MIB
     )
+    clock_step_s_max: Annotated[
+        Annotated[int, Meta(ge=60, le=100 * 366 * 86_400)],
+        Meta(description="By a longer step of the clock at a start nothing expires until it is accepted."),
+    ] = 3600
     error_lines: Annotated[
         bool, Meta(description="Keep the first line of an error for which a worker gives a message back.")
     ] = True
@@ -288,6 +292,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             history_bytes_max=self.history_bytes_max,
             queues_per_account_max=self.queues_per_account_max,
             topics_per_account_max=self.topics_per_account_max,
+            clock_step_us_max=self.clock_step_s_max * SECOND_US,
             error_lines=self.error_lines,
             reserve_bytes=self.reserve_bytes,
             floor_bytes=self.floor_bytes,

@@ -45,6 +45,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     log = redo.Redo(directory.redo, options, key)
     last = LastCommit(directory.committed, options, epoch, mark.offset)
     writer = Writer(connection, loaded, _load_topics(connection), mark, ReceiptKey(key), log, last)
+    (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
     writer.memtable.count(loaded)
     return writer, snapshots.load(connection)
 

@@ -65,6 +65,11 @@ class SqliteReader:
         return self._writer.disk_low is not None
 
     @property
+    def held_us(self) -> int:
+        """See `Reader.held_us`."""
+        return self._writer.held_us
+
+    @property
     def log_bytes(self) -> int:
         """See `Reader.log_bytes`."""
         return self._checkpointer.wal_bytes

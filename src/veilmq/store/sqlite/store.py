@@ -22,6 +22,7 @@ from veilmq.model.commands import (
     ChangeQueue,
     ChangeSubscription,
     ChangeTopic,
+    CheckClock,
     CreateQueue,
     CreateTopic,
     Delete,
@@ -160,6 +161,7 @@ class SqliteStore:
         except (*_DAMAGE, OSError) as error:
             close_unchecked(connection)
             raise unusable(database, error) from error
+        self._writer.step_us_max = self.options.clock_step_us_max
         self._writer.disorder = self.options.disorder
         self._writer.queues_per_account_max = self.options.queues_per_account_max
         self._writer.topics_per_account_max = self.options.topics_per_account_max
@@ -208,6 +210,7 @@ class SqliteStore:
             Delete: handles.delete_all,
             Extend: handles.extend_all,
             Undeliver: _each(handles.undeliver),
+            CheckClock: _each(sweeps.check_clock),
             Sweep: _flushed(self._sweep),
             Receive: _each(receives.receive),
             DropQuarantined: _each(quarantine.drop),
@@ -368,7 +371,7 @@ class SqliteStore:
     def query(self, command: Peek, now: Instant) -> Outcome:
         """See `Store.query`."""
         with self.readers.lend() as connection:
-            return peeks.peek(connection, self._writer.queues, command, now)
+            return peeks.peek(connection, self._writer.queues, command, now, Instant(now - self._writer.held_us))
 
     def apply_log(self) -> None:
         """Copy the batches that only the redo log has into the database, for readers of the database. Any thread.

@@ -14,7 +14,7 @@ import atexit
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,19 +22,26 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import ForkRefused, TransportError
 from veilmq.client.threads import KEPT, OfProcess, forget_in_child
 from veilmq.engine import Answer, Engine, open_directory
-from veilmq.engine.lease_clock import LeaseClock
+from veilmq.engine.lease_clock import AHEAD_US_MAX, LeaseClock
 from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import ParameterInvalid, StoreFailed, StoreUnknown, VeilError, as_fields
-from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
 from veilmq.store import Store
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
 from veilmq.store.options import Options
+from veilmq.store.synchronised import is_synchronised
 
 CLOSE_SECONDS: Final = 10.0
 """How long `close` waits for a commit in progress."""
 _REST_SECONDS_MAX: Final = 1.0
+_STEP_LOOK_US: Final = MINUTE_US
+"""How often the system is asked whether its clock is synchronised."""
+_UNACCEPTED: Final = (
+    "the machine's clock is %d s ahead of what the data has accepted: nothing expires by that step until the clock is"
+    " synchronised, or `veilmq clock accept --data DIR` while the directory is closed"
+)
 
 logger = logging.getLogger("veilmq.embedded")
 
@@ -78,7 +85,14 @@ class _Cancel:
 class Shell(OfProcess):
     """Runs one engine on a thread of its own, from construction to `close`."""
 
-    def __init__(self, engine: Engine, store: Store, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        is_synchronised: Callable[[], bool] = is_synchronised,
+    ) -> None:
+        """is_synchronised: whether the system says that its clock is synchronised."""
         self.clock = clock
         self._pid = self._this()
         self._engine = engine
@@ -90,6 +104,8 @@ class Shell(OfProcess):
         if self._lease_clock.ahead:
             logger.warning("the data is %d s ahead of this machine's clock", self._lease_clock.ahead_us // SECOND_US)
         self._clock_lock = threading.Lock()
+        self._step_looked = Instant(0)
+        self._is_synchronised = is_synchronised
         self._inbox: queue.SimpleQueue[Call | _Cancel | None] = queue.SimpleQueue()
         self._door = threading.Lock()
         """Held while something is put into the inbox, so that nothing is added after the last look into it."""
@@ -185,6 +201,8 @@ class Shell(OfProcess):
         self._deliver(engine.expire_waiters(now))
         batch = engine.take_batch(now)
         if batch is None:
+            if self._store.reader.held_us:
+                self._accept_step(now)
             self._rest(now)
             return
         try:
@@ -213,6 +231,22 @@ class Shell(OfProcess):
             self._admit(self._inbox.get(timeout=seconds))
         except queue.Empty:
             return
+
+    def _accept_step(self, now: Instant) -> None:
+        """Let the expiry clock take a step of the machine's clock, if that is synchronised."""
+        if now - self._step_looked < _STEP_LOOK_US:
+            return
+        unaccepted_us = self._lease_clock.unaccepted_us(self._store.reader.held_us)
+        if unaccepted_us <= AHEAD_US_MAX:
+            return
+        if not self._is_synchronised():
+            if not self._step_looked:
+                logger.warning(_UNACCEPTED, unaccepted_us // SECOND_US)
+            self._step_looked = now
+            return
+        commands = [self._lease_clock.accepting()]
+        self._commit(commands, self._store.apply(commands, now))
+        logger.info("the clock was %d s ahead of the data: accepted", unaccepted_us // SECOND_US)
 
     def _take_in(self) -> None:
         """Submit all calls that have arrived."""

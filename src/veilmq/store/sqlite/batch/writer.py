@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -76,6 +77,13 @@ class Mark(msgspec.Struct):
 
 class Writer:
     """The state of the open batch, and the statements that all command rooms share."""
+
+    held_us = 0
+    """How far the expiry clock is behind the lease clock: steps of the clock that nobody has accepted yet."""
+    expiry_now = Instant(0)
+    """The expiry clock, in a batch: retention, time to live and the history's age are judged by it."""
+    step_us_max: int | None = None
+    """Until the first batch: the longest step from the mark that needs nobody's acceptance."""
 
     def __init__(
         self,
@@ -167,6 +175,27 @@ class Writer:
         self._saved = (self.mark.copy(), self.history_bytes)
         self._entry = None
         self.open = True
+        if self.step_us_max is not None:
+            self._judge_step(self.step_us_max)
+        self.expiry_now = Instant(self.now - self.held_us)
+
+    def _judge_step(self, step_us_max: int) -> None:
+        """In the first batch: hold the expiry clock back if the lease clock is far ahead of the mark.
+
+        The batch that moves the mark writes it down too, so that no crash separates the two.
+        """
+        step_us = self.now - self.mark.clock
+        self.undo(partial(setattr, self, "step_us_max", step_us_max))
+        self.step_us_max = None
+        if self.mark.clock and step_us > step_us_max:  # a new file has no mark yet
+            self.hold(self.held_us + step_us)
+
+    def hold(self, held_us: int) -> None:
+        """Set how far the expiry clock is behind the lease clock."""
+        self.undo(partial(setattr, self, "held_us", self.held_us))
+        self.held_us = held_us
+        self.expiry_now = Instant(self.now - held_us)
+        self.write("UPDATE expiry_hold SET held_us = ?", (held_us,))
 
     def finish(self) -> None:
         """End the batch's statements with the history row and the mark. A batch that wrote nothing is closed here."""

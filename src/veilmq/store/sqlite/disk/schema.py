@@ -229,7 +229,15 @@ CREATE TABLE redo_log (
 ) STRICT;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST,)
+_EXPIRY_HOLD: Final = """
+CREATE TABLE expiry_hold (
+    id      INTEGER PRIMARY KEY CHECK (id = 1),
+    held_us INTEGER NOT NULL         -- how far the expiry clock is behind the lease clock
+) STRICT;
+INSERT INTO expiry_hold VALUES (1, 0);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 

@@ -84,7 +84,7 @@ def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> li
     for receipt, (_, due) in zip(receipts, leases, strict=True):
         assert receipt is not None
         place = places.get(receipt.sequence)
-        if place is None or place.expires(queue.settings.retention_us) <= writer.now:
+        if place is None or place.expires(queue.settings.retention_us) <= writer.expiry_now:
             return None
         is_same_lease = (place.attempt, place.rotation) == (receipt.attempt, receipt.rotation)
         if (is_same_lease and place.due != due) or (not is_same_lease and due > writer.now):

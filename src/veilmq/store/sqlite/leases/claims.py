@@ -89,7 +89,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
-    if queue.unflushed and (writer.now >= queue.next_expiry or writer.disorder or writer.memtable.unchecked):
+    if queue.unflushed and (writer.expiry_now >= queue.next_expiry or writer.disorder or writer.memtable.unchecked):
         flush(writer)
     line = _sole_line(queue)
     if line is not None:
@@ -201,7 +201,7 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: StoredMessage) -> Extras
     dead-lettered)."""
     settings = queue.settings
     own_expiry = candidate.own_expiry
-    if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.now:
+    if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.expiry_now:
         expire(writer, queue, candidate.place())
         return None
     extras = intact(candidate.body, candidate.md5, candidate.packed)

@@ -79,7 +79,7 @@ class Places:
             or (command.message_id is not None and command.message_id != place.id)
         ):
             return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
-        if place.expires(queue.settings.retention_us) <= writer.now:
+        if place.expires(queue.settings.retention_us) <= writer.expiry_now:
             expire(writer, queue, place)
             self.gone(place)
             return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
@@ -135,7 +135,7 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
     """
     memtable = writer.memtable
     held, messages, deleted = memtable.held, memtable.messages, memtable.deleted
-    events, now = writer.events, writer.now
+    events, now, expiry_now = writer.events, writer.now, writer.expiry_now
     others: list[tuple[int, Receipt | None]] = []
     queue: LiveQueue | None = None
     key = sender = None
@@ -151,7 +151,7 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
             or queue is None
             or unflushed.row.generation != queue.generation
             or now >= unflushed.due
-            or now >= queue.next_expiry
+            or expiry_now >= queue.next_expiry
             or (command.message_id is not None and command.message_id != unflushed.row.id)
         ):
             receipt = writer.receipts.unseal(handle)

@@ -96,5 +96,5 @@ def expire(writer: Writer, queue: LiveQueue, *places: Place) -> None:
             return
     remove(writer, queue, *places)
     for place in places:
-        at = Instant(place.expires(queue.settings.retention_us))
+        at = Instant(place.expires(queue.settings.retention_us) + writer.held_us)
         writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))

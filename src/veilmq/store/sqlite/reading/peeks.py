@@ -49,29 +49,31 @@ _DUE: Final = _LEASED.format(
 )
 
 
-def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instant) -> Outcome:
-    """Up to `count_max` visible messages, in the order in which they would be received."""
+def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instant, expiry_now: Instant) -> Outcome:
+    """Up to `count_max` visible messages, in the order in which they would be received. expiry_now: the expiry
+    clock."""
     queue = queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
     unflushed = replay(connection, generation).values()
-    found = [_stored(each) for each in unflushed if _is_shown(each, retention_us, now)]
+    found = [_stored(each) for each in unflushed if _is_shown(each, retention_us, now, expiry_now)]
     if queue.groups is not None and not found:  # while it had unflushed messages, it had no groups
-        return _peek_groups(connection, queue, command, now)
+        return _peek_groups(connection, queue, command, now, expiry_now)
     rows: list[Any] = []
+    alive = (retention_us, expiry_now)
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
-        rows += connection.execute(_READY, (generation, priority, cursor, retention_us, now, count)).fetchall()
-    rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
-    rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
+        rows += connection.execute(_READY, (generation, priority, cursor, *alive, count)).fetchall()
+    rows += connection.execute(_RETURNED, (generation, *alive, count)).fetchall()
+    rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, *alive, count)).fetchall()
     found += [StoredMessage(*row) for row in rows]
     found.sort(key=StoredMessage.turn)
     return Received(_intact(found, retention_us)[:count], xml_body=queue.settings.xml_body)
 
 
-def _is_shown(unflushed: Unflushed, retention_us: int, now: Instant) -> bool:
-    return unflushed.expires(retention_us) > now and (not unflushed.leased or unflushed.due <= now)
+def _is_shown(unflushed: Unflushed, retention_us: int, now: Instant, expiry_now: Instant) -> bool:
+    return unflushed.expires(retention_us) > expiry_now and (not unflushed.leased or unflushed.due <= now)
 
 
 def _stored(unflushed: Unflushed) -> StoredMessage:
@@ -82,8 +84,10 @@ def _stored(unflushed: Unflushed) -> StoredMessage:
     return StoredMessage(*row)
 
 
-def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant) -> Outcome:
-    sequences = next_in_groups(connection, queue, now, command.count_max)
+def _peek_groups(
+    connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant, expiry_now: Instant
+) -> Outcome:
+    sequences = next_in_groups(connection, queue, now, expiry_now, command.count_max)
     rows: list[Any] = connection.execute(STORED, (numbers(sequences),)).fetchall() if sequences else []
     return Received(
         _intact([StoredMessage(*row) for row in rows], queue.settings.retention_us), xml_body=queue.settings.xml_body
@@ -168,15 +172,18 @@ Wait = tuple[int, int, int]
 """Instant since which the message is visible, `lease.turn`, sequence."""
 
 
-def next_in_groups(connection: apsw.Connection, queue: LiveQueue, now: int, count: int) -> list[int]:
+def next_in_groups(connection: apsw.Connection, queue: LiveQueue, now: int, expiry_now: int, count: int) -> list[int]:
     """Sequences of up to `count` messages."""
     due = _rows(connection, _DUE_TURNS, (queue.generation, now, RETURNS_MAX))
     if queue.settings.fifo:
-        return _fifo(connection, queue, now, count, due)
-    return _fair(connection, queue, now, count, due)
+        return _fifo(connection, queue, (now, expiry_now), count, due)
+    return _fair(connection, queue, expiry_now, count, due)
 
 
-def _fifo(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, due: list[Any]) -> list[int]:
+def _fifo(
+    connection: apsw.Connection, queue: LiveQueue, clocks: tuple[int, int], count: int, due: list[Any]
+) -> list[int]:
+    now, expiry_now = clocks
     free = _rows(connection, _FREE, (queue.generation, count + DEAD_MAX))
     waiting: dict[int, Wait] = {number: (since, turn, head) for since, turn, head, number in free}
     for number in {number for number, *_ in due} - waiting.keys():
@@ -187,7 +194,7 @@ def _fifo(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
     for number in sorted(waiting, key=waiting.__getitem__):
         if len(found) >= count:
             break
-        values = (now, queue.settings.retention_us, now, queue.generation, number, count + DEAD_MAX)
+        values = (now, queue.settings.retention_us, expiry_now, queue.generation, number, count + DEAD_MAX)
         for sequence, hidden, dead in _rows(connection, _IN_GROUP, values):
             if hidden:
                 break
@@ -196,9 +203,9 @@ def _fifo(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
     return found[:count]
 
 
-def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, due: list[Any]) -> list[int]:
+def _fair(connection: apsw.Connection, queue: LiveQueue, expiry_now: int, count: int, due: list[Any]) -> list[int]:
     generation = queue.generation
-    alive = (queue.settings.retention_us, now)
+    alive = (queue.settings.retention_us, expiry_now)
     living: set[int] = set()
     if due:
         among = (numbers([row[1] for row in due]), *alive)

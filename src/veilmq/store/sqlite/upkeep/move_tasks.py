@@ -254,7 +254,7 @@ def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
             break
         for place in found:
             room.messages -= 1
-            if place.expires(source.settings.retention_us) <= writer.now:
+            if place.expires(source.settings.retention_us) <= writer.expiry_now:
                 expire(writer, source, place)
                 continue
             room.bytes -= place.body_bytes

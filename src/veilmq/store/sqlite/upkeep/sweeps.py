@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.commands import RecordPolls, Sweep
+from veilmq.model.commands import CheckClock, RecordPolls, Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
-from veilmq.model.outcomes import Outcome, Recorded, Swept
+from veilmq.model.outcomes import ClockChecked, Outcome, Recorded, Swept
 from veilmq.store.options import MIB, Options
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
@@ -95,10 +95,18 @@ def sweep(
         forgotten = trimming.forget_queues(writer, options.history_us_max)
         more = more or trimmed == rows_max or forgotten == trimming.FORGOTTEN_MAX
         origins.step(writer, is_trimming=trimmed == rows_max)
-    more = move_tasks.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
+    more = move_tasks.carry_on(writer) or more or writer.queues.expiry.is_due(writer.expiry_now)
     _give_back(writer)
     snapshots.step(writer, options, command.steps_max)
     return Swept(command.steps_max - left, more, snapshots.under_way)
+
+
+def check_clock(writer: Writer, command: CheckClock) -> Outcome:
+    """Report the steps of the clock that nobody has accepted; if it is accepted, let what it kept expire."""
+    before_us = writer.held_us
+    if command.accept and command.ahead_us < before_us:
+        writer.hold(command.ahead_us)
+    return ClockChecked(writer.held_us, before_us - writer.held_us)
 
 
 def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
@@ -164,9 +172,9 @@ def _within_bytes(sized: list[tuple[int, int | None]]) -> list[int]:
 
 def _expire_all(writer: Writer, steps_max: int) -> int:
     steps = looks = 0
-    for incarnation in writer.queues.expiry.due(writer.now):
+    for incarnation in writer.queues.expiry.due(writer.expiry_now):
         queue = writer.queues.by_incarnation.get(incarnation)
-        if queue is not None and queue.next_expiry <= writer.now:
+        if queue is not None and queue.next_expiry <= writer.expiry_now:
             steps += _expire_queue(writer, queue, steps_max - steps)
             looks += 1
             if steps >= steps_max or looks >= LOOKS_MAX:
@@ -179,7 +187,7 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     writer.touch(queue)
     queue.next_expiry = FOREVER
     heads = _heads(writer, queue, steps_max)
-    dead = [sequence for sequence, expires in heads.items() if expires <= writer.now]
+    dead = [sequence for sequence, expires in heads.items() if expires <= writer.expiry_now]
     places = find_places(writer, dead[:steps_max]) if dead else {}
     gone: list[Place] = []
     steps = body_bytes = 0
@@ -195,11 +203,11 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
         expire(writer, queue, *gone)
         update_rows(writer, queue)
     if steps >= steps_max or (gone and (queue.returned or queue.groups is not None)):  # more may follow the first ones
-        writer.queues.lower_expiry(queue, writer.now)
+        writer.queues.lower_expiry(queue, writer.expiry_now)
     elif queue.in_flight or queue.delayed or queue.visible:
         # One bound per check: a second one, days away, would stay in the heap for days.
-        following = [expires for expires in heads.values() if expires > writer.now]
-        writer.queues.lower_expiry(queue, min(*following, writer.now + MINUTE_US, FOREVER))
+        following = [expires for expires in heads.values() if expires > writer.expiry_now]
+        writer.queues.lower_expiry(queue, min(*following, writer.expiry_now + MINUTE_US, FOREVER))
     return steps
 
 

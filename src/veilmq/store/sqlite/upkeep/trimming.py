@@ -108,7 +108,7 @@ def _beyond(
     rows = writer.read(
         "SELECT offset, count, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
     )
-    keep_after, bytes_max = writer.now - options.history_us_max, options.history_bytes_max
+    keep_after, bytes_max = writer.expiry_now - options.history_us_max, options.history_bytes_max
     cut = []
     for offset, count, at, bytes_before, length in rows:
         end, left = offset + count, writer.history_bytes - (bytes_before + length)
@@ -124,7 +124,7 @@ def _beyond(
 
 def forget_queues(writer: Writer, history_us_max: int) -> int:
     """Drop the rows of deleted queues that no event names any more, at most `FORGOTTEN_MAX`; returns how many."""
-    rows = writer.read(_FORGOTTEN, (writer.now - history_us_max, FORGOTTEN_MAX))
+    rows = writer.read(_FORGOTTEN, (writer.expiry_now - history_us_max, FORGOTTEN_MAX))
     if rows:
         writer.write_many("DELETE FROM queue WHERE incarnation = ?", rows)
     return len(rows)
