@@ -10,7 +10,7 @@ from tests.checking.script import Script, grant
 from tests.checking.simulation import Simulation
 
 from veilmq.checking.checker import check
-from veilmq.checking.log import Operation
+from veilmq.checking.log import Operation, Outcome
 from veilmq.checking.report import Rule
 
 FIFO = {"fifo": True}
@@ -111,3 +111,14 @@ def test_a_hundred_thousand_operations() -> None:
     print(f"{len(log)} operations in {time.perf_counter() - begun:.2f} s")
     assert report.clean, str(report)
     assert report.messages == 25_000
+
+
+def test_many_sends_of_one_deduplication_id_without_an_answer() -> None:
+    """Each acknowledged send may be a duplicate of each of them."""
+    script = Script("jobs.fifo")
+    for number in range(5_000):
+        script.send("", number, number + 0.5, Outcome.INFO, group="a", body="b", deduplication="d")
+    for number in range(5_000):
+        at = 10_000 + 1_000 * number
+        script.send(f"m{number}", at, at + 1, group="a", body="b", deduplication="d", sequence=number)
+    assert script.found() == []

@@ -127,8 +127,8 @@ def _check_uses(promises: Promises, life: Life, counted: bool, report: Report) -
         for use, proof in accepted:
             if life.gone_low > end_of(use):  # a message that is gone may be deleted again
                 _stale(life, use, [proof], report)
-    sure = [each for each in deletes if each.outcome is Outcome.OK and _surely_deletes(promises, life, place, each)]
-    deleted = min(sure, key=end_of, default=None)
+    done = sorted((each for each in deletes if each.outcome is Outcome.OK), key=end_of)
+    deleted = next((each for each in done if _surely_deletes(promises, life, place, each)), None)
     if deleted is not None:
         _check_uses_of_deleted(life, deleted, report)
     return deleted

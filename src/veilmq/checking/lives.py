@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from veilmq.checking.log import FOREVER, Grant, Kind, LogInvalid, Operation, Outcome, end_of
 from veilmq.checking.report import Promises
@@ -45,7 +45,7 @@ class Life:
         """Acknowledged; more than one if duplicates were dropped."""
         self.maybe_sent: list[Operation] = []
         """Sends without an answer, one of which may have sent it: the first of them for a message without acknowledged
-        sends, all for another, whose sends may be duplicates of one."""
+        sends; for another each that differs, since its sends may be duplicates of one."""
         self.maybe_count = 0
         """How many sends without an answer may have sent it, if no acknowledged one did."""
         self.grants: list[Granted] = []
@@ -110,8 +110,8 @@ class History:
         self.refused_sends: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         self.drains: dict[str, Operation] = {}
         """By queue: the last."""
-        self._unknown_ids: dict[tuple[str, str], list[Operation]] = defaultdict(list)
-        """By queue and deduplication id: sends without an answer."""
+        self._absorbing: dict[tuple[str, str | None, str], dict[Any, Operation]] = defaultdict(dict)
+        """By queue and deduplication id, or else body: sends without an answer; of equal ones the first."""
         self._purges: dict[str, list[Operation]] = defaultdict(list)
         self._leases: dict[int, Life] = {}
         uses: list[Operation] = []
@@ -160,8 +160,11 @@ class History:
             unknown = operation.outcome is Outcome.INFO
             sends = self.unknown_sends if unknown else self.refused_sends
             sends[operation.queue, operation.body].append(operation)
-            if unknown and operation.deduplication is not None:
-                self._unknown_ids[operation.queue, operation.deduplication].append(operation)
+            if unknown and operation.queue.endswith(FIFO_SUFFIX):
+                content = operation.body, operation.group, operation.delay_us, operation.ttl_us
+                first = self._absorbing[_duplicates_of(operation)].setdefault(content, operation)
+                if operation.invoked < first.invoked:
+                    self._absorbing[_duplicates_of(operation)][content] = operation
 
     def _received(self, operation: Operation) -> None:
         for grant in operation.grants:
@@ -184,8 +187,8 @@ class History:
             life.queue = life.sends[0].queue
             life.born_high = min(seen, *(end_of(each) for each in life.sends))
             if life.queue.endswith(FIFO_SUFFIX):
-                for key in {(each.queue, each.deduplication, each.body) for each in life.sends}:
-                    life.maybe_sent += self._absorbing(*key)
+                for key in {_duplicates_of(each) for each in life.sends}:
+                    life.maybe_sent += self._absorbing.get(key, {}).values()
             life.born_low = min(each.invoked for each in life.written)
             return
         life.queue = life.grants[0].operation.queue
@@ -202,8 +205,7 @@ class History:
         life.born_low = min((each.invoked for each in life.maybe_sent), default=0)
         life.born_high = seen
 
-    def _absorbing(self, queue: str, deduplication: str | None, body: str) -> list[Operation]:
-        """Sends without an answer that may have been the first of such a send's deduplication id."""
-        if deduplication is not None:
-            return self._unknown_ids.get((queue, deduplication), [])
-        return self.unknown_sends.get((queue, body), [])
+
+def _duplicates_of(send: Operation) -> tuple[str, str | None, str]:
+    """Equal for sends of which a FIFO queue may take one as a duplicate of the other."""
+    return send.queue, send.deduplication, "" if send.deduplication is not None else send.body
