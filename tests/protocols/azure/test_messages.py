@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from tests.support.contract.stage import TESTER
+
+from veilmq.model.commands import StartMove
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.queue import QueueKey, XmlBody
+from veilmq.model.queue import QueueKey, RedrivePolicy, XmlBody
 from veilmq.testing.for_each import for_each
 
 NEVER = "Fri, 31 Dec 9999 23:59:59 GMT"
@@ -348,3 +351,23 @@ def test_a_queue_that_is_not_there(wire: Any) -> None:
     ):
         refused = wire.ask(method, target, body if method == "POST" else b"")
         assert (refused.status, refused.code) == (404, "QueueNotFound"), target
+
+
+def test_dequeue_counts_across_dead_letters(wire: Any) -> None:
+    """docs/azure.md: DequeueCount is that of the queue at hand."""
+    dead, orders = wire.queue("dead"), wire.queue()
+    target = QueueKey("000000000000", "us-east-1", "dead")
+    wire.stage.change(ORDERS, redrive=RedrivePolicy(target, 2))
+    wire.put(orders)
+
+    def counts(queue: str) -> list[str]:
+        found: list[str] = wire.get(queue, "?visibilitytimeout=1").texts("QueueMessage/DequeueCount")
+        wire.stage.later(SECOND_US)
+        return found
+
+    for _ in range(2):
+        assert [counts(orders), counts(orders), counts(orders)] == [["1"], ["2"], []]
+        assert wire.get(dead, "?peekonly=true").texts("QueueMessage/DequeueCount") == ["0"]
+        assert [counts(dead), counts(dead)] == [["1"], ["2"]]
+        wire.stage.do(StartMove(queue=target, origin=TESTER))
+        wire.stage.sweep()

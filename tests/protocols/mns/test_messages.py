@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.contract.stage import TESTER
 
-from veilmq.model.commands import Receive, Send
+from veilmq.model.commands import Receive, Send, StartMove
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Attribute, Extras
 from veilmq.model.outcomes import Received
@@ -461,3 +461,23 @@ def test_a_send_asks_for_what_it_needs(wire: Any) -> None:
     assert send.origin.protocol == "mns"
     assert (send.delay_us, send.ttl_us, send.from_xml, send.wants_handle) == (None, None, True, True)
     assert TESTER.protocol == "sqs"
+
+
+def test_dequeue_counts_across_dead_letters(wire: Any) -> None:
+    """docs/mns.md: DequeueCount is that of the queue at hand."""
+    dead = wire.queue("dead")
+    policy = "<DeadLetterTargetQueue>dead</DeadLetterTargetQueue><MaxReceiveCount>2</MaxReceiveCount>"
+    source = wire.queue("source", DlqPolicy=policy)
+    wire.put(queue=source)
+
+    def count(queue: str) -> str | None:
+        found: str | None = wire.get(queue=queue).text("DequeueCount")
+        wire.stage.later(31 * SECOND_US)
+        return found
+
+    for _ in range(2):
+        assert [count(source), count(source), count(source)] == ["1", "2", None]
+        assert wire.get("?peekonly=true", queue=dead).text("DequeueCount") == "0"
+        assert [count(dead), count(dead)] == ["1", "2"]
+        wire.stage.do(StartMove(queue=QueueKey("000000000000", "us-east-1", "dead"), origin=TESTER))
+        wire.stage.sweep()

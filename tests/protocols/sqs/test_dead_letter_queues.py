@@ -378,3 +378,21 @@ class TestMoveTasks:
         client.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
         ring.keys[key.id] = msgspec.structs.replace(key, grants=(own, Grant(frozenset({Action.SEND}), ("pay",))))
         client.set_queue_attributes(QueueUrl=url, Attributes=policy("pay"))
+
+
+def test_receive_counts_across_dead_letters(served: Any, client: Any) -> None:
+    """docs/sqs.md: a dead letter counts on, a redriven message begins anew."""
+    dead, source = create(client, "dead"), create(client, "source", "dead")
+    dead_letter(served, client, source, "x")
+
+    def counts(url: str) -> list[str]:
+        asked = {"MessageSystemAttributeNames": ["ApproximateReceiveCount"], "VisibilityTimeout": 0}
+        found = client.receive_message(QueueUrl=url, **asked).get("Messages", [])
+        return [each["Attributes"]["ApproximateReceiveCount"] for each in found]
+
+    assert [counts(dead), counts(dead)] == [["2"], ["3"]]
+    client.start_message_move_task(SourceArn=arn("dead"))
+    served.sweep()
+    assert counts(source) == ["1"]
+    assert counts(source) == [], "the policy counts the receives in its own queue"
+    assert counts(dead) == ["2"]
