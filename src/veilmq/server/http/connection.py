@@ -139,6 +139,7 @@ class Connection(asyncio.Protocol):
         "_pending",
         "_progress_bytes",
         "_reading_paused",
+        "_rest",
         "_since",
         "_transport",
         "_unread_account",
@@ -167,6 +168,7 @@ class Connection(asyncio.Protocol):
         self._progress_bytes = 0
         self._unread_account = ""
         self._unread_answer_bytes = 0
+        self._rest = memoryview(b"")
 
     # What the loop calls.
 
@@ -209,14 +211,18 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self.phase < LINGERING:
             self.phase = WRITING
-            self._measure_writing()
+            if not self._unread_answer_bytes:
+                self._measure_writing()
 
     def resume_writing(self) -> None:
-        self._uncount()
         if self.phase == WRITING:
             self.phase = HANDLER
+            self._write_rest()
+            if self.phase == WRITING:
+                return
             self.deadline = inf
             self._listener.loop.call_soon(self._advance_later)
+        self._uncount()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.forget(self)
@@ -351,15 +357,16 @@ class Connection(asyncio.Protocol):
             answer = listener.answers.write(response, form)
         except ValueError as error:
             answer = listener.unwritable(exchange.request, form, error)
-        transport.write(answer)
+        if listener.secure:
+            self._write_in_pieces(answer)
+        else:
+            transport.write(answer)
         listener.bytes_sent += len(answer)
         if self.phase == WRITING:
             self._count(len(answer), exchange)
-            if form & CLOSE:
-                self.close()
-        elif form & CLOSE:
+        if form & CLOSE:
             self.close()
-        elif self._answering_in_turn:
+        elif self._answering_in_turn or self.phase == WRITING:
             pass
         elif self._leftover:
             # The next request's handler must not run inside this call.
@@ -368,6 +375,17 @@ class Connection(asyncio.Protocol):
             self.phase = IDLE
             self.deadline = listener.idle_due
         return True
+
+    def _write_in_pieces(self, answer: bytes) -> None:
+        """With TLS: it takes however much at once, and pauses its writer only when more comes after that."""
+        self._rest = memoryview(answer)
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        size = self._listener.limits.write_buffer_bytes_max
+        while self._rest and self.phase != WRITING:
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            self._transport.write(piece)
 
     def _count(self, size: int, exchange: Exchange) -> None:
         """Count the whole answer as unread: all of it stays in memory until the kernel has taken its end."""
@@ -410,7 +428,7 @@ class Connection(asyncio.Protocol):
 
     def _unread_bytes(self) -> int:
         """Bytes that the client has not received, in our buffer and in the kernel's, which may hold megabytes."""
-        unread_bytes = self._transport.get_write_buffer_size()
+        unread_bytes = len(self._rest) + self._transport.get_write_buffer_size()
         sock = self._transport.get_extra_info("socket")
         try:
             (queued_bytes,) = _INT.unpack(ioctl(sock.fileno(), TIOCOUTQ, _INT.pack(0)))
@@ -420,6 +438,9 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.phase = CLOSING
+        if self._rest:
+            rest, self._rest = self._rest, memoryview(b"")
+            self._transport.write(rest)
         self._measure_writing()
         self._transport.close()
 

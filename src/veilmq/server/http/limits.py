@@ -15,8 +15,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: a connection without a request; above the 60 s of the usual load balancers, so that they close first.
     linger_s: after a refusal, input is read and thrown away this long, so that the client gets to see the refusal.
     connections_max: more are answered 503 and closed.
-    held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503. It is also the
-        bound of unread answers, which the engine keeps: see engine/unread.py.
+    held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503.
     pipeline_bytes_max: of one connection while a request of it is being answered; then nothing more is read.
     pipeline_requests_max: requests of one connection that are handed over in one turn of the loop, before others' are.
     write_buffer_bytes_max: unread answers of one connection; then its next request waits until the client has read.
