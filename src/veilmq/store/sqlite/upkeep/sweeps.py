@@ -29,6 +29,11 @@ from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
 GARBAGE_BYTES_MAX: Final = MIB
 """How many bytes of bodies one step may free: SQLite takes long to free the pages of large ones."""
+GENERATIONS_MAX: Final = 256
+"""How many deleted or purged queues one step examines."""
+SHARES_MAX: Final = 4
+"""How many times its steps a step may spend on the rows of many garbage generations (1,024 rows are about 8 ms)."""
+_GENERATIONS_A_SHARE: Final = 16
 EXPIRED_BYTES_MAX: Final = 8 * MIB
 """How many bytes of expired messages' bodies one step may drop."""
 LOOKS_MAX: Final = 64
@@ -42,8 +47,21 @@ _SIZED: Final = (
     "SELECT json_group_array(json_array(f.sequence, (SELECT length(body) FROM message WHERE sequence = f.sequence)))"
     " FROM ({rows}) f"
 )
+_GARBAGE: Final = tuple(
+    f"SELECT sequence FROM {which} AND generation IN (SELECT value FROM carray(?1)) LIMIT ?2"
+    for which in (
+        "lease INDEXED BY lease_hidden WHERE hidden = 1",
+        "lease INDEXED BY lease_returned WHERE hidden = 0",
+        "message INDEXED BY message_line WHERE in_line = 1",
+        "quarantine WHERE true",
+    )
+)
+"""Every row of a message is in one of them."""
 _SIZED_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int | None]])
-_GROUPS: Final = "SELECT json_group_array(number) FROM (SELECT number FROM message_group WHERE generation = ? LIMIT ?)"
+_GROUPS: Final = (
+    "SELECT json_group_array(number) FROM (SELECT number FROM message_group"
+    " WHERE generation IN (SELECT value FROM carray(?)) LIMIT ?)"
+)
 _GROUPS_DECODER: Final = msgspec.json.Decoder(list[int])
 _FIRST_BY_EXPIRY: Final = (
     "SELECT sequence, expires AS ends FROM message INDEXED BY message_expiry"
@@ -76,7 +94,8 @@ def sweep(
     left = command.steps_max
     left -= _return_all(writer, left)
     if left > 0:
-        left -= _collect(writer, left)
+        # Something is left for the rest, however much garbage there is.
+        left -= min(_collect(writer, left), max(1, left * 3 // 4))
     retimed = fifo_delays.carry_on(writer, left) if left > 0 else 0
     left -= retimed
     if left > 0:
@@ -131,40 +150,47 @@ def _return_all(writer: Writer, steps_max: int) -> int:
 
 
 def _collect(writer: Writer, steps_max: int) -> int:
-    """Delete rows of garbage generations: first those with a lease row, then those in lines, then the rest."""
-    first = writer.read_one("SELECT generation FROM garbage LIMIT 1", ())
-    if first is None:
+    """Delete rows of garbage generations: first those with a lease row, then those in lines, then the rest. Returns how
+    many.
+
+    One step takes many generations, for clients that create and delete queues make one of each; and the more there are,
+    the more rows.
+    """
+    found = writer.read("SELECT generation FROM garbage LIMIT ?", (GENERATIONS_MAX,))
+    if not found:
         return 0
-    (generation,) = first
-    for rows in (
-        "SELECT sequence FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 LIMIT ?",
-        "SELECT sequence FROM lease INDEXED BY lease_returned WHERE generation = ? AND hidden = 0 LIMIT ?",
-        "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND in_line = 1 LIMIT ?",
-        "SELECT sequence FROM quarantine WHERE generation = ? LIMIT ?",
-    ):
-        found = writer.read_packed(_SIZED.format(rows=rows), (generation, steps_max), _SIZED_DECODER)
-        if found:
-            sequences = _within_bytes(found)
+    generations = [generation for (generation,) in found]
+    left = rows_max = steps_max * min(1 + len(generations) // _GENERATIONS_A_SHARE, SHARES_MAX)
+    bytes_left = GARBAGE_BYTES_MAX
+    for rows in _GARBAGE:
+        sized = writer.read_packed(_SIZED.format(rows=rows), (numbers(generations), left), _SIZED_DECODER)
+        sequences = _within_bytes(sized, bytes_left)
+        if sequences:
             remove_rows(writer, sequences)
             writer.write(
                 "DELETE FROM quarantine WHERE sequence IN (SELECT value FROM carray(?))", (numbers(sequences),)
             )
-            return len(sequences)
-    groups = writer.read_packed(_GROUPS, (generation, steps_max), _GROUPS_DECODER)
+        left -= len(sequences)
+        bytes_left -= sum(body_bytes or 0 for _, body_bytes in sized)
+        if left <= 0 or bytes_left <= 0:
+            return rows_max - left
+    groups = writer.read_packed(_GROUPS, (numbers(generations), left), _GROUPS_DECODER)
     if groups:
         writer.write("DELETE FROM message_group WHERE number IN (SELECT value FROM carray(?))", (numbers(groups),))
-        return len(groups)
-    writer.write("DELETE FROM garbage WHERE generation = ?", (generation,))
-    return 1
+    left -= len(groups)
+    if left > 0:  # nothing of these generations is left
+        writer.write("DELETE FROM garbage WHERE generation IN (SELECT value FROM carray(?))", (numbers(generations),))
+        left -= len(generations)
+    return rows_max - left
 
 
-def _within_bytes(sized: list[tuple[int, int | None]]) -> list[int]:
-    """As many of the messages (sequence, body bytes) as fit into `GARBAGE_BYTES_MAX`, but at least one."""
+def _within_bytes(sized: list[tuple[int, int | None]], bytes_max: int) -> list[int]:
+    """As many of the messages (sequence, body bytes) as fit into `bytes_max`, but at least one."""
     total = 0
     sequences: list[int] = []
     for sequence, body_bytes in sized:
         total += body_bytes or 0
-        if total > GARBAGE_BYTES_MAX and sequences:
+        if total > bytes_max and sequences:
             break
         sequences.append(sequence)
     return sequences
