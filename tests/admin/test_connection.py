@@ -117,3 +117,25 @@ def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPat
     with connected(port) as client:
         client.sendall(OPEN.replace(b"GET /api/v1/queues HTTP/1.1", target) + b"\r\n")
         assert client.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health/live HTTP/1.0\r\n", 200),
+        (b"GET /health/live HTTP/1.0\r\nConnection: keep-alive\r\n", 200),
+        (b"GET /health/live HTTP/1.0\r\nHost: evil.example\r\n", 403),
+        (b"GET /health/live HTTP/1.1\r\nConnection: close\r\n", 403),
+        (b"GET /api/v1/queues HTTP/1.0\r\n", 403),
+        (b"GET /api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 200),
+        (b"GET /api/v1/queues HTTP/1.0\r\nHost: evil.example\r\nHost: 127.0.0.1\r\n", 400),
+        (b"GET http://127.0.0.1/api/v1/queues HTTP/1.0\r\nHost: evil.example\r\n", 200),
+        (b"GET http://evil.example/api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 403),
+    ],
+)
+def test_http_1_0_and_the_host_that_decides(port: int, head: bytes, status: int) -> None:
+    with connected(port) as client:
+        client.sendall(head + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(READ_BYTES_MAX), b""))  # until the server closes
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nconnection: close\r\n" in answer

@@ -122,7 +122,11 @@ class Access:
     def _caller(self, scope: Scope) -> Caller:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         keyring = self._keyring()
-        self._check_host(headers, keyring)
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            raise Refused(400, "host_refused", "more than one Host header")
+        # Load balancers ask for the health in HTTP/1.0 without a Host; browsers always send one.
+        if b"host" in headers or scope["http_version"] != "1.0" or not scope["path"].startswith("/health/"):
+            self._check_host(headers, keyring)
         client = headers.get(b"user-agent", b"").decode("latin-1")[:CLIENT_NAME_CHARACTERS_MAX]
         sole = keyring.sole_account
         home = None if sole is None else sole.id

@@ -76,6 +76,11 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_begun = False
         self._await_no_more()
+        start, separator, rest = self.url.partition(b"://")
+        if separator and b"/" not in start:
+            # RFC 9112, 3.2.2: the host of an absolute form replaces the Host header.
+            host = rest.partition(b"/")[0].partition(b"?")[0]
+            self.headers[:] = [each for each in self.headers if each[0] != b"host"] + [(b"host", host)]
         super().on_headers_complete()
 
     def _await_head(self) -> None:
