@@ -4,12 +4,16 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.store.redo_stages import killed, started
-from tests.support.contract.stage import Stage, bodies
+from tests.support.contract.stage import TESTER, Stage, bodies, expect
 from tests.support.sqlite import SMALL, store_of
 
+from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import MoveStarted
+from veilmq.model.queue import RedrivePolicy
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk.last_commit import LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
@@ -127,9 +131,9 @@ def test_it_is_written_after_each_commit_and_never_ahead(stage: Stage) -> None:
 
 def test_a_torn_write_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "committed"
-    file = LastCommit(path, SMALL, b"e" * 16, 5)
+    file = LastCommit(path, SMALL, b"e" * 16, 5, 0)
     for offset in (6, 7, 8):
-        file.note(offset)
+        file.note(offset, offset)
     file.close()
     content = path.read_bytes()
     assert sorted(read_with(path, content, torn) for torn in (0, 512)) == [7, 8]
@@ -151,13 +155,14 @@ def test_it_is_synced_beside_the_batches_once_a_second(stage: Stage) -> None:
     last = store_of(stage)._writer.last_commit
     stage.later(SECOND_US)
     stage.send(queue, "first")
+    assert last._syncing is not None
+    last._syncing.join()
     stage.send(queue, "second")
     unsynced = store_of(stage)._writer.mark.offset
     stage.later(SECOND_US)
     stage.send(queue, "third")
-    assert last._syncing is not None
     last._syncing.join()
-    assert last._synced == unsynced
+    assert last._synced.offset == unsynced
 
 
 def test_what_a_second_old_file_does_not_know_is_passed_over(stage: Stage) -> None:
@@ -196,7 +201,74 @@ def test_a_copy_of_another_database_ignores_it(stage: Stage, tmp_path: Path) -> 
 
 def test_where_commits_are_not_synced_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "committed"
-    LastCommit(path, SMALL, b"e" * 16, 5).close()
+    LastCommit(path, SMALL, b"e" * 16, 5, 0).close()
     assert path.exists()
-    LastCommit(path, type(SMALL)(synchronous="NORMAL"), b"e" * 16, 5).close()
+    LastCommit(path, type(SMALL)(synchronous="NORMAL"), b"e" * 16, 5, 0).close()
     assert not path.exists()
+
+
+def test_a_commit_without_an_event_is_missed_too(stage: Stage) -> None:
+    """A move task's start is acknowledged, and has no event."""
+    dead = stage.create("dead")
+    source = stage.create("jobs", redrive=RedrivePolicy(dead, 1))
+    stage.send(source, "fails")
+    stage.take(source, lease_us=0)
+    assert not stage.receive(source)
+    stage.reopen()
+    stage.later(SECOND_US)
+    events = stage.following()
+    expect(stage.do(StartMove(queue=dead, origin=TESTER)), MoveStarted)
+    assert stage.following() == events
+    wal = store_of(stage).directory.path / "veilmq.db-wal"
+    end = WAL_HEADER_BYTES + store_of(stage)._writer.wal_pages * FRAME_BYTES
+    database = killed(stage)
+    whole = wal.read_bytes()
+    wal.write_bytes(whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:])
+    with pytest.raises(NotOurs, match="what was committed last is missing, though no event of the history"):
+        SqliteStore(database.parent, SMALL)
+    wal.write_bytes(whole)
+    stage.open()
+
+
+def test_what_was_given_up_is_not_missed_later(stage: Stage) -> None:
+    """The file cannot be replaced at the start that goes on without the log: then it must not say what was lost."""
+    queue = started(stage)
+    stage.send(queue, "given up")
+    database = killed(stage)
+    database.with_name("redo").write_text("lost\n")
+    (database.parent / ".committed.part").mkdir()  # in the way of the new file
+    stage.open()
+    assert not database.with_name("committed").exists()
+    stage.reopen(kill=True)
+    assert check(database).problems == []
+
+
+def test_a_word_that_gave_up_a_log_excuses_no_later_loss(stage: Stage) -> None:
+    started(stage)
+    database = killed(stage)
+    database.with_name("redo").write_text("lost\n")
+    SqliteStore(database.parent, msgspec.structs.replace(SMALL, redo_bytes=0)).close()
+    assert not database.with_name("redo").exists()
+    stage.open()
+
+
+def test_the_owners_check_does_not_miss_what_a_deleted_log_had(stage: Stage) -> None:
+    queue = started(stage)
+    database = store_of(stage).directory.database
+    stage.send(queue, "in the log")
+    database.with_name("redo").unlink()
+    store_of(stage).apply_log()
+    stage.send(queue, "after its own look")
+    assert MISSING not in str(check(database, is_owner=True).problems)
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(stage: Stage) -> None:
+    database = killed(stage)
+    database.with_name("committed").unlink()
+    database.with_name("committed").mkdir()
+    with pytest.raises(DatabaseUnusable):
+        SqliteStore(database.parent, SMALL)
+    with pytest.raises(DatabaseFailed):
+        check(database)
+    database.with_name("committed").rmdir()
+    stage.open()

@@ -24,7 +24,7 @@ _HOST: Final = re.compile(
     rb"(?:\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._~%-]+)?\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?\Z"
 )
 """RFC 9110, 7.2: uri-host [ ":" port ]. An IPv6 address may have a zone: RFC 6874, and as older clients write it."""
-_FRAMING: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
+_FRAMING: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect", b"proxy-connection"})
 _OWN_CASE: Final = b"x-ms-meta-"
 """Azure's metadata, whose names keep their case (HeaderCaseIntake)."""
 _ENTRIES_MAX: Final = 512
@@ -53,9 +53,10 @@ def is_host(value: bytes) -> bool:
 def read(data: bytes, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> Request | None:
     """The request that `data` is, neither more nor less; None if llhttp has to look at it."""
     head, end, body = data.partition(b"\r\n\r\n")
-    if not end or len(head) > limits.header_bytes_max or len(body) > limits.body_bytes_max:
-        return None
     first, *lines = head.split(b"\r\n")
+    # A header counts as in the intake: with the blank that it may lack, and the end of its line.
+    if not end or len(head) + len(lines) > limits.header_bytes_max or len(body) > limits.body_bytes_max:
+        return None
     asked = _LINES.get(first) or _request_line(first)
     if asked is None:
         return None

@@ -242,7 +242,7 @@ class Writer:
             with self._gate:
                 self.redo.unapplied.append(entry)
                 self.redo.deleted.update(self.memtable.deleted)
-        self.last_commit.note(self.mark.offset)
+        self.last_commit.note(self.mark.offset, self.mark.clock)
         self.open = False
         if self.set_apart.pending:
             self.set_apart.report(self.now)

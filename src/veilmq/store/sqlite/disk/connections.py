@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import apsw
+import msgspec
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store.directory import COMMITTED, REDO
@@ -93,7 +94,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         schema.migrate(connection)
     except apsw.NotADBError:
         raise NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
-    except apsw.Error as error:
+    except (apsw.Error, msgspec.MsgspecError, OSError) as error:
         raise unusable(path, error) from error
     if 0 < found < schema.VERSION:
         logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
@@ -113,7 +114,7 @@ def _orphaned(path: Path, left: Path) -> NotOurs:
 
 def unusable(path: Path, error: Exception) -> DatabaseUnusable:
     """Why the database cannot be opened. SQLite's errors say little when the files belong to another user."""
-    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_name(REDO)):
+    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_name(REDO), path.with_name(COMMITTED)):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
             return DatabaseUnusable(
                 f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it, or chmod u+rw"

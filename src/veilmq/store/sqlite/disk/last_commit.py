@@ -1,22 +1,21 @@
 """Knows what was committed last, outside the WAL and the redo log.
 
 Strategy: SQLite drops every frame of a WAL behind the first bad one, without a word, and a redo log of zeros looks
-unused. So each commit also writes the offset of the next event into the file `committed`, after its own sync and before
-it is answered. The file is mapped, so this is no system call. The write survives a kill, and `sync` makes it survive a
-power cut, once a second and beside the batches. A start, `check` and `backup` compare what they find with this file
-(`loss`).
+unused. So each commit also writes the offset of the next event and its time into the file `committed`, after its own
+sync and before it is answered. The write survives a kill, and `sync` makes it survive a power cut, once a second and
+beside the batches. A start, `check` and `backup` compare what they find with this file (`loss`).
 
-    slot     epoch of the database (16 bytes), number of the write (8), offset (8), CRC-32 of these (4)
+    slot     epoch of the database (16 bytes), number of the write (8), offset (8), clock (8), CRC-32 of these (4)
 
 Two slots, in different sectors, are written alternately: a torn write leaves the other one.
 
-Before changing it: if somebody empties the file, the next write ends the process (SIGBUS), as with SQLite's own -shm.
-The file may lag behind the database, never be ahead of it. So it is only kept where every commit is
-synced. A copy of the database has an epoch of its own, and ignores the file. See docs/operations.md.
+Before changing it: the file may lag behind the database, never be ahead of it. So it is only kept where every commit is
+synced, and what the database lacks after an operator gave it up goes from the file too. A copy of the database has an
+epoch of its own, and ignores the file. The file is not mapped into memory: on a full copy-on-write file system a write
+to a mapped page ends the process (SIGBUS). See docs/decisions/0017-last-commit.md.
 """
 
 import logging
-import mmap
 import os
 import struct
 import threading
@@ -33,11 +32,12 @@ from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.redo_file import GIVEN_UP, is_given_up
 
-_SLOT: Final = struct.Struct("<16sQQ")
+_SLOT: Final = struct.Struct("<16sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
 _SLOT_BYTES: Final = _SLOT.size + _CHECKSUM.size
 _PLACES: Final = (0, 512)
-_FILE_BYTES: Final = mmap.PAGESIZE
+_FILE_BYTES: Final = 1024
+_NO_EVENT: Final = "what was committed last is missing, though no event of the history"
 
 logger = logging.getLogger("veilmq.store")
 
@@ -49,64 +49,69 @@ class Noted(NamedTuple):
     number: int
     offset: int
     """Offset of the next event, after the last commit that is known."""
+    clock: int
+    """The lease clock at that commit. It tells commits without events apart."""
 
 
 class LastCommit:
     """The file of an open store."""
 
-    def __init__(self, path: Path, options: Options, epoch: bytes, offset: int) -> None:
-        """Replaces the file, durably. If that fails, the old one stays, and lags behind."""
-        self._epoch, self._number, self._offset = epoch, 0, offset
-        self._synced = offset
+    def __init__(self, path: Path, options: Options, epoch: bytes, offset: int, clock: int) -> None:
+        """Replaces the file, durably. If that fails, an old one stays, unless it is ahead of the database.
+
+        Raises OSError if it can neither be replaced nor removed.
+        """
+        self._last = Noted(epoch, 0, offset, clock)
+        self._synced = self._last
         self._descriptor = -1
-        self._map: mmap.mmap | None = None
         self._syncing: threading.Thread | None = None
         if options.synchronous != "FULL":
             path.unlink(missing_ok=True)
             return
         try:
-            slot = _SLOT.pack(epoch, 0, offset)
-            slot += _CHECKSUM.pack(crc32(slot))
-            durable_write(path, slot.ljust(_FILE_BYTES, b"\0"), alone=True)
+            durable_write(path, _slot(self._last).ljust(_FILE_BYTES, b"\0"), alone=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._map = mmap.mmap(self._descriptor, _FILE_BYTES)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             logger.warning("a damaged WAL or redo log would not be noticed after a kill: %s: %s", path, error)
+            noted = read(path)
+            if noted is not None and noted.epoch == epoch and noted[2:] > (offset, clock):
+                path.unlink()
 
-    def note(self, offset: int) -> None:
-        """Write the offset of the next event, after the commit was synced."""
-        if offset == self._offset or self._map is None:
+    def note(self, offset: int, clock: int) -> None:
+        """Write what was committed, after the commit was synced: the offset of the next event, and the lease clock."""
+        last = self._last
+        if self._descriptor < 0 or (offset == last.offset and clock == last.clock):
             return
-        self._offset = offset
-        self._number += 1
-        place = _PLACES[self._number & 1]
-        slot = _SLOT.pack(self._epoch, self._number, offset)
-        self._map[place : place + _SLOT_BYTES] = slot + _CHECKSUM.pack(crc32(slot))
+        self._last = last = Noted(last.epoch, last.number + 1, offset, clock)
+        with suppress(OSError):  # then the file lags behind until the next commit
+            os.pwrite(self._descriptor, _slot(last), _PLACES[last.number & 1])
 
     def sync(self) -> None:
         """Begin to sync the file, in a thread, unless it is synced. Call about once a second."""
-        if self._map is None or self._offset == self._synced or (self._syncing and self._syncing.is_alive()):
+        if self._descriptor < 0 or self._last is self._synced or (self._syncing and self._syncing.is_alive()):
             return
         self._syncing = threading.Thread(target=self._sync, name="veilmq-last-commit", daemon=True)
         with suppress(RuntimeError):  # "can't start new thread": the next second
             self._syncing.start()
 
     def _sync(self) -> None:
-        offset = self._offset
+        last = self._last
         with suppress(OSError):
             os.fdatasync(self._descriptor)
-            self._synced = offset
+            self._synced = last
 
     def close(self) -> None:
         """Close the file."""
         if self._syncing is not None and self._syncing.is_alive():
             self._syncing.join()
-        if self._map is not None:
-            self._map.close()
-            self._map = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _slot(noted: Noted) -> bytes:
+    slot = _SLOT.pack(*noted)
+    return slot + _CHECKSUM.pack(crc32(slot))
 
 
 def read(path: Path) -> Noted | None:
@@ -137,11 +142,16 @@ def loss(
     secret = connection.execute("SELECT epoch FROM secret").fetchone()
     if secret is None or secret[0] != noted.epoch:
         return None  # a new database, or another one
-    following: Any = missing[-1].following if missing else connection.execute("SELECT offset FROM mark").get
-    if following >= noted.offset:
+    following: Any
+    clock: Any
+    ((following, clock),) = connection.execute("SELECT offset, clock FROM mark").fetchall()
+    if missing:
+        following, clock = missing[-1].following, missing[-1].at
+    if following >= noted.offset and clock >= noted.clock:
         return None
+    lost = noted.offset - following
+    what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
     return (
-        f"{noted.offset - following} events that were committed last are missing, from offset {following} on: "
-        f"veilmq.db-wal or {log.name} is damaged, cut, or not of the same moment; restore all files of one moment, "
-        f"or a backup; to go on without, say so: echo {GIVEN_UP.decode()} > {path}"
+        f"{what}: veilmq.db-wal or {log.name} is damaged, cut, or not of the same moment; restore all files of one "
+        f"moment, or a backup; to go on without, stop the server and say so: echo {GIVEN_UP.decode()} > {path}"
     )

@@ -235,15 +235,23 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
         with connection:
             apply_log(connection.execute, missing)
         logger.info("%d batches were recovered from the redo log", len(missing))
-    elif run.entries:
-        # After a kill, applied records may be in the WAL unsynced. This writes a page, even if unchanged, and so syncs
-        # them.
+    else:
+        # After a kill, the latest transactions may be in the WAL unsynced. This writes a page, even if unchanged, and
+        # so syncs them, before anything says that they are there.
         connection.pragma("user_version", connection.pragma("user_version"))
     if run.is_damaged(following):
         note_size(connection, 0)  # until there is a new file
         kept = path.with_suffix(".damaged")
         os.replace(path, kept)
         logger.error("%s: %s; see %s", path, DAMAGED, kept)
+
+
+def forget_given_up(path: Path, connection: apsw.Connection) -> None:
+    """Once the start goes on without the log's content, remove the word by which the operator said so: it must not
+    excuse a later loss. Raises apsw.Error, OSError."""
+    if is_given_up(path):
+        note_size(connection, 0)
+        path.unlink()
 
 
 def read(path: Path, key: bytes) -> Run:

@@ -46,18 +46,17 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     """
     check_version()
     report = Report(problems=[])
-    committed = database.with_name(COMMITTED)
-    noted = last_commit.read(committed)
-    connection, missing, is_damaged = _open(database)
+    log, committed = database.with_name(REDO), database.with_name(COMMITTED)
+    connection, missing, is_damaged, noted = _open(database)
     try:
         if _check_file(connection, report, progress):
             unflushed = _unflushed(connection, missing, report)
             _check_bodies(connection, unflushed, report, progress)
             _check_rows(connection, unflushed, report, progress)
             _check_history(connection, missing, unflushed, report, progress)
-        if not is_owner and (reason := redo_file.loss(database.with_name(REDO), connection)):
+        if not is_owner and (reason := redo_file.loss(log, connection)):
             report.add("file", reason)
-        if reason := last_commit.loss(committed, noted, connection, missing, database.with_name(REDO)):
+        if not is_owner and (reason := last_commit.loss(committed, noted, connection, missing, log)):
             report.add("file", reason)
         if is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
@@ -68,10 +67,11 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     return report
 
 
-def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
-    """A connection in a read transaction on a database of ours, the redo log's entries beyond it, and whether the log
-    is damaged there."""
+def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool, last_commit.Noted | None]:
+    """A connection in a read transaction on a database of ours, the redo log's entries beyond it, whether the log is
+    damaged there, and the last commit that was noted before."""
     try:
+        noted = last_commit.read(database.with_name(COMMITTED))
         connection = open_reader(database, Options())
         try:
             found = schema.check_ours(connection)
@@ -81,9 +81,9 @@ def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
         except BaseException:
             connection.close()
             raise
-    except (apsw.Error, msgspec.MsgspecError) as error:
+    except (apsw.Error, msgspec.MsgspecError, OSError) as error:
         raise DatabaseFailed(str(error)) from error
-    return connection, missing, is_damaged
+    return connection, missing, is_damaged, noted
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
