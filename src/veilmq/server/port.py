@@ -56,6 +56,7 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.auth.hosts import Hosts
+from veilmq.server.auth.refusal_log import RefusalLog
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
 from veilmq.server.shell import Shell
@@ -144,6 +145,8 @@ _CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s
 """The id of a key in the Authorization header of each protocol."""
 _CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:/|%2[Ff]|&|$)")
 """The same for SQS with the signature in the query string, still encoded."""
+_CODE: Final = re.compile(rb'<Code>(\w{1,64})<|"__type":"(?:[\w.]{1,64}#)?(\w{1,64})"')
+"""The code in a refusal, in XML and in JSON."""
 HOST_REFUSED: Final = (
     "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost, "
     "or start the server with --base-domain NAME or with --credentials FILE."
@@ -214,6 +217,7 @@ class Port:
         """Commands of other protocols that use this port, by protocol: `veil` uses that of SQS."""
         """Commands submitted, by type."""
         self._queries: set[asyncio.Task[None]] = set()
+        self._refusals = RefusalLog(name, logger)
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """The listener's handler."""
@@ -221,14 +225,15 @@ class Port:
         if not self._keyring.checks:
             host, origin = request.host, request.headers.get(b"origin")
             if not self._hosts.takes(host, origin, request.headers.get(b"sec-fetch-site")):
-                asked = _asked(request, self._keyring)
-                logger.info("%s: %s: Host or Origin refused", self.name, asked, extra={"request": request.request_id})
+                if self._refusals.takes("Host or Origin"):
+                    asked, extra = _asked(request, self._keyring), {"request": request.request_id}
+                    logger.info("%s: %s: Host or Origin refused", self.name, asked, extra=extra)
                 exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
                 return
         now = shell.now()
         call = self.codec.decode(request, wall(), shell.arrived(now))
         if type(call) is Response:
-            if call.status >= 400:
+            if call.status >= 400 and self._refusals.takes(_reason(call)):
                 extra = {"request": request.request_id}
                 asked = _asked(request, self._keyring)
                 logger.info("%s: %s: refused with %d: %s", self.name, asked, call.status, _gist(call), extra=extra)
@@ -249,9 +254,10 @@ class Port:
         if call.key.grants is not EVERYTHING:
             action = denied_action(call.key, commands)
             if action is not None:
-                extra = {"request": exchange.request.request_id}
-                asked = _asked(exchange.request, self._keyring)
-                logger.info("%s: %s may not %s: %s%s", self.name, call.key.id, action, asked, _of(first), extra=extra)
+                if self._refusals.takes(f"{action} is not granted"):
+                    extra = {"request": exchange.request.request_id}
+                    told = (self.name, call.key.id, action, _asked(exchange.request, self._keyring), _of(first))
+                    logger.info("%s: %s may not %s: %s%s", *told, extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
         conversation = Conversation(self, exchange, call, commands)
@@ -289,6 +295,12 @@ class Port:
             unread.refused += 1
             outcome = Overloaded(limit=unread.bytes_max)
         conversation.answer([outcome])
+
+
+def _reason(response: Response) -> str:
+    """Status and code of a refusal."""
+    found = _CODE.search(response.body, 0, _GIST_BYTES)
+    return f"{response.status} {(found[1] or found[2]).decode()}" if found else str(response.status)
 
 
 def _gist(response: Response) -> str:
