@@ -25,7 +25,7 @@ PAST, THROUGH = "pwritev", "pwrite"
 def opened(path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> RedoFile:
     """The file, written past the page cache or through it."""
     with monkeypatch.context() as patched:
-        patched.setattr(redo_file, "_file_system", lambda path: "ext4")  # whatever holds the tests' directory
+        patched.setattr(redo_file, "file_system", lambda path: "ext4")  # whatever holds the tests' directory
         if by == THROUGH:
             patched.setattr(os, PAST, refusing(errno.EINVAL))
         file = open_file(path, SMALL, ROOM_BYTES)
@@ -127,14 +127,14 @@ def test_a_disk_that_refuses_is_served_by_the_cache(
 
 @pytest.mark.parametrize("kind", ["", "fuse", "tmpfs", "btrfs", "nfs4"])
 def test_no_other_file_system_is_trusted_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(redo_file, "_file_system", lambda path: kind)
+    monkeypatch.setattr(redo_file, "file_system", lambda path: kind)
     file = open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
     assert isinstance(file, redo_file._InCache)
     file.close()
 
 
 def test_a_file_system_is_known_by_its_mount() -> None:
-    assert redo_file._file_system(Path("/proc")) == "proc"
+    assert redo_file.file_system(Path("/proc")) == "proc"
     odd = (
         "30 1 7:1 / /mnt/a\x0cb\u2028c rw - btrfs /dev/loop1 rw\n31 1 7:2 / /mnt/d\\040-\\040e rw shared:1 - xfs x rw\n"
     )
@@ -185,7 +185,7 @@ def test_without_room_nothing_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_the_try_gets_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     opened(tmp_path / "tried", PAST, monkeypatch).close()
-    monkeypatch.setattr(redo_file, "_file_system", lambda path: "ext4")
+    monkeypatch.setattr(redo_file, "file_system", lambda path: "ext4")
     monkeypatch.setattr(os, PAST, refusing(number))
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=os.strerror(number)):

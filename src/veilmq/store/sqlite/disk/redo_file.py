@@ -56,7 +56,7 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
     synced = options.synchronous == "FULL"
     if options.vfs:
         return _InVfs(path, options.vfs, synced)
-    if synced and options.redo_bytes % BLOCK_BYTES == 0 and _file_system(path) in _SYNC_AS_THEY_WRITE:
+    if synced and options.redo_bytes % BLOCK_BYTES == 0 and file_system(path) in _SYNC_AS_THEY_WRITE:
         try:
             return _PastCache(path, options.redo_bytes)
         except (AttributeError, NotImplementedError) as error:  # the C library lacks it
@@ -69,7 +69,7 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
     return _InCache(path, synced)
 
 
-def _file_system(path: Path) -> str:
+def file_system(path: Path) -> str:
     """Type of the file system that holds the file; "" if unknown."""
     device = os.stat(path).st_dev
     try:
