@@ -1,20 +1,12 @@
 """A server for the tests of this room (server.py), and an HTTP client that bears its token."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-
-_spec = importlib.util.spec_from_file_location("admin_under_test", Path(__file__).with_name("server.py"))
-assert _spec is not None
-assert _spec.loader is not None
-server_module = importlib.util.module_from_spec(_spec)
-sys.modules["admin_under_test"] = server_module
-_spec.loader.exec_module(server_module)
+from tests.admin import server as server_module
 
 
 @pytest.fixture(scope="session")

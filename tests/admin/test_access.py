@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_under_test import TOKEN, Keys
+from tests.admin.server import TOKEN, Keys
 
 from veilmq.admin.access import Access
 from veilmq.model.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant

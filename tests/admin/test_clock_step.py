@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from admin_under_test import OPTIONS, TOKEN
+from tests.admin.server import OPTIONS, TOKEN
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER
 
 from veilmq.model.commands import CreateQueue

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from admin_under_test import TOKEN
+from tests.admin.server import TOKEN
 
 from veilmq.cli.serve import admin_port
 from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX

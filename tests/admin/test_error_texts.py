@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_under_test import Keys
+from tests.admin.server import Keys
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Template

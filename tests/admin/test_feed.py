@@ -12,9 +12,9 @@ import httpx
 import msgspec
 import pyarrow as pa
 import pytest
-from admin_under_test import OPTIONS, TOKEN
 from starlette.requests import Request
 from starlette.responses import Response
+from tests.admin.server import OPTIONS, TOKEN
 from tests.support.sqlite import read_events
 
 from veilmq.admin.access import Caller

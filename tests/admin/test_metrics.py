@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from admin_under_test import TOKEN
 from prometheus_client.parser import text_string_to_metric_families
+from tests.admin.server import TOKEN
 
 from veilmq.admin import metrics
 from veilmq.model.commands import SERVER, CreateQueue, StartMove, Sweep

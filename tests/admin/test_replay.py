@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from admin_under_test import OPTIONS, TOKEN
+from tests.admin.server import OPTIONS, TOKEN
 
 from veilmq.model.events import EventRecord
 from veilmq.testing.replaying import State, replay, state_of

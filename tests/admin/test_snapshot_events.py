@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pyarrow as pa
 import pytest
-from admin_under_test import OPTIONS, TOKEN, Keys
+from tests.admin.server import OPTIONS, TOKEN, Keys
 
 from veilmq.admin.history import feed, reading
 from veilmq.model.access import AccessKey, Action, Grant

@@ -16,6 +16,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
+from tests.support.commands import Ended, Run
 
 from veilmq.cli import main
 from veilmq.testing.server import VEILMQ
@@ -137,20 +138,24 @@ def veilmq() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """As `veilmq`, in this process: for what the start of a process has no part in."""
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """`run("send", "orders", ..., stdin="")`: the command in this process, in an empty directory."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("VEILMQ_")]:
         monkeypatch.delenv(name)
 
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    def command(*arguments: str, stdin: str = "") -> Ended:
         monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr())
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
 
-    return run
+    return command
+
+
+@pytest.fixture
+def command(run: Run) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """As `veilmq`, in this process: for what the start of a process has no part in."""
+    return lambda *arguments: subprocess.CompletedProcess(arguments, *run(*arguments))

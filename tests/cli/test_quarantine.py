@@ -1,53 +1,26 @@
 """`veilmq quarantine`, through a server and straight on a directory, and what the server shows of it."""
 
 import base64
-import importlib.util
-import io
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import md5
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import pytest
+from tests.admin import server as admin
+from tests.support.commands import WAYS, Run, reaching
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.cli import main
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.server.clock import wall
-
-_spec = importlib.util.spec_from_file_location(
-    "admin_under_test_of_quarantine", Path(__file__).parents[1] / "admin" / "server.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-admin = importlib.util.module_from_spec(_spec)
-sys.modules["admin_under_test_of_quarantine"] = admin
-_spec.loader.exec_module(admin)
 
 ACCOUNT, REGION = "000000000000", "us-east-1"
 PATH = f"/api/v1/queues/{ACCOUNT}/{REGION}"
 BEARER = {"Authorization": f"Bearer {admin.TOKEN}"}
 BODIES = ("first \u20ac", "second", "third")
-
-
-class Said(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Run = Callable[..., Said]
 
 
 class Damaged(NamedTuple):
@@ -81,35 +54,11 @@ def damaged(tmp_path: Path) -> Damaged:
     return Damaged(tmp_path / "data", [id_text(each.id) for each in sent])
 
 
-@pytest.fixture(params=["admin port", "directory"])
-def veilmq(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    damaged: Damaged,
-) -> Iterator[Run]:
-    """The command in this process, through either door."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("VEILMQ_ADMIN", "VEILMQ_DATA", "VEILMQ_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO())
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Said(int(ended.value.code or 0), *capsys.readouterr())
-
-    if request.param == "directory":
-        yield lambda *arguments: run(*arguments, "--data", str(damaged.path))
-        return
-    token = tmp_path / "token"
-    token.write_text(admin.TOKEN + "\n")
-    with admin.running(damaged.path) as server:
-        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
-        yield lambda *arguments: run(*arguments, *where)
+@pytest.fixture(params=WAYS)
+def veilmq(request: pytest.FixtureRequest, run: Run, damaged: Damaged) -> Iterator[Run]:
+    """The command in this process, either way."""
+    with reaching(request.param, run, damaged.path) as reached:
+        yield reached
 
 
 def test_a_list_shows_what_was_expected_and_what_is_there(

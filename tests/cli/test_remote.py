@@ -1,18 +1,17 @@
 """The commands on queues, messages and history: each through a real admin port and straight on a directory."""
 
-import importlib.util
-import io
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from tests.admin import server as admin
+from tests.support.commands import WAYS, Run, reaching
 
-from veilmq.cli import main
 from veilmq.cli.remote.options import duration_us as read_duration
 from veilmq.cli.remote.tables import duration, instant, printable
 from veilmq.store.directory import DATABASE
@@ -20,63 +19,16 @@ from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
 
-_spec = importlib.util.spec_from_file_location(
-    "admin_under_test_by_cli", Path(__file__).parents[1] / "admin" / "server.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-admin = importlib.util.module_from_spec(_spec)
-sys.modules["admin_under_test_by_cli"] = admin
-_spec.loader.exec_module(admin)
 
-
-class Said(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Run = Callable[..., Said]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`run("send", "orders", ..., stdin="")`: the command in this process, in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("VEILMQ_ADMIN", "VEILMQ_DATA", "VEILMQ_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def command(*arguments: str, stdin: str = "") -> Said:
-        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Said(int(ended.value.code or 0), *capsys.readouterr())
-
-    return command
-
-
-@pytest.fixture(params=["admin port", "directory"])
+@pytest.fixture(params=WAYS)
 def veilmq(request: pytest.FixtureRequest, run: Run, tmp_path: Path) -> Iterator[Run]:
-    """`run` with the options that lead to one and the same empty store, through either door."""
+    """`run` with the options that lead to one and the same empty store, either way."""
     directory = tmp_path / "data"
     if request.param == "directory":
         _, store = admin.open_directory(directory, None, admin.OPTIONS)
         store.close()
-        yield lambda *arguments, **more: run(*arguments, "--data", str(directory), **more)
-        return
-    token = tmp_path / "token"
-    token.write_text(admin.TOKEN + "\n")
-    with admin.running(directory) as server:
-        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
-        yield lambda *arguments, **more: run(*arguments, *where, **more)
+    with reaching(request.param, run, directory) as reached:
+        yield reached
 
 
 def test_a_message_lives_its_life(veilmq: Run) -> None:

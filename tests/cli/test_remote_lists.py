@@ -1,16 +1,14 @@
 """`veilmq topics list` and `veilmq moves list`, straight on a directory and through a server with a dead endpoint."""
 
 import json
-import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import Run
 from tests.support.sqlite import SMALL
 
-from veilmq.cli import main
 from veilmq.model.commands import CreateQueue, CreateTopic, Origin, StartMove, Subscribe
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
@@ -22,23 +20,6 @@ from veilmq.testing.local import LocalServer
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")
 ORDERS, DEAD = (QueueKey("000000000000", "us-east-1", name) for name in ("orders", "dead"))
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-    for name in ("VEILMQ_ADMIN", "VEILMQ_DATA", "VEILMQ_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return command
 
 
 def make(directory: Path) -> None:
