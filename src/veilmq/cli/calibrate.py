@@ -12,6 +12,7 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
+from veilmq.cli.output import time_text
 from veilmq.cli.work import handler_of, kind_of, open_queue, run
 from veilmq.client.timeouts.schedule import Calibration, Sample
 from veilmq.client.timeouts.schedule import calibrate as judge
@@ -75,22 +76,16 @@ def report(calibration: Calibration) -> str:
         done = round(_BAR * bucket.finished / most)
         bad = round(_BAR * bucket.failed / most)
         number = bucket.finished + bucket.failed
-        lines.append(f"  up to {_time(bucket.upto):>7} {number:>7}  {'#' * done}{'x' * bad}")
+        lines.append(f"  up to {time_text(bucket.upto):>7} {number:>7}  {'#' * done}{'x' * bad}")
     lines.append("")
     for name, value in calibration.percentiles.items():
-        lines.append(f"  {name:<6} {'beyond the samples' if value is None else _time(value)}")
-    lines.append(f"  {'max':<6} {_time(calibration.longest)}")
-    keeper = f"lease {_time(calibration.first_lease)}, extended {_time(calibration.renewal_margin)} before its end"
+        lines.append(f"  {name:<6} {'beyond the samples' if value is None else time_text(value)}")
+    lines.append(f"  {'max':<6} {time_text(calibration.longest)}")
+    keeper = (
+        f"lease {time_text(calibration.first_lease)}, extended {time_text(calibration.renewal_margin)} before its end"
+    )
     timeout = calibration.timeout
-    plain = "not known, the longest runs failed" if timeout is None else f"a visibility timeout of {_time(timeout)}"
+    plain = "not known, the longest runs failed" if timeout is None else f"a visibility timeout of {time_text(timeout)}"
     lines += ["", f"With a lease keeper: {keeper}.", f"Without: {plain}."]
     lines += [f"Note: {note}." for note in calibration.notes]
     return "\n".join(lines)
-
-
-def _time(value: float) -> str:
-    if value < 1:
-        return f"{value * 1_000:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7_200 else f"{value / 3_600:.3g} h"

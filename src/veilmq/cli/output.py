@@ -36,6 +36,15 @@ def in_json(value: Any, default: Callable[[Any], object] | None = None) -> str:
     return tamed(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=default))
 
 
+def time_text(seconds: float) -> str:
+    """A duration in its nearest unit, with three digits."""
+    if seconds < 1:
+        return f"{seconds * 1_000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7_200 else f"{seconds / 3_600:.3g} h"
+
+
 def tamed(text: str) -> str:
     """Equivalent JSON without terminal control characters."""
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

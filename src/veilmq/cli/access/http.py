@@ -137,40 +137,31 @@ class HttpAccess:
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.queues`."""
-        members = {"account": account, "region": region, "prefix": prefix}
-        after: str | None = ""
-        while after is not None:
-            page = self._json("GET", "/api/v1/queues", members | {"after": after})
-            yield from page["queues"]
-            after = page["after"]
+        return self._listed("/api/v1/queues", "queues", {"account": account, "region": region, "prefix": prefix})
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.topics`."""
-        members = {"account": account, "region": region, "prefix": prefix}
-        after: str | None = ""
-        while after is not None:
-            page = self._json("GET", "/api/v1/topics", members | {"after": after})
-            yield from page["topics"]
-            after = page["after"]
+        return self._listed("/api/v1/topics", "topics", {"account": account, "region": region, "prefix": prefix})
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.moves`."""
-        members = {"account": account, "region": region, "prefix": prefix}
-        after: str | None = ""
-        while after is not None:
-            page = self._json("GET", "/api/v1/moves", members | {"after": after})
-            yield from page["moves"]
-            after = page.get("after")  # an earlier release has no more than one page
+        return self._listed("/api/v1/moves", "moves", {"account": account, "region": region, "prefix": prefix})
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""
         path = "/api/v1/quarantine/export" if bodies else "/api/v1/quarantine"
         members = {"account": account, "region": region, "prefix": prefix, "limit": inputs.PAGE_MAX}
+        return self._listed(path, "messages", members, answer_s=_WORK_S)
+
+    def _listed(
+        self, path: str, name: str, members: dict[str, Any], *, answer_s: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The entries of all pages. An earlier release has no more than one page of moves."""
         after: str | None = ""
         while after is not None:
-            page = self._json("GET", path, members | {"after": after}, answer_s=_WORK_S)
-            yield from page["messages"]
-            after = page["after"]
+            page = self._json("GET", path, members | {"after": after}, answer_s=answer_s)
+            yield from page[name]
+            after = page.get("after")
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""

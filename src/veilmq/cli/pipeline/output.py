@@ -4,7 +4,7 @@ import sys
 from datetime import datetime
 from typing import Any, Final
 
-from veilmq.cli.output import in_json
+from veilmq.cli.output import in_json, time_text
 from veilmq.cli.pipeline.options import Asked
 
 PLACE: Final = ("account", "region")
@@ -64,17 +64,9 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join("-" if each is None else str(each) for each in value)
     if name.endswith("_s"):
-        return _time(float(value))
+        return time_text(float(value))
     if name.endswith("_share") or name == "gain":
         return f"{100 * value:.1f} %"
     if isinstance(value, float):
         return f"{value:.0f}" if value >= 1_000 or value == round(value) else f"{value:.3g}"
     return str(value)
-
-
-def _time(value: float) -> str:
-    if value < 1:
-        return f"{value * 1_000:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7_200 else f"{value / 3_600:.3g} h"
