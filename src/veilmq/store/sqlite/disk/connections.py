@@ -20,7 +20,7 @@ from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import last_commit, redo, redo_file, schema
+from veilmq.store.sqlite.disk import last_commit, redo, schema
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 fixes a corruption after a WAL reset."""
@@ -81,14 +81,12 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         if not found and noted is not None and noted.offset:
             connection.close()
             raise _orphaned(path, committed)
-        reason = redo_file.loss(log, connection)
-        if found and noted is not None and reason is None:
-            missing, _ = redo.lacking(log, connection)
-            reason = last_commit.loss(committed, noted, connection, missing, log)
+        if found and connection.execute("SELECT 1 FROM secret").get:  # its first start came to an end
+            losses = last_commit.losses(path, connection, last_commit.find(path, connection))
             connection.execute("ROLLBACK")
-        if reason is not None:
-            close_unchecked(connection)
-            raise NotOurs(reason)
+            if losses:
+                close_unchecked(connection)
+                raise NotOurs(losses[0])
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection)

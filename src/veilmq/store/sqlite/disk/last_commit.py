@@ -3,7 +3,7 @@
 Strategy: SQLite drops every frame of a WAL behind the first bad one, without a word, and a redo log of zeros looks
 unused. So each commit also writes the offset of the next event and its time into the file `committed`, after its own
 sync and before it is answered. The write survives a kill, and `sync` makes it survive a power cut, once a second and
-beside the batches. A start, `check` and `backup` compare what they find with this file (`loss`).
+beside the batches. A start, `check` and `backup` compare what they find with this file (`losses`).
 
     slot     epoch of the database (16 bytes), number of the write (8), offset (8), clock (8), CRC-32 of these (4)
 
@@ -29,10 +29,12 @@ from zlib import crc32
 
 import apsw
 
+from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.files import durable_write
 from veilmq.store.options import Options
+from veilmq.store.sqlite.disk import redo, redo_file
 from veilmq.store.sqlite.disk.redo import Entry
-from veilmq.store.sqlite.disk.redo_file import GIVEN_UP, file_system, is_given_up
+from veilmq.store.sqlite.disk.redo_file import GIVEN_UP, file_system
 
 _SLOT: Final = struct.Struct("<16sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -142,17 +144,38 @@ def read(path: Path) -> Noted | None:
     return max(found, key=lambda noted: noted.number, default=None)
 
 
-def loss(
-    path: Path, noted: Noted | None, connection: apsw.Connection, missing: Sequence[Entry], log: Path
-) -> str | None:
-    """What was committed and is neither in the database nor in its redo log, and what to do; None if all is there, or
-    if nothing is known.
+class Found(NamedTuple):
+    """What lies beside a database, as of one state of it."""
 
-    noted: read before the connection's transaction began, because a running server commits on. missing: the entries of
-    the log that the database lacks in that transaction. Raises apsw.Error, OSError.
+    noted: Noted | None
+    """The last commit that was noted before that state."""
+    missing: list[Entry]
+    """The entries of the redo log that the database lacks."""
+    is_damaged: bool
+    """Whether the log is damaged there."""
+
+
+def find(database: Path, connection: apsw.Connection) -> Found:
+    """Read the file and the redo log of a database. Begins a transaction if none is open; the entries match its state.
+
+    The file is read before: a running server commits on. Raises apsw.Error, msgspec.MsgspecError, OSError.
     """
-    if noted is None or is_given_up(log):
-        return None
+    noted = read(database.with_name(COMMITTED))
+    return Found(noted, *redo.lacking(database.with_name(REDO), connection))
+
+
+def losses(database: Path, connection: apsw.Connection, found: Found) -> list[str]:
+    """What was committed and is neither in the database nor in its redo log, and what to do; empty if all is there, or
+    if nothing is known. connection: in the transaction of `find`. Raises apsw.Error, OSError."""
+    log, committed = database.with_name(REDO), database.with_name(COMMITTED)
+    reasons = [redo_file.loss(log, connection)]
+    if found.noted is not None and not redo_file.is_given_up(log):
+        reasons.append(_loss(committed, found.noted, connection, found.missing))
+    return [reason for reason in reasons if reason is not None]
+
+
+def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequence[Entry]) -> str | None:
+    """What was committed and is neither in the database nor among the log's entries."""
     secret = connection.execute("SELECT epoch FROM secret").fetchone()
     if secret is None or secret[0] != noted.epoch:
         return None  # a new database, or another one
@@ -166,6 +189,6 @@ def loss(
     lost = noted.offset - following
     what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
     return (
-        f"{what}: veilmq.db-wal or {log.name} is damaged, cut, or not of the same moment; restore all files of one "
+        f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; restore all files of one "
         f"moment, or a backup; to go on without, stop the server and say so: echo {GIVEN_UP.decode()} > {path}"
     )

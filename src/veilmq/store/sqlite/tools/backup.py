@@ -16,7 +16,7 @@ from typing import Final
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES
-from veilmq.store.directory import COMMITTED, DATABASE, REDO
+from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.options import Options
@@ -117,21 +117,17 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
     descriptor = os.open(part, os.O_RDWR)  # closed last: closing it drops SQLite's locks on that file
     try:
         check_ours(source)
-        log, committed = database.with_name(REDO), database.with_name(COMMITTED)
-        noted = last_commit.read(committed)
-        reason = redo_file.loss(log, source)
-        missing, _ = redo.lacking(log, source)  # from here on the snapshot is fixed
-        reason = reason or last_commit.loss(committed, noted, source, missing, log)
-        if reason is not None and not is_owner:
-            raise NotOurs(reason)
+        found = last_commit.find(database, source)  # from here on the snapshot is fixed
+        if not is_owner and (losses := last_commit.losses(database, source, found)):
+            raise NotOurs(losses[0])
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
                 os.fdatasync(descriptor)  # in pieces, see store/files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
         with target:
-            if missing:
-                redo.apply_log(target.execute, missing)
+            if found.missing:
+                redo.apply_log(target.execute, found.missing)
             redo_file.note_size(target, 0)
     finally:
         target.close()

@@ -17,13 +17,13 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
-from veilmq.store.directory import COMMITTED, REDO
+from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX
-from veilmq.store.sqlite.disk import last_commit, redo, redo_file, schema
+from veilmq.store.sqlite.disk import last_commit, redo, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
@@ -46,19 +46,18 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     """
     check_version()
     report = Report(problems=[])
-    log, committed = database.with_name(REDO), database.with_name(COMMITTED)
-    connection, missing, is_damaged, noted = _open(database)
+    connection, found = _open(database)
+    missing = found.missing
     try:
         if _check_file(connection, report, progress):
             unflushed = _unflushed(connection, missing, report)
             _check_bodies(connection, unflushed, report, progress)
             _check_rows(connection, unflushed, report, progress)
             _check_history(connection, missing, unflushed, report, progress)
-        if not is_owner and (reason := redo_file.loss(log, connection)):
-            report.add("file", reason)
-        if not is_owner and (reason := last_commit.loss(committed, noted, connection, missing, log)):
-            report.add("file", reason)
-        if is_damaged:
+        if not is_owner:
+            for reason in last_commit.losses(database, connection, found):
+                report.add("file", reason)
+        if found.is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
         report.add("file", f"the database cannot be read to the end: {error}")
@@ -67,23 +66,21 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     return report
 
 
-def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool, last_commit.Noted | None]:
-    """A connection in a read transaction on a database of ours, the redo log's entries beyond it, whether the log is
-    damaged there, and the last commit that was noted before."""
+def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:
+    """A connection in a read transaction on a database of ours, and what lies beside it."""
     try:
-        noted = last_commit.read(database.with_name(COMMITTED))
         connection = open_reader(database, Options())
         try:
-            found = schema.check_ours(connection)
-            if found < schema.VERSION:
-                raise SchemaOlder(found, schema.VERSION)
-            missing, is_damaged = redo.lacking(database.with_name(REDO), connection)
+            version = schema.check_ours(connection)
+            if version < schema.VERSION:
+                raise SchemaOlder(version, schema.VERSION)
+            found = last_commit.find(database, connection)
         except BaseException:
             connection.close()
             raise
     except (apsw.Error, msgspec.MsgspecError, OSError) as error:
         raise DatabaseFailed(str(error)) from error
-    return connection, missing, is_damaged, noted
+    return connection, found
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
