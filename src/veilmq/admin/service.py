@@ -12,7 +12,7 @@ from veilmq.model.instant import Instant
 from veilmq.server.clock import LeaseClock
 from veilmq.server.http.listener import Listener
 from veilmq.server.port import Port
-from veilmq.server.refused_waits import RefusedWaits
+from veilmq.server.refusals.waits import RefusedWaits
 from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell
 from veilmq.store import Reader

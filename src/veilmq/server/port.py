@@ -56,9 +56,9 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.auth.hosts import Hosts
-from veilmq.server.auth.refusal_log import RefusalLog
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
+from veilmq.server.refusals.log import RefusalLog
 from veilmq.server.shell import Shell
 
 Aliases = Mapping[QueueKey, QueueKey]
@@ -74,9 +74,9 @@ def call_by_own_names(commands: Sequence[AnyCommand], aliases: Aliases) -> None:
         own = aliases.get(getattr(command, "queue", _NO_QUEUE))
         if own is not None:
             command.queue = own  # type: ignore[union-attr]
-        settle = _SETTINGS.get(type(command))
-        if settle is not None:
-            settle(command, aliases)
+        rewrite = _SETTINGS.get(type(command))
+        if rewrite is not None:
+            rewrite(command, aliases)
 
 
 def _queue(command: CreateQueue | ChangeQueue, aliases: Aliases) -> None:
@@ -213,9 +213,9 @@ class Port:
         self._keyring = keyring
         self._hosts = hosts
         self.commands: Counter[type] = Counter()
+        """Commands submitted, by type."""
         self.others: dict[str, Counter[type]] = {}
         """Commands of other protocols that use this port, by protocol: `veil` uses that of SQS."""
-        """Commands submitted, by type."""
         self._queries: set[asyncio.Task[None]] = set()
         self._refusals = RefusalLog(name, logger)
 
@@ -256,8 +256,8 @@ class Port:
             if action is not None:
                 if self._refusals.takes(f"{action} is not granted"):
                     extra = {"request": exchange.request.request_id}
-                    told = (self.name, call.key.id, action, _asked(exchange.request, self._keyring), _of(first))
-                    logger.info("%s: %s may not %s: %s%s", *told, extra=extra)
+                    shown = (self.name, call.key.id, action, _asked(exchange.request, self._keyring), _of(first))
+                    logger.info("%s: %s may not %s: %s%s", *shown, extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
         conversation = Conversation(self, exchange, call, commands)

@@ -28,7 +28,7 @@ from veilmq.server.http.intake import HeaderCaseIntake, Intake
 from veilmq.server.http.listener import Listener, listen
 from veilmq.server.http.tls import Certificate
 from veilmq.server.port import NO_ALIASES, Port
-from veilmq.server.refused_waits import RefusedWaits
+from veilmq.server.refusals.waits import RefusedWaits
 from veilmq.server.shell import Shell
 from veilmq.store import Reader, Store
 

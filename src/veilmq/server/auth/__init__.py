@@ -1,1 +1,1 @@
-"""Whom a server lets in: keys and grants of accounts, bearer tokens, hosts of development mode; the log of refusals."""
+"""Whom a server lets in: keys and grants of accounts, bearer tokens, hosts of development mode."""

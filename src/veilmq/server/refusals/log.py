@@ -12,7 +12,7 @@ from typing import Final
 LINES_MAX: Final = 10
 """Lines a second of one reason."""
 REASONS_MAX: Final = 100
-"""Reasons a second that are told apart; the others count as one."""
+"""Distinct reasons that are counted in one second; further ones count together."""
 WINDOW_S: Final = 1.0
 _OTHER: Final = "other"
 
