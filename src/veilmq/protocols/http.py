@@ -53,6 +53,15 @@ class Request(msgspec.Struct, gc=False):
         return self.target.partition(b"?")[2]
 
 
+def absolute_form(target: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Scheme, authority, and path with query of a target that is a URL (RFC 9112, 3.2.2); None for another form."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or b"/" in scheme:
+        return None
+    cut = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+    return scheme, rest[:cut], rest[cut:]
+
+
 def is_secure(request: Request, trusted_proxy: bool) -> bool:
     """Whether the client used TLS, to us or to the proxy in front of us."""
     forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()

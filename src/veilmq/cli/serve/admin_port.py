@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from veilmq.admin.app import create_app
 from veilmq.cli.serve.admin_entry import BACKLOG, AdminEntry
+from veilmq.protocols.http import absolute_form
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.service import Service
 
@@ -76,10 +77,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_begun = False
         self._await_no_more()
-        start, separator, rest = self.url.partition(b"://")
-        if separator and b"/" not in start:
-            # RFC 9112, 3.2.2: the host of an absolute form replaces the Host header.
-            host = rest.partition(b"/")[0].partition(b"?")[0]
+        parts = absolute_form(self.url)
+        if parts is not None:
+            _, host, _ = parts  # it replaces the Host header
             self.headers[:] = [each for each in self.headers if each[0] != b"host"] + [(b"host", host)]
         super().on_headers_complete()
 

@@ -130,17 +130,17 @@ async def read_aside(read: Callable[[], T], what: object, deadline_s: float = DE
 
     def work() -> None:
         try:
-            tell = partial(answer.set_result, read())
-        except BaseException as error:  # noqa: BLE001 whoever asked gets it
-            tell = partial(answer.set_exception, error)
+            deliver = partial(answer.set_result, read())
+        except BaseException as error:  # noqa: BLE001 raised in the caller
+            deliver = partial(answer.set_exception, error)
         try:
-            loop.call_soon_threadsafe(settle, tell)
+            loop.call_soon_threadsafe(unless_done, deliver)
         except RuntimeError:
             pass  # the loop has ended, and with it the caller
 
-    def settle(tell: Callable[[], None]) -> None:
+    def unless_done(deliver: Callable[[], None]) -> None:
         if not answer.done():
-            tell()
+            deliver()
 
     try:
         threading.Thread(target=work, name="veilmq-read", daemon=True).start()

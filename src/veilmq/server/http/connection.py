@@ -14,9 +14,9 @@ listener's tick checks, so no request needs a timer.
     CLOSING   the last answer to be read   drop, if slow          all is written
 
 Before changing it: a client that hangs up cannot be told from one that only stops sending: both send a FIN. Every
-request that came before it is answered. The handler of a waiting request (it set `on_gone`) is told, and answers soon,
-so that no message goes to a dead consumer. With TLS the end of the input ends the connection: asyncio cannot keep one
-half open.
+request that came before it is answered. The handler of a waiting request (it set `on_gone`) is notified, and answers
+soon, so that no message goes to a dead consumer. With TLS the end of the input ends the connection: asyncio cannot keep
+one half open.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Final
 
 import httptools
 
-from veilmq.protocols.http import Request
+from veilmq.protocols.http import Request, absolute_form
 from veilmq.server.http import plain
 from veilmq.server.http.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
 from veilmq.server.http.limits import Limits
@@ -277,11 +277,10 @@ class Intake:
         target = self._target
         if target == b"*" and self._method == "OPTIONS":
             return
-        scheme, separator, rest = target.partition(b"://")
-        if not separator or scheme.lower() not in (b"http", b"https"):
+        parts = absolute_form(target)
+        if parts is None or parts[0].lower() not in (b"http", b"https"):
             raise Refusal(400, "the target of a request is a path, or a URL of http or https")
-        cut = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
-        authority, target = rest[:cut], rest[cut:]
+        _, authority, target = parts
         if not authority or b"@" in authority:
             raise Refusal(400, "the URL in the request line needs a host, and no user")
         self._authority = authority

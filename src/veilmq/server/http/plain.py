@@ -24,7 +24,7 @@ _HOST: Final = re.compile(
     rb"(?:\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._~%-]+)?\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?\Z"
 )
 """RFC 9110, 7.2: uri-host [ ":" port ]. An IPv6 address may have a zone: RFC 6874, and as older clients write it."""
-_FRAMING: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect", b"proxy-connection"})
+_LEFT_TO_LLHTTP: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect", b"proxy-connection"})
 _OWN_CASE: Final = b"x-ms-meta-"
 """Azure's metadata, whose names keep their case (HeaderCaseIntake)."""
 _ENTRIES_MAX: Final = 512
@@ -91,7 +91,7 @@ def _header(line: bytes) -> tuple[bytes, bytes] | None:
     if found is None:
         return None
     name, value = found[1].lower(), found[2].strip()
-    if name in _FRAMING or name.startswith(_OWN_CASE):
+    if name in _LEFT_TO_LLHTTP or name.startswith(_OWN_CASE):
         return None
     if name == b"host" and not is_host(value):
         return None
