@@ -1,4 +1,4 @@
-"""Drains through Spark: tables, JSON, wrapped bodies, quarantine, bad input."""
+"""Drains through Spark: tables, JSON, wrapped bodies, bad records, bad input."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
-from veilmq.pipeline.drain import Drained, DrainUnfinished, checkpoint, drain, quarantined
+from veilmq.pipeline.drain import Drained, DrainUnfinished, checkpoint, drain, read_bad_records
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.drain.source import check_schema
 from veilmq.pipeline.errors import OptionInvalid
@@ -39,7 +39,7 @@ def test_a_queue_becomes_a_table(spark: Any, stage: Stage, kind: str, scheme: st
     with stage.make() as queue:
         send(queue, bodies(500))
         done = drain(spark, stage.url(scheme), sink, stage.directory / "d", max_rows=200)
-        assert (done.messages, done.batches, done.quarantined) == (500, 3, 0)
+        assert (done.messages, done.batches, done.bad_records) == (500, 3, 0)
         assert sorted(row["body"] for row in table(spark, sink)) == sorted(bodies(500))
         assert left(queue) == 0
         send(queue, ["more"])
@@ -100,7 +100,7 @@ def test_json_with_a_column_for_corrupt_records(spark: Any, stage: Stage) -> Non
         send(queue, [json.dumps(good), '{"order": "seven"}', "no json", '{"order": 2147483648}', "{}"])
         done = drain(spark, stage.url(), sink, stage.directory / "d", schema=schema, format="json")
     rows = table(spark, sink)
-    assert done.quarantined == 0
+    assert done.bad_records == 0
     assert len(rows) == 5
     assert all(row["_id"] for row in rows)
     assert sorted(row["_corrupt_record"] for row in rows if row["_corrupt_record"]) == [
@@ -123,7 +123,7 @@ def test_numbers_and_instants_out_of_range_are_corrupt_and_stop_nothing(spark: A
         send(queue, [*bad, good])
         done = drain(spark, stage.url(), sink, stage.directory / "d", schema=schema, format="json")
     rows = table(spark, sink)
-    assert (done.messages, done.quarantined) == (9, 0)
+    assert (done.messages, done.bad_records) == (9, 0)
     assert sorted(row["_corrupt_record"] for row in rows if row["_corrupt_record"]) == sorted(bad)
     (row,) = [row for row in rows if row["_corrupt_record"] is None]
     assert (str(row["price"]), row["few"]) == ("-12345678.90", [1.0, None])
@@ -150,7 +150,7 @@ def test_sessions_may_read_timestamp_as_one_without_a_zone(spark: Any, stage: St
     assert all(row["sent"].tzinfo is not None for row in table(spark, sink))
 
 
-def test_json_without_that_column_quarantines(spark: Any, stage: Stage) -> None:
+def test_json_without_that_column_is_a_bad_record(spark: Any, stage: Stage) -> None:
     sink = f"parquet:{stage.directory}/table"
     with stage.make("dead-" + stage.name) as dead, stage.make() as queue:
         send(queue, ['{"order": 1}', "no json"])
@@ -158,9 +158,9 @@ def test_json_without_that_column_quarantines(spark: Any, stage: Stage) -> None:
             spark, stage.url(), sink, stage.directory / "d",
             schema="order int", format="json", dead_letters=stage.url(name=dead.name),
         )  # fmt: skip
-        assert done.quarantined == 1
+        assert done.bad_records == 1
         assert [row["order"] for row in table(spark, sink)] == [1]
-        (kept,) = quarantined(stage.directory / "d" / "manifests")
+        (kept,) = read_bad_records(stage.directory / "d" / "manifests")
         assert kept.body == "no json"
         assert "JSON" in kept.reason
         assert left(queue) == 0
@@ -169,7 +169,7 @@ def test_json_without_that_column_quarantines(spark: Any, stage: Stage) -> None:
         assert letter.attributes["veilmq.source"] == queue.name
 
 
-def test_wrapped_bodies_are_unwrapped_and_bad_ones_quarantined(spark: Any, stage: Stage) -> None:
+def test_wrapped_bodies_are_unwrapped_and_bad_ones_kept(spark: Any, stage: Stage) -> None:
     sink = f"parquet:{stage.directory}/table"
     store = f"file://{stage.directory}/objects"
     keys = stage.directory / "keys"
@@ -190,8 +190,8 @@ def test_wrapped_bodies_are_unwrapped_and_bad_ones_quarantined(spark: Any, stage
             spark, stage.url(), sink, stage.directory / "d", unwrap=["large", "encrypted"], keys=str(keys), store=store
         )
         assert sorted(row["body"] for row in table(spark, sink)) == sorted(sent)
-        assert done.quarantined == 2
-        reasons = " / ".join(each.reason for each in quarantined(stage.directory / "d" / "manifests"))
+        assert done.bad_records == 2
+        reasons = " / ".join(each.reason for each in read_bad_records(stage.directory / "d" / "manifests"))
         assert "it is not encrypted" in reasons
         assert "is missing" in reasons
         assert left(queue) == 0

@@ -16,7 +16,7 @@ from tests.pipeline.drain_stage import Stage, come_again, left, send
 import veilmq
 from veilmq.client.messages import Message, Template
 from veilmq.client.wrapping import Wrapping
-from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
+from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged, bad_records
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
@@ -388,6 +388,21 @@ def test_a_damaged_manifest_is_told_with_its_mend(stage: Stage, how: str) -> Non
         with pytest.raises(ManifestDamaged, match="Restore it"):
             play.driver.pieces(START, end)
         assert left(queue) == 5
+        play.driver.close()
+
+
+def test_bad_records_in_the_folder_of_earlier_drains_are_sent_to_the_dead_letters(stage: Stage) -> None:
+    with stage.make() as queue, stage.make("dead-" + stage.name) as dead:
+        send(queue, bodies(1))
+        play = Play(stage, deadLetters=stage.url(name=dead.name))
+        end = play.driver.latest(START, 10)
+        manifest = play.driver.directory.path / end.file
+        bad_records.write(manifest, 0, [bad_records.BadRecord(id="1", body="no json", reason="no JSON")])
+        (manifest.parent / "bad_records").rename(manifest.parent / "quarantine")
+        play.again()
+        play.driver.pieces(START, end)
+        assert play.driver.latest(end, 10) == end
+        assert [letter.body for letter in dead.receive(10, wait=1)] == ["no json"]
         play.driver.close()
 
 

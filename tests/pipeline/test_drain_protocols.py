@@ -29,7 +29,7 @@ def test_a_queue_becomes_a_table(spark: Any, stage: Stage, scheme: str) -> None:
     with stage.make() as queue:
         send(queue, bodies(250))
         done = drain(spark, stage.url(scheme), f"delta:{table}", stage.directory / "d", max_rows=100)
-        assert (done.messages, done.batches, done.quarantined) == (250, 3, 0)
+        assert (done.messages, done.batches, done.bad_records) == (250, 3, 0)
         assert sorted(DeltaTable(table).to_pyarrow_table()["body"].to_pylist()) == sorted(bodies(250))
         assert left(queue) == 0
 

@@ -18,7 +18,7 @@ from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline.directories import restore, take_place
-from veilmq.pipeline.drain import quarantine
+from veilmq.pipeline.drain import bad_records
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.export import export
@@ -138,14 +138,14 @@ def test_the_old_table_is_kept_until_the_new_one_is_there(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("removals_last", [False, True])
-def test_a_manifest_and_its_quarantine_outlive_it(disk: Disk, tmp_path: Path, removals_last: bool) -> None:
+def test_a_manifest_and_its_bad_records_outlive_it(disk: Disk, tmp_path: Path, removals_last: bool) -> None:
     from veilmq.pipeline.drain.manifests import MANIFEST_SCHEMA
 
     directory = Directory(tmp_path / "deep" / "manifests", "orders")
     try:
         offset = directory.write(1, MANIFEST_SCHEMA.empty_table())
-        row = quarantine.Quarantined(id="1", body="{", reason="no JSON")
-        quarantine.write(directory.path / offset.file, 0, [row])
+        row = bad_records.BadRecord(id="1", body="{", reason="no JSON")
+        bad_records.write(directory.path / offset.file, 0, [row])
     finally:
         directory.close()
     left = disk.after_cut(tmp_path / "deep", tmp_path / "left", removals_last=removals_last) / "manifests"
@@ -154,7 +154,7 @@ def test_a_manifest_and_its_quarantine_outlive_it(disk: Disk, tmp_path: Path, re
         assert again.checked(offset).exists()
     finally:
         again.close()
-    assert quarantine.quarantined(left) == [row]
+    assert bad_records.read_bad_records(left) == [row]
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies before it syncs"])

@@ -58,7 +58,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`raw` or `json`."""
     column_name_of_corrupt_record: str = "_corrupt_record"
     dead_letters: str | None = None
-    """URL of a queue that receives quarantined messages."""
+    """URL of a queue that receives bad records: messages that cannot be decoded."""
     patience: float = 30.0
     """How long an unreachable queue is retried."""
     remember: float | None = None

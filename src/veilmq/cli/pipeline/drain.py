@@ -44,7 +44,7 @@ def archive(
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
-            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.quarantined} in quarantine")
+            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.bad_records} bad records")
 
 
 def replay(

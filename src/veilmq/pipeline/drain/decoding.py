@@ -1,12 +1,12 @@
 """Restores the bodies that a sender's patterns wrapped, and decodes JSON bodies into the columns of a schema.
 
 Strategy: it runs on executors, and a bad body never stops the others. The client's own readers restore a body (fetch
-its object, decrypt it) in the order of the option `unwrap`; if a message is faulty, Unreadable quarantines it; if a
-store cannot be reached, the task fails and Spark retries it.
+its object, decrypt it) in the order of the option `unwrap`; if a message is faulty (Unreadable), it is a bad
+record; if a store cannot be reached, the task fails and Spark retries it.
 
 msgspec decodes each JSON body into a type built from Spark's schema, strictly except where the schema is less strict;
 fields that are not in the schema are ignored, missing ones become null. A body that does not fit goes unchanged into
-the column for corrupt records if the schema has one, as in Spark's own reader; else the message is quarantined.
+the column for corrupt records if the schema has one, as in Spark's own reader; else the message is a bad record.
 """
 
 import datetime

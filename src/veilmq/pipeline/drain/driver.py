@@ -25,6 +25,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
+from veilmq.pipeline.drain import bad_records
 from veilmq.pipeline.drain.batches import ledger
 from veilmq.pipeline.drain.batches.deleting import Cleanup, Deleter
 from veilmq.pipeline.drain.batches.ledger import Batch, BatchLeases, Remembered
@@ -57,6 +58,7 @@ class Driver:
         try:
             _check_lease(options, self._queue)
             self.directory = Directory(Path(options.directory), self._queue.name, clock=clock)
+            bad_records.adopt_former(self.directory.path)
         except BaseException:
             self._queue.close()
             raise

@@ -18,8 +18,8 @@ from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
 from veilmq.pipeline.directories import locked
 from veilmq.pipeline.drain import checkpoint
+from veilmq.pipeline.drain.bad_records import read_bad_records
 from veilmq.pipeline.drain.checkpoint import check_table
-from veilmq.pipeline.drain.quarantine import quarantined
 from veilmq.pipeline.errors import DirectoryTaken, DrainUnfinished, OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import read_options
 from veilmq.pipeline.sinks.delta import check_place
@@ -46,8 +46,8 @@ class Drained(msgspec.Struct, frozen=True):
     messages: int
     """Rows passed to the sink by this call; a batch repeated after a crash counts twice."""
     batches: int
-    quarantined: int
-    """Messages the query has quarantined since it first started."""
+    bad_records: int
+    """Messages the query could not decode since it first started."""
     runs: int
     seconds: float
 
@@ -68,7 +68,7 @@ def drain(
 
     sink: `delta:/path` or `parquet:/path`, each exactly once; or a function of (frame, batch number) that Spark calls
     once per micro-batch, and again with the same number and rows after a crash. directory: absolute, used by this query
-    only, kept between calls: manifests, checkpoint, quarantine. until: seconds after which DrainUnfinished is raised.
+    only, kept between calls: manifests, checkpoint, bad records. until: seconds after which DrainUnfinished is raised.
     schema: of JSON bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the
     query, in Spark's UI and in metrics. options: those of the source, in snake case (`max_rows=...`).
 
@@ -99,7 +99,8 @@ def drain(
             if until is not None and SYSTEM.monotonic() - started > until:
                 raise DrainUnfinished(f"The queue is not empty after {until:g} s.", _HELD)
             time.sleep(_PAUSE_SECONDS)
-    return Drained(messages, batches, len(quarantined(directory / "manifests")), runs, SYSTEM.monotonic() - started)
+    bad = len(read_bad_records(directory / "manifests"))
+    return Drained(messages, batches, bad, runs, SYSTEM.monotonic() - started)
 
 
 def _started(

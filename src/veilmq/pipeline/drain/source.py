@@ -11,8 +11,8 @@ is which or when it ends. So the constructor only stores options, and the first 
 the rest.
 
 An executor reads the rows of a part of a manifest. A plain drain passes Arrow record batches on unchanged. With
-`unwrap` or `format=json` a task first processes all its rows and quarantines what cannot be decoded, and only then
-yields the others. So a query that does not read to the end cannot lose a quarantined message.
+`unwrap` or `format=json` a task first processes all its rows and keeps the bad records, and only then yields the
+others. So a query that does not read to the end cannot lose a bad record.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,11 +34,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from veilmq.client.errors import Unreadable
 from veilmq.client.messages import Peeked
-from veilmq.pipeline.drain import quarantine
+from veilmq.pipeline.drain import bad_records
+from veilmq.pipeline.drain.bad_records import BadRecord
 from veilmq.pipeline.drain.decoding import METADATA, Decoding, Unwrapping
 from veilmq.pipeline.drain.driver import Driver, Span
 from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, SPARK_SCHEMA, Offset, open_manifest
-from veilmq.pipeline.drain.quarantine import Quarantined
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import ROWS_DEFAULT, DrainOptions, read_options, read_send_options
 from veilmq.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
@@ -178,7 +178,7 @@ def _decoded(path: Path, first: int, stop: int, schema: types.StructType, option
     unwrapping = Unwrapping(options)
     decoding = Decoding(schema, options.column_name_of_corrupt_record) if options.format == "json" else None
     good: list[dict[str, Any]] = []
-    bad: list[Quarantined] = []
+    bad: list[BadRecord] = []
     with open_manifest(path) as reader:
         for at in range(first, stop):
             for row in reader.get_batch(at).to_pylist():
@@ -186,15 +186,15 @@ def _decoded(path: Path, first: int, stop: int, schema: types.StructType, option
                     body = unwrapping.body(Peeked(row["id"], row["body"], dict(row["attributes"])))
                     good.append({**row, "body": body} if decoding is None else decoding.row(body, row))
                 except (Unreadable, ValueError) as error:
-                    bad.append(_quarantined(row, str(error)))
-    quarantine.write(path, first, bad)
+                    bad.append(_bad_record(row, str(error)))
+    bad_records.write(path, first, bad)
     wanted = arrow_schema(schema)
     columns = [pa.array([row.get(field.name) for row in good], field.type) for field in wanted]
     return pa.Table.from_arrays(columns, schema=wanted)
 
 
-def _quarantined(row: dict[str, Any], reason: str) -> Quarantined:
-    return Quarantined(
+def _bad_record(row: dict[str, Any], reason: str) -> BadRecord:
+    return BadRecord(
         id=row["id"],
         body=row["body"],
         reason=reason,

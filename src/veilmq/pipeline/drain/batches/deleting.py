@@ -4,9 +4,9 @@ Strategy: one thread takes committed batches in order and splits each into reque
 not reach the queue are retried until `patience` is over; then `finish` raises, and the manifests remain for the next
 run.
 
-The cleanup of quarantined rows and of the objects of large bodies runs before the messages are deleted, and again after
+The cleanup of bad records and of the objects of large bodies runs before the messages are deleted, and again after
 a crash. So a dead-letter queue may get a message twice but never misses one (a FIFO queue drops the second by its id).
-An object that cannot be removed is left to the sweep of `LargeMessageQueue`; objects of quarantined messages stay.
+An object that cannot be removed is left to the sweep of `LargeMessageQueue`; objects of bad records stay.
 """
 
 import logging
@@ -27,10 +27,10 @@ from veilmq.client.messages import Message, Peeked
 from veilmq.client.queue import Queue
 from veilmq.client.records.objects import ObjectStore
 from veilmq.model.errors import VeilError
+from veilmq.pipeline.drain.bad_records import BadRecord, of_manifest, unsent
 from veilmq.pipeline.drain.batches.ledger import Batch
 from veilmq.pipeline.drain.batches.receiving import each_chunk
 from veilmq.pipeline.drain.manifests import open_manifest
-from veilmq.pipeline.drain.quarantine import Quarantined, of_manifest, unsent
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, store_options_of
 
@@ -141,7 +141,7 @@ class Cleanup:
         """Run before the batch's messages are deleted. Raises SourceUnreachable if dead letters could not be sent."""
         count = len(of_manifest(batch.path))
         if count:
-            log.warning("queue %s: %d messages of batch %d are quarantined", self._queue.name, count, batch.seq)
+            log.warning("queue %s: %d messages of batch %d cannot be decoded", self._queue.name, count, batch.seq)
         if self._target is not None:
             for path, rows in unsent(batch.path):
                 self._send(self._target, rows)
@@ -149,15 +149,15 @@ class Cleanup:
         if self._store is not None:
             self._remove_objects(batch.path, self._store)
 
-    def _send(self, target: Queue, rows: list[Quarantined]) -> None:
+    def _send(self, target: Queue, rows: list[BadRecord]) -> None:
         for answer in target.send_batch([self._message(target, row) for row in rows]):
             if isinstance(answer, VeilError):
                 raise SourceUnreachable(
-                    f"A quarantined message could not be sent to {target.name}: {answer}.",
-                    "Run the query again; without the option deadLetters it stays in quarantine.",
+                    f"A bad record could not be sent to {target.name}: {answer}.",
+                    "Run the query again; without the option deadLetters it stays in its file.",
                 )
 
-    def _message(self, target: Queue, row: Quarantined) -> Message:
+    def _message(self, target: Queue, row: BadRecord) -> Message:
         able = target.capabilities
         attributes = dict(row.attributes)
         told = {"veilmq.unreadable": row.reason[:_REASON_CHARACTERS_MAX], "veilmq.source": self._queue.name}

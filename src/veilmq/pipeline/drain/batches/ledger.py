@@ -129,7 +129,7 @@ class Batch:
         self.doubtful: set[str] = set()
         """Reported as deleted, but perhaps with a stale handle; or refused because the handle was stale."""
         self.is_tidied = False
-        """Its quarantined rows and objects were handled."""
+        """Its bad records and objects were handled."""
 
     def renew(self, message: Received) -> None:
         """One of its messages was received again."""

@@ -1,7 +1,7 @@
 """Keeps messages that could not be decoded, unchanged, in files beside the manifests, and counts them.
 
-    quarantine/00000000000000000012-<token>-3.jsonl       one line per message: id, body, attributes, reason ...
-    quarantine/00000000000000000012-<token>-3.sent        the same, after a dead-letter queue has them
+    bad_records/00000000000000000012-<token>-3.jsonl       one line per message: id, body, attributes, reason ...
+    bad_records/00000000000000000012-<token>-3.sent        the same, after a dead-letter queue has them
 
 Strategy: a task writes its file as a whole. The name depends only on the manifest and the task's place in it, so a
 repeated task writes the same file again. The messages are deleted only after that. A query never fails because of a
@@ -17,10 +17,11 @@ import msgspec
 from veilmq.pipeline.drain.manifests import put
 from veilmq.store.files import make_directory
 
-FOLDER: Final = "quarantine"
+FOLDER: Final = "bad_records"
+_FORMER_FOLDER: Final = "quarantine"
 
 
-class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+class BadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One message that could not be decoded."""
 
     id: str
@@ -36,7 +37,14 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 0
 
 
-def write(manifest: Path, first: int, rows: Sequence[Quarantined]) -> None:
+def adopt_former(directory: Path) -> None:
+    """Take over what a drain of before the first release kept, in a folder of another name. Call it under the lock."""
+    former = directory / _FORMER_FOLDER
+    if former.is_dir() and not (directory / FOLDER).exists():
+        former.rename(directory / FOLDER)
+
+
+def write(manifest: Path, first: int, rows: Sequence[BadRecord]) -> None:
     """The rows of one task; durable when this returns."""
     if not rows:
         return
@@ -47,25 +55,25 @@ def write(manifest: Path, first: int, rows: Sequence[Quarantined]) -> None:
     put(path, b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
 
 
-def unsent(manifest: Path) -> Iterator[tuple[Path, list[Quarantined]]]:
+def unsent(manifest: Path) -> Iterator[tuple[Path, list[BadRecord]]]:
     """The files of one manifest that were not sent to a dead-letter queue yet."""
     for path in sorted((manifest.parent / FOLDER).glob(f"{manifest.stem}-*.jsonl")):
         yield path, _read(path)
 
 
-def quarantined(directory: Path | str) -> list[Quarantined]:
-    """All messages that the query with that manifest directory quarantined."""
+def read_bad_records(directory: Path | str) -> list[BadRecord]:
+    """All messages that the query with that manifest directory could not decode."""
     folder = Path(directory) / FOLDER
     paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.sent")])
     return [each for path in paths for each in _read(path)]
 
 
-def _read(path: Path) -> list[Quarantined]:
-    return [msgspec.json.decode(line, type=Quarantined) for line in path.read_bytes().splitlines()]
+def _read(path: Path) -> list[BadRecord]:
+    return [msgspec.json.decode(line, type=BadRecord) for line in path.read_bytes().splitlines()]
 
 
-def of_manifest(manifest: Path) -> list[Quarantined]:
-    """The quarantined messages of one manifest."""
+def of_manifest(manifest: Path) -> list[BadRecord]:
+    """The bad records of one manifest."""
     folder = manifest.parent / FOLDER
     paths = [*folder.glob(f"{manifest.stem}-*.jsonl"), *folder.glob(f"{manifest.stem}-*.sent")]
     return [each for path in sorted(paths) for each in _read(path)]
