@@ -95,6 +95,9 @@ lint: setup-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# The tests start hundreds of Pythons: compiled modules are kept, also where the environment says not to, as in containers.
+check test: export PYTHONDONTWRITEBYTECODE :=
+
 check: lint
 	$(PYTEST) -m "not slow" $(ARGS)
 
