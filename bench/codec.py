@@ -13,10 +13,10 @@ import hmac
 import timeit
 from urllib.parse import quote
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.instant import Instant
-from veilmq.model.message import NO_EXTRAS, Delivery
+from veilmq.model.messages.message import NO_EXTRAS, Delivery
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Received, Sent
+from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 

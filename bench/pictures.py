@@ -298,7 +298,7 @@ def keeper_flow() -> str:
 
 def states() -> str:
     """The states of a message and the steps between them, from the table of the model."""
-    from veilmq.model.states import STEPS, State
+    from veilmq.model.messages.states import STEPS, State
 
     boxes = {
         State.DELAYED: (60, 200, WORK), State.READY: (320, 60, NEXT), State.RETURNED: (320, 340, NEXT),
@@ -346,7 +346,7 @@ def states() -> str:
 
 def places() -> str:
     """Where a message is kept, and the usual ways from one place to another, from the table of the store."""
-    from veilmq.model.states import State
+    from veilmq.model.messages.states import State
     from veilmq.store.sqlite.messages import places as at
 
     boxes = {

@@ -13,7 +13,7 @@ import pytest
 from tests.admin.server import TOKEN, Keys
 
 from veilmq.admin.access import Access
-from veilmq.model.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
+from veilmq.model.settings.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
 from veilmq.server.auth.credentials import DevelopmentKeyring
 from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each

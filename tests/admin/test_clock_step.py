@@ -9,7 +9,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER
 
 from veilmq.model.commands import CreateQueue
 from veilmq.model.instant import DAY_US, Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import wall
 from veilmq.store.sqlite.store import SqliteStore
 

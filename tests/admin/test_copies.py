@@ -16,7 +16,7 @@ from veilmq.admin.history import copies
 from veilmq.admin.history.copies import COPIES_MAX
 from veilmq.admin.history.feed import Feed
 from veilmq.model.commands import CreateQueue, Origin, Send
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 BULKY = 2_000
 TESTER = Origin("admin", "tester")

@@ -11,8 +11,8 @@ from veilmq.admin import metrics
 from veilmq.model.commands import SERVER, CreateQueue, StartMove, Sweep
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.moves import MoveStatus
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SETTINGS_QUEUES
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import SETTINGS_QUEUES
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 

@@ -12,8 +12,8 @@ import pytest
 from tests.admin.server import OPTIONS, TOKEN, Keys
 
 from veilmq.admin.history import feed, reading
-from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import Sweep
+from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.store.sqlite.reading.history import bounds
 
 OWN, OTHER = "111111111111", "222222222222"

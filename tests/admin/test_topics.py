@@ -10,7 +10,6 @@ import httpx
 import pytest
 from tests.admin.server import Keys
 
-from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import (
     CreateQueue,
     CreateTopic,
@@ -22,8 +21,9 @@ from veilmq.model.commands import (
     Sweep,
 )
 from veilmq.model.errors import VeilError
-from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
+from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.testing.for_each import for_each
 
 TESTER = Origin("mns", "tester")

@@ -11,7 +11,7 @@ from tests.support.sqlite import SMALL
 from veilmq.cli import main
 from veilmq.model.commands import CreateQueue
 from veilmq.model.instant import DAY_US, Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import wall
 from veilmq.store.sqlite.store import SqliteStore
 

@@ -12,8 +12,8 @@ from tests.support.sqlite import SMALL
 from veilmq.model.commands import CreateQueue, CreateTopic, Origin, StartMove, Subscribe
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.local import LocalServer
 

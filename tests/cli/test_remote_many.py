@@ -9,7 +9,7 @@ from tests.support.commands import WAYS, Run, reaching
 from veilmq.engine import open_directory
 from veilmq.model.commands import CreateQueue, Origin
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 ACCOUNTS, QUEUES = ("000000000000", "111111111111"), 1_050
 ORIGIN = Origin("sqs", "tester")

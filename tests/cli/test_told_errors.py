@@ -23,7 +23,7 @@ from veilmq.cli.directory import check
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.remote import Asked
 from veilmq.cli.remote.messages import send
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DATABASE
 from veilmq.testing.for_each import for_each
 from veilmq.testing.server import VEILMQ

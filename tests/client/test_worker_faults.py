@@ -18,7 +18,7 @@ from veilmq.client.unreadable import keep
 from veilmq.client.worker import Backoff, DirectoryGuard, Reject, Retry, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
-from veilmq.model.reports import Failure
+from veilmq.model.messages.reports import Failure
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 

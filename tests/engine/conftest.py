@@ -12,7 +12,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq.engine import Answer, Batch, Engine, Limits
 from veilmq.model.commands import AnyCommand, CreateQueue, Receive
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 

@@ -24,9 +24,9 @@ from veilmq.model.commands import (
     StartMove,
 )
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.seeded import chance
 
 PLAIN, FAIR, LINE, DEAD = (QueueKey("000000000000", "us-east-1", name) for name in ("plain", "fair", "l.fifo", "dead"))

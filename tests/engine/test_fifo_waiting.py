@@ -9,9 +9,9 @@ from tests.support.contract.stage import TESTER, sending
 from veilmq.model.commands import CreateQueue, Delete, Extend, Receive
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 LINE = QueueKey("000000000000", "us-east-1", "line.fifo")
 WAIT_US = 20 * SECOND_US

@@ -8,8 +8,8 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, sending
 from veilmq.model.commands import CreateQueue, Receive
 from veilmq.model.instant import MINUTE_US
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import TopicKey, hidden_queue
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import TopicKey, hidden_queue
 
 HIDDEN = [hidden_queue(TopicKey(ACCOUNT, REGION, "news"), f"reader-{number}") for number in range(5)]
 

@@ -9,7 +9,7 @@ from veilmq.model.commands import CreateQueue, Delete, Receive
 from veilmq.model.errors import Overloaded
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Received, Sent
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 ACCOUNT = QUEUE.account
 OTHER = QueueKey("111111111111", "us-east-1", "jobs")

@@ -20,7 +20,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import QueueMissing, RateExceeded
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import QueueDescribed, Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 OTHER = QueueKey("000000000000", "us-east-1", "other")
 WAIT_US = 20 * SECOND_US

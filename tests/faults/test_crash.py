@@ -19,7 +19,7 @@ import pytest
 from tests.support.acknowledged import Log
 from tests.support.sqlite import SMALL
 
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import read_holder
 from veilmq.store.sqlite.store import CRASH_POINTS, SqliteStore
 from veilmq.testing.seeded import chance

@@ -15,7 +15,7 @@ from veilmq.model.commands import CreateQueue, Delete, Peek
 from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted, Received, Sent
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.options import MIB, Options
 from veilmq.store.sqlite.store import SqliteStore
 

@@ -17,7 +17,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.moves import MoveStatus
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.store import CRASH_POINTS
 from veilmq.store.sqlite.tools.integrity import check
 

@@ -20,7 +20,7 @@ from veilmq.model.commands import CreateQueue
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.redo import Redo

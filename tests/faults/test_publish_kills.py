@@ -26,7 +26,7 @@ from tests.support.sqlite import SMALL
 from veilmq.model.commands import Receive
 from veilmq.model.instant import DAY_US
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import ServerProcess

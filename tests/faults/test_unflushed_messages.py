@@ -12,7 +12,7 @@ from tests.support.sqlite import SMALL, SqliteFactory
 from veilmq.model.commands import CreateQueue, Delete, Origin
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.outcomes import Deleted
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.errors import DatabaseUnusable
 from veilmq.store.options import MIB
 

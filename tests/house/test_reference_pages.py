@@ -16,8 +16,8 @@ from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli import application
 from veilmq.cli.sources import variable
 from veilmq.client.transaction import Times
-from veilmq.model.access import Action
 from veilmq.model.events import EventRecord, Kind
+from veilmq.model.settings.access import Action
 from veilmq.server.config.settings import FIELDS
 from veilmq.store.sqlite.disk.schema import MIGRATIONS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.model.states import STEPS, State, Step
+from veilmq.model.messages.states import STEPS, State, Step
 from veilmq.store.sqlite.messages.places import FLUSH, PLACES, WAYS
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def row(step: Step) -> str:
 
 def test_the_page_prints_the_table() -> None:
     text = PAGE.read_text()
-    printed = text.partition("veilmq.model.states.STEPS -->\n")[2].partition("<!-- end of states -->")[0]
+    printed = text.partition("veilmq.model.messages.states.STEPS -->\n")[2].partition("<!-- end of states -->")[0]
     assert printed.splitlines()[2:] == [row(step) for step in STEPS]
 
 

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from veilmq.engine import open_directory
 from veilmq.model.commands import CreateQueue, CreateTopic, DescribeQueue, Origin, Publish, Receive, Subscribe
 from veilmq.model.errors import VeilError
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import QueueDescribed, Received
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import networks
 from veilmq.push.room import PushRoom, Subscription
 from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign

@@ -8,7 +8,7 @@ from stage import NEWS, TESTER, Endpoint, Stage, until
 
 from veilmq.model.commands import ChangeSubscription, Receive, Unsubscribe
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.topic import RetryStrategy
+from veilmq.model.settings.topic import RetryStrategy
 from veilmq.push import retries
 from veilmq.push.retries import UNAVAILABLE_AFTER
 from veilmq.server.shell import Shell

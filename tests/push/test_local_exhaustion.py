@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from stage import Endpoint, Stage, until
 
-from veilmq.model.topic import PushResult
+from veilmq.model.settings.topic import PushResult
 from veilmq.push import retries
 from veilmq.push.local_exhaustion import local_exhaustion_of, local_exhaustion_of_lookup
 

@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.topic import RetryStrategy
+from veilmq.model.settings.topic import RetryStrategy
 from veilmq.push.addresses import LOOKUPS_MAX, EndpointRefused, Lookups, check, choose, networks, parse
 from veilmq.push.local_exhaustion import LocalExhaustion
 from veilmq.push.retries import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health, delay_us

@@ -6,7 +6,7 @@ import pytest
 from stage import NEWS, TESTER, Endpoint, Stage, until
 
 from veilmq.model.commands import DescribeQueue
-from veilmq.model.topic import hidden_queue
+from veilmq.model.settings.topic import hidden_queue
 
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 CUTS = 5

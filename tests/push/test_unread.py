@@ -10,7 +10,7 @@ import pytest
 from stage import NEWS, TESTER, Endpoint, Stage, until
 
 from veilmq.model.commands import Publish, Unsubscribe
-from veilmq.model.topic import RetryStrategy
+from veilmq.model.settings.topic import RetryStrategy
 from veilmq.push import endpoints
 
 LARGE = "x" * 1_000_000

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from stage import Endpoint, Stage, read_request, until
 
-from veilmq.model.topic import ContentFormat
+from veilmq.model.settings.topic import ContentFormat
 from veilmq.push.addresses import networks
 
 

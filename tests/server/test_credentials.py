@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
 from veilmq.server.auth.credentials import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
 from veilmq.server.config.files import FileInvalid
 from veilmq.testing.for_each import for_each

@@ -10,7 +10,7 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import AnyCommand, DescribeQueue, ListQueues
 from veilmq.model.outcomes import Outcome, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.auth.credentials import Account
 from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.queues_file import DECLARED_TOGETHER, declare, read

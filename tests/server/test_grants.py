@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.model.access import EVERYTHING, AccessKey, Action, Grant, _names_of
+from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant, _names_of
 
 ACCOUNT = "111111111111"
 PATTERNS = st.text("ab*?[]!-", min_size=1, max_size=5)

@@ -7,7 +7,7 @@ import pytest
 from veilmq.engine.limits import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.refusals.waits import QUIET_S, RefusedWaits
 
 ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders", "mail"))

@@ -17,7 +17,7 @@ from veilmq.model.commands import CreateQueue, Delete, DescribeQueue, Receive
 from veilmq.model.errors import DiskLow, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.shell import Shell
 from veilmq.store.sqlite.store import SqliteStore

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import store_of
 
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 
 def unapplied(stage: Stage) -> int:

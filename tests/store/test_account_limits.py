@@ -12,8 +12,8 @@ from tests.support.sqlite import SMALL, SqliteFactory
 from veilmq.model.commands import CreateQueue, CreateTopic, DeleteTopic
 from veilmq.model.errors import QueuesFull, TopicsFull
 from veilmq.model.outcomes import QueueCreated, QueueDeleted, Subscribed, TopicCreated
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import TopicKey
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import TopicKey
 
 LIMITED = msgspec.structs.replace(SMALL, queues_per_account_max=3, topics_per_account_max=2)
 FULL = QueuesFull(account=ACCOUNT, limit=3)

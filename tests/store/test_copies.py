@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.model import topic as topics
 from veilmq.model.commands import CreateTopic, Publish, Subscribe
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Published, Subscribed
-from veilmq.model.topic import ContentFormat, Copies, Notification, SubscriptionSettings, TopicKey, render
+from veilmq.model.settings import topic as topics
+from veilmq.model.settings.topic import ContentFormat, Copies, Notification, SubscriptionSettings, TopicKey, render
 
 TOPIC = TopicKey(ACCOUNT, REGION, "news")
 FORMS = st.sampled_from([ContentFormat.XML, ContentFormat.JSON])

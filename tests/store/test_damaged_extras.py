@@ -8,11 +8,11 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 
 from veilmq.model.commands import CreateTopic, ListMoves, Publish, StartMove, Subscribe
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
-from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.disk.rows import pack_extras
 from veilmq.store.sqlite.tools.integrity import check
 

@@ -7,8 +7,8 @@ from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.queue import RedrivePolicy
-from veilmq.model.reports import Failure, Report, Reported
+from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.settings.queue import RedrivePolicy
 
 
 def test_error_lines_can_be_left_out(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import Delete, Receive, Sweep
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.message import Extras
-from veilmq.model.queue import QueueKey
+from veilmq.model.messages.message import Extras
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.store import SqliteStore
 

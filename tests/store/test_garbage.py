@@ -10,7 +10,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import AnyCommand, CreateQueue, DeleteQueue, Receive, Sweep
 from veilmq.model.instant import HOUR_US
 from veilmq.model.outcomes import Swept
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.store.sqlite.upkeep import sweeps
 

@@ -5,9 +5,9 @@ from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Receive, Sweep
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.leases.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
 from veilmq.store.sqlite.upkeep import sweeps, trimming
 

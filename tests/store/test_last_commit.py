@@ -13,7 +13,7 @@ from tests.support.sqlite import SMALL, store_of
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import MoveStarted
-from veilmq.model.queue import RedrivePolicy
+from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk import last_commit
 from veilmq.store.sqlite.disk.last_commit import LastCommit, read

@@ -7,9 +7,9 @@ from tests.support.contract.stage import TESTER, Stage, sending
 
 from veilmq.model.commands import StartMove, SuggestPlan
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.message import Extras
-from veilmq.model.plan import LeasePlan
-from veilmq.model.queue import RedrivePolicy
+from veilmq.model.messages.message import Extras
+from veilmq.model.settings.plan import LeasePlan
+from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.store.sqlite.messages.sends import send_all
 
 KEPT = {"mark", "secret", "redo_log", "queue", "origin", "history", "last_number", "expiry_hold"}

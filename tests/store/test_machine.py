@@ -43,12 +43,12 @@ from veilmq.model.commands import (
 from veilmq.model.errors import StoreFailed
 from veilmq.model.events import Part
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
-from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Applied, ClockChecked, MovesListed
-from veilmq.model.plan import Adaptive, LeasePlan
-from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePolicy
-from veilmq.model.reports import Failure, Report, Reported
-from veilmq.model.states import State
+from veilmq.model.settings.plan import Adaptive, LeasePlan
+from veilmq.model.settings.queue import DeduplicationScope, QueueKey, RedrivePolicy
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 

@@ -11,7 +11,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import Origin, Receive, Sweep
 from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.store.sqlite.upkeep import origins
 

@@ -11,9 +11,9 @@ from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.model.commands import DropQuarantined, Receive
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.message import Extras, id_text
+from veilmq.model.messages.message import Extras, id_text
 from veilmq.model.outcomes import Deleted, Sent
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import DamagedMessage
 from veilmq.store.sqlite.batch.set_apart import LINES_MAX
 from veilmq.store.sqlite.tools.integrity import check

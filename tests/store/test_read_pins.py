@@ -11,7 +11,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.store import SqliteStore
 
 BYTES_MAX = 20_000

@@ -32,11 +32,11 @@ from veilmq.model.commands import (
 )
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.moves import MOVES_PER_SECOND_MAX, MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, QueueDescribed, QueuesListed, Received
-from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.model.topic import is_hidden
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.queues import OrderedNames
 from veilmq.store.sqlite.leases.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH

@@ -24,9 +24,9 @@ from tests.support.sqlite import SMALL, SqliteFactory
 from veilmq.admin.history.reading import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import HOUR_US
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate

@@ -12,7 +12,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Swept
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.testing.replaying import replay
 

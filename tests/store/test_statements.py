@@ -14,7 +14,7 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import Delete
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 MESSAGES = 100
 MANY = 240

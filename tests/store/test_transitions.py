@@ -10,7 +10,7 @@ from tests.support.sqlite import store_of
 from tests.support.transitions import SteppingFactory
 
 from veilmq.model.instant import HOUR_US
-from veilmq.model.states import State
+from veilmq.model.messages.states import State
 
 
 @pytest.fixture

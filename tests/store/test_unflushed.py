@@ -14,9 +14,9 @@ from veilmq.admin.history.reading import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.message import Attribute, Extras, id_text
+from veilmq.model.messages.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.errors import DatabaseUnusable
 from veilmq.store.sqlite.batch import memtable
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE

@@ -12,9 +12,9 @@ from tests.support.contract.stage import TESTER, sending
 
 from veilmq.model.commands import AnyCommand, Delete, Receive, Send, Sweep
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
-from veilmq.model.queue import FIFO_SUFFIX, QueueKey
+from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 from veilmq.store import Store
 from veilmq.testing.seeded import chance
 

@@ -2,8 +2,9 @@
 
 Strategy: every message is one object in one list, and each command searches all of them. The order among groups is in
 reference_groups.py, move tasks are in reference_moves.py, settings in reference_settings.py. States and steps are those
-of model/states.py: a step that is not in the table is an error here. The store chooses ids, sequences and handles; the
-model learns them from each answer that it has found right, and identifies messages by sequence and handles by text.
+of model/messages/states.py: a step that is not in the table is an error here. The store chooses ids, sequences and
+handles; the model learns them from each answer that it has found right, and identifies messages by sequence and handles
+by text.
 Expiry is applied when a message is met, as the store may do: the events of a sweep's expiries are passed to `buried`.
 """
 
@@ -56,6 +57,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.instant import FOREVER, MINUTE_US
+from veilmq.model.messages.states import STEPS, State, Step
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -66,9 +68,8 @@ from veilmq.model.outcomes import (
     Sent,
     Undelivered,
 )
-from veilmq.model.plan import NO_PLAN, PlanState
-from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
-from veilmq.model.states import STEPS, State, Step
+from veilmq.model.settings.plan import NO_PLAN, PlanState
+from veilmq.model.settings.queue import DeduplicationScope, QueueKey, QueueSettings
 
 NO_BUCKET: Final = (0, Fraction(0), 0)
 _STEPS: Final = {(step.source, step.event): step for step in STEPS}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
-from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.model.states import State
+from veilmq.model.messages.states import State
+from veilmq.model.settings.queue import PRIORITY_DEFAULT
 
 if TYPE_CHECKING:
     from tests.support.reference import Message

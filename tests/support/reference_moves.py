@@ -14,10 +14,10 @@ from veilmq.model.commands import CancelMove, StartMove
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import Instant
+from veilmq.model.messages.states import State
 from veilmq.model.moves import TASK_US_MAX, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MoveStarted, Outcome
-from veilmq.model.queue import QueueKey
-from veilmq.model.states import State
+from veilmq.model.settings.queue import QueueKey
 
 if TYPE_CHECKING:
     from tests.support.reference import Message, Queue, Reference

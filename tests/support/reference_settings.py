@@ -1,7 +1,7 @@
 """The reference model's settings: creations, changes and plans, and what they allow a receive.
 
 Strategy: as reference.py. Whether a change is right is asked in the store's order, so that of two wrong things the same
-one is named. What `model/plan.py` says a plan may become is taken from there.
+one is named. What `model/settings/plan.py` says a plan may become is taken from there.
 """
 
 from fractions import Fraction
@@ -20,10 +20,10 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.instant import SECOND_US
+from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
-from veilmq.model.plan import Adaptive, PlanState, effective, same_leases
-from veilmq.model.queue import DeduplicationScope, QueueSettings
-from veilmq.model.states import State
+from veilmq.model.settings.plan import Adaptive, PlanState, effective, same_leases
+from veilmq.model.settings.queue import DeduplicationScope, QueueSettings
 
 if TYPE_CHECKING:
     from tests.support.reference import Message, Queue, Reference

@@ -13,7 +13,7 @@ from veilmq.admin.history.reading import Scope, snapshot_lines
 from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.model.instant import FOREVER
-from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.model.settings.queue import FIFO_SUFFIX
 from veilmq.store import Store, View
 from veilmq.store.options import MIB, Options
 from veilmq.store.sqlite.batch.memtable import replay

@@ -1,4 +1,4 @@
-"""A SQLite store that takes no step but those of the table of states (veilmq.model.states): checked at each commit.
+"""A SQLite store that takes only the steps of the table of states (model/messages/states.py): checked at each commit.
 
 Strategy: after each commit every message is looked up in the store's places (`PLACES`), and the batch's events are
 replayed over the table from where the messages were before. A step that the table does not have fails, and so does a
@@ -15,8 +15,8 @@ from tests.support.sqlite import SqliteFactory
 from veilmq.model.commands import AnyCommand
 from veilmq.model.events import ENDED_BY_ITSELF, Event, Kind
 from veilmq.model.instant import Instant
+from veilmq.model.messages.states import STEPS, State
 from veilmq.model.outcomes import Outcome
-from veilmq.model.states import STEPS, State
 from veilmq.store.options import Options
 from veilmq.store.sqlite.messages.places import MEMTABLE, MEMTABLE_LEASED, PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.store import SqliteStore

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.service import Keys
-from veilmq.model.access import AccessKey, Action, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
+from veilmq.model.settings.access import AccessKey, Action, Keyring
 from veilmq.server.auth.hosts import is_loopback_name
 
 logger = logging.getLogger("veilmq.admin")

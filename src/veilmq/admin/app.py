@@ -27,9 +27,9 @@ from veilmq.admin.queues import Queues
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.admin.topics import Topics
 from veilmq.admin.upkeep import Upkeep
-from veilmq.model.access import Action
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
+from veilmq.model.settings.access import Action
 from veilmq.server.config.settings import FIELDS, Address, Settings
 
 _CLOCK_STEP_S_SHOWN: Final = 60

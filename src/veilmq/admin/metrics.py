@@ -21,12 +21,12 @@ from starlette.responses import Response
 from veilmq.admin.answers import caller_of
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.service import Service
-from veilmq.model.access import Action
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SETTINGS_QUEUES, PushResult, is_hidden
+from veilmq.model.settings.access import Action
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import SETTINGS_QUEUES, PushResult, is_hidden
 from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store import Reader
 from veilmq.store.reader import QueueState

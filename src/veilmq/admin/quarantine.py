@@ -10,8 +10,8 @@ from veilmq.admin.api import inputs
 from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.admin.history.reading import covers
 from veilmq.admin.service import Service, home_region
-from veilmq.model.access import Action
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import Action
+from veilmq.model.settings.queue import QueueKey
 
 
 class Quarantine:

@@ -15,11 +15,11 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OPERATIONS, Asked, Operation
 from veilmq.admin.history.reading import message_page, oldest_ages_us
 from veilmq.admin.service import Service, home_region, knows
-from veilmq.model.access import Action
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import Action
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.port import may_lead
 
 _PATH = "/api/v1/queues/{account}/{region}/{name}"

@@ -7,8 +7,8 @@ ports.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from veilmq.model.access import Keyring
 from veilmq.model.instant import Instant
+from veilmq.model.settings.access import Keyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.http.listener import Listener
 from veilmq.server.port import Port

@@ -16,11 +16,11 @@ from veilmq.admin.api import inputs
 from veilmq.admin.api.views import shown_move, shown_topic
 from veilmq.admin.history.reading import all_moves, covers, topics_of
 from veilmq.admin.service import Service, home_region
-from veilmq.model.access import Action
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
 from veilmq.model.moves import MoveInfo
-from veilmq.model.topic import TopicKey
+from veilmq.model.settings.access import Action
+from veilmq.model.settings.topic import TopicKey
 
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
 L = TypeVar("L", bound=inputs.ListInput)

@@ -21,7 +21,7 @@ from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
-from veilmq.model.access import Action
+from veilmq.model.settings.access import Action
 from veilmq.store.errors import DatabaseFailed
 from veilmq.store.reader import Progress
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from veilmq.checking.lives import Granted, History, Life
 from veilmq.checking.log import FOREVER, Kind, Operation, Outcome, end_of
 from veilmq.checking.report import Report, Rule
-from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 
 def check_groups(history: History, report: Report) -> None:

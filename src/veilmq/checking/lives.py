@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from veilmq.checking.log import FOREVER, Grant, Kind, LogInvalid, Operation, Outcome, end_of
 from veilmq.checking.report import Promises
-from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 
 class Granted(NamedTuple):

@@ -5,7 +5,7 @@ from collections import defaultdict
 from veilmq.checking.lives import History, Life
 from veilmq.checking.log import FOREVER, Kind, Operation, Outcome
 from veilmq.checking.report import Report, Rule
-from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 
 def check_message(history: History, life: Life, report: Report) -> None:

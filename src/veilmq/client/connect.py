@@ -28,8 +28,8 @@ from veilmq.client.adapters.cloud import client_name
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+from veilmq.model.settings.access import HOME_REGION_DEFAULT
 
 _ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _PARAMETER: Final = re.compile("[a-z_]{1,20}")

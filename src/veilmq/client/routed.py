@@ -26,7 +26,7 @@ from veilmq.client.threads import Closing
 from veilmq.client.unreadable import log
 from veilmq.client.waits import Parked
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
-from veilmq.model.reports import Failure
+from veilmq.model.messages.reports import Failure
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -29,8 +29,8 @@ from veilmq.model.commands import (
 from veilmq.model.errors import Overloaded, RateExceeded, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, QueueDeleted, Received, Swept
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import is_hidden
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import is_hidden
 
 
 class Answer(NamedTuple):

@@ -23,8 +23,8 @@ import msgspec
 from veilmq.engine.limits import Limits
 from veilmq.model.commands import Receive
 from veilmq.model.instant import Instant
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import is_hidden
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import is_hidden
 
 _STALE_MAX: Final = 1_024
 """How many more stale entries than parked waiters the heap may hold before it is rebuilt."""

@@ -5,7 +5,7 @@ per principal, not per user agent, bounds the memory: a client can send any numb
 """
 
 from veilmq.model.commands import Origin, PollCount, Receive
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 POLLERS_MAX = 10_000
 """Distinct (queue, principal) pairs counted in one minute; more are not counted."""

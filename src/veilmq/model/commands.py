@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.plan import LeasePlan
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
-from veilmq.model.reports import Report
-from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages.reports import Report
+from veilmq.model.settings.plan import LeasePlan
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256
 

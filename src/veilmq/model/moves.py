@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from veilmq.model.instant import HOUR_US, Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 MOVES_PER_SECOND_MAX: Final = 500
 TASKS_ACTIVE_MAX: Final = 100

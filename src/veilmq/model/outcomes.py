@@ -7,10 +7,10 @@ import msgspec
 
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.message import Delivery
+from veilmq.model.messages.message import Delivery
 from veilmq.model.moves import MoveInfo
-from veilmq.model.queue import QueueInfo, QueueKey, XmlBody
-from veilmq.model.topic import SubscriptionInfo, TopicInfo
+from veilmq.model.settings.queue import QueueInfo, QueueKey, XmlBody
+from veilmq.model.settings.topic import SubscriptionInfo, TopicInfo
 
 
 class Sent(msgspec.Struct, gc=False):

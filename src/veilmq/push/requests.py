@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 from yarl import URL
 
 from veilmq.model.instant import Instant
-from veilmq.model.message import Delivery
-from veilmq.model.reports import Failure, Report, Reported, failure_of
-from veilmq.model.topic import ContentFormat, Notification, SubscriptionSettings, TopicKey, render
+from veilmq.model.messages.message import Delivery
+from veilmq.model.messages.reports import Failure, Report, Reported, failure_of
+from veilmq.model.settings.topic import ContentFormat, Notification, SubscriptionSettings, TopicKey, render
 from veilmq.push.addresses import Endpoint, Lookups, Network, choose, parse
 from veilmq.push.endpoints import EndpointState
 from veilmq.push.signing import Signer, string_to_sign

@@ -13,7 +13,7 @@ counted for a minute; an endpoint whose name is still not resolved then has fail
 from typing import Final
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.topic import ATTEMPTS_MAX, RetryStrategy
+from veilmq.model.settings.topic import ATTEMPTS_MAX, RetryStrategy
 
 BACKOFF_SECONDS: Final = (10, 20)
 _DOUBLINGS: Final = 9

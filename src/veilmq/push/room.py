@@ -37,11 +37,11 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.message import Delivery
+from veilmq.model.messages.message import Delivery
+from veilmq.model.messages.receipt import rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
-from veilmq.model.queue import QueueKey
-from veilmq.model.receipt import rotation_of
-from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import EndpointRefused, Lookups, Network, Resolve, resolve
 from veilmq.push.endpoints import EndpointState, EndpointStates, endpoint_of
 from veilmq.push.local_exhaustion import LocalExhaustion, LocalExhaustions, local_exhaustion_of

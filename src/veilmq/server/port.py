@@ -21,7 +21,6 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.commands import (
     AnyCommand,
     CancelMove,
@@ -53,7 +52,8 @@ from veilmq.model.commands import (
 from veilmq.model.errors import Overloaded, StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Keyring
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.auth.hosts import Hosts
 from veilmq.server.clock import wall

@@ -13,10 +13,10 @@ import msgspec
 
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.moves import MoveInfo
-from veilmq.model.queue import QueueInfo, QueueKey, QueueSettings
-from veilmq.model.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
+from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
 
 Topics = dict[TopicKey, "LiveTopic"]

@@ -14,7 +14,7 @@ import msgspec
 
 from veilmq.model.events import EventRecord, Part
 from veilmq.model.instant import FOREVER
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueSettings
 
 _LEASE: Final = ("rotation", "due", "granted", "first_received")
 _PRIVATE: Final = ("labels", "tags")

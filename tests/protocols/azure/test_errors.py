@@ -5,7 +5,7 @@ from typing import Any
 from veilmq.model.commands import Delete, Origin
 from veilmq.model.errors import VeilError, leaves
 from veilmq.model.instant import Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.azure import errors
 from veilmq.protocols.azure.errors import Fault, fault_of
 from veilmq.protocols.azure.operations.table import OPERATIONS, TABLE

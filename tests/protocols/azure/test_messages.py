@@ -6,7 +6,7 @@ from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.queue import QueueKey, RedrivePolicy, XmlBody
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy, XmlBody
 from veilmq.testing.for_each import for_each
 
 NEVER = "Fri, 31 Dec 9999 23:59:59 GMT"

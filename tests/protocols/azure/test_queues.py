@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.testing.for_each import for_each
 
 ACL = "<?xml version='1.0'?><SignedIdentifiers>{}</SignedIdentifiers>"

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from veilmq.model.access import AccessKey, NamedAccount
 from veilmq.model.instant import SECOND_US
+from veilmq.model.settings.access import AccessKey, NamedAccount
 from veilmq.testing.for_each import for_each
 
 MESSAGE = "<QueueMessage><MessageText>x</MessageText></QueueMessage>"

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from veilmq.model.topic import SETTINGS_QUEUES
+from veilmq.model.settings.topic import SETTINGS_QUEUES
 from veilmq.protocols.azure.call import SERVICE_QUEUE
 from veilmq.testing.for_each import for_each
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from veilmq.model.access import NamedAccount
+from veilmq.model.settings.access import NamedAccount
 from veilmq.protocols.azure import addresses, call, instants
 from veilmq.testing.for_each import for_each
 

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.azure.auth.sas import Policy, policies_label
 from veilmq.testing.for_each import for_each
 

@@ -20,7 +20,7 @@ from veilmq.model.errors import (
     VeilError,
     leaves,
 )
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.mns import errors
 from veilmq.testing.for_each import for_each
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.for_each import for_each
 
 QUEUE = "/queues/jobs"

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.model.access import Action, Grant
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import Attribute
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SETTINGS_QUEUES, TopicKey, hidden_queue
+from veilmq.model.messages.message import Attribute
+from veilmq.model.settings.access import Action, Grant
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import SETTINGS_QUEUES, TopicKey, hidden_queue
 from veilmq.protocols.mns.operations.account import ACCOUNT_QUEUE
 from veilmq.testing.for_each import for_each
 

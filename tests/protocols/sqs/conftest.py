@@ -27,11 +27,11 @@ from botocore.exceptions import ClientError
 from tests.support.clock import ManualClock
 from tests.support.sqlite import SMALL
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import AnyCommand, Sweep
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.message import NO_EXTRAS, Delivery, Extras
+from veilmq.model.messages.message import NO_EXTRAS, Delivery, Extras
 from veilmq.model.outcomes import Outcome, Swept
+from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.server.port import denied_action

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.model.access import Action, Grant
+from veilmq.model.settings.access import Action, Grant
 from veilmq.testing.for_each import for_each
 
 ARN = "arn:aws:sqs:us-east-1:111122223333:"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veilmq.model.instant import Instant
-from veilmq.model.queue import (
+from veilmq.model.settings.queue import (
     DeduplicationScope,
     QueueCounts,
     QueueInfo,

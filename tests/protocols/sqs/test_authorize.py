@@ -13,7 +13,7 @@ from veilmq.model.commands import AnyCommand, ChangeQueue, DescribeQueue, Origin
 from veilmq.model.errors import Overloaded
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
 from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 from veilmq.testing.for_each import for_each

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueueDescribed
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.access import EVERYTHING, AccessKey
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint

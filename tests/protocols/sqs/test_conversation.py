@@ -23,7 +23,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import MessageTooLarge, QueueMissing, ReceiptInvalid
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras
+from veilmq.model.messages.message import NO_EXTRAS, Attribute, Delivery, Extras
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -36,7 +36,7 @@ from veilmq.model.outcomes import (
     Received,
     Sent,
 )
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"

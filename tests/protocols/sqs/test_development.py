@@ -1,8 +1,8 @@
 """Development mode: any credentials, or none; what can be read of them names the key and the region."""
 
-from veilmq.model.access import AccessKey
 from veilmq.model.commands import DescribeQueue
 from veilmq.model.instant import Instant
+from veilmq.model.settings.access import AccessKey
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each

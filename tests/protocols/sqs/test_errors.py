@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from veilmq.model.access import Action
 from veilmq.model.commands import SERVER, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue, Receive, Send
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -31,7 +30,8 @@ from veilmq.model.errors import (
 )
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueDescribed
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.access import Action
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Codec
 from veilmq.protocols.sqs.errors import QUERY_WORDS, fault_of

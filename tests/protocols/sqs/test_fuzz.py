@@ -11,11 +11,11 @@ import botocore
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.errors import leaves
 from veilmq.model.instant import Instant
-from veilmq.model.message import Attribute, Delivery, Extras
+from veilmq.model.messages.message import Attribute, Delivery, Extras
 from veilmq.model.outcomes import Received
+from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 

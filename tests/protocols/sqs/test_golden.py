@@ -2,13 +2,13 @@
 
 import msgspec
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import Delete, Receive, Send
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.message import Attribute, Delivery, Extras
+from veilmq.model.messages.message import Attribute, Delivery, Extras
 from veilmq.model.outcomes import Deleted, Outcome, QueueChanged, QueueDescribed, QueuesListed, Received, Sent
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.access import EVERYTHING, AccessKey
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 

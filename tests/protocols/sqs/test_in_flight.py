@@ -11,7 +11,7 @@ from tests.support.contract.stage import sending
 from veilmq.model.commands import Origin, Receive
 from veilmq.model.instant import HOUR_US
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import limits
 
 JOBS = QueueKey("111122223333", "us-east-1", "jobs")

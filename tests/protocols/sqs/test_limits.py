@@ -10,7 +10,7 @@ from typing import Any
 
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, QueueChanged, QueueCreated, QueuesListed, Received, Sent
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"

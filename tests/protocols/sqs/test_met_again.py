@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.model.access import Action, Grant
 from veilmq.model.commands import ChangeQueue, DeleteQueue, DescribeQueue, Origin
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import Action, Grant
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs.attributes import spelled_as
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
 from veilmq.testing.for_each import for_each

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import CreateQueue, ListQueues
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from veilmq.model.commands import ChangeQueue, DescribeQueue, Origin
-from veilmq.model.queue import QueueKey, SettingsChange
+from veilmq.model.settings.queue import QueueKey, SettingsChange
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.auth.authorize import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.auth.policy import AccessRequest, Decision, PolicyInvalid, evaluate, read_policy

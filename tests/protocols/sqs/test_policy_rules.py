@@ -7,7 +7,7 @@ import botocore.session
 import pytest
 
 from veilmq.model.commands import ChangeQueue, Origin
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs.auth.policy import ACTIONS, ActionUnknown, check_rules
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
 from veilmq.testing.for_each import for_each

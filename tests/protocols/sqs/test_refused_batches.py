@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.model.access import Action, Grant
+from veilmq.model.settings.access import Action, Grant
 
 MISSING = "AWS.SimpleQueueService.NonExistentQueue"
 BATCHES: dict[str, tuple[str, Action, dict[str, Any], dict[str, Any]]] = {

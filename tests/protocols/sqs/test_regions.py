@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueuesListed
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.access import EVERYTHING, AccessKey
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.addresses import PATH, STANDARD
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint

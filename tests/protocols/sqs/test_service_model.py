@@ -17,7 +17,7 @@ import pytest
 from tests.support.contract.stage import sending
 
 from veilmq.model.commands import Origin, Receive
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.testing.for_each import for_each

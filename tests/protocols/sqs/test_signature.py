@@ -20,10 +20,10 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import DescribeQueue, Send
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.auth.signature_parts import canonical_path

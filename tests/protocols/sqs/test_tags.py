@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from veilmq.model.access import Action, Grant
+from veilmq.model.settings.access import Action, Grant
 from veilmq.protocols.sqs import limits
 from veilmq.testing.for_each import for_each
 

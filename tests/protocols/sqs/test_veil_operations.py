@@ -10,7 +10,6 @@ import pytest
 
 from veilmq.client.adapters.service_errors import Refusal, error_of
 from veilmq.client.adapters.veil.calls import Signer, failure_of, received_of
-from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import (
     AfterExpiry,
     CreateQueue,
@@ -26,7 +25,8 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError, leaves
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.model.message import Attribute, Delivery, Extras
+from veilmq.model.messages.message import Attribute, Delivery, Extras
+from veilmq.model.messages.reports import WORKING
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -37,8 +37,8 @@ from veilmq.model.outcomes import (
     Received,
     Sent,
 )
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
-from veilmq.model.reports import WORKING
+from veilmq.model.settings.access import EVERYTHING, AccessKey
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.protocols.sqs.operations.message_attributes import body_md5

@@ -6,7 +6,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import ListQueues
 from veilmq.model.errors import QueueMissing, ReceiptInvalid
 from veilmq.model.outcomes import QueuesListed
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 OTHERS = (QueueKey("111111111111", REGION, "jobs"), QueueKey(ACCOUNT, "eu-west-1", "jobs"))
 

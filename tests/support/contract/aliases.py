@@ -8,7 +8,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect,
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, ListQueues
 from veilmq.model.errors import ParameterInvalid, QueueExists
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDeleted, QueuesListed
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 SMALL = "[a-z-]+"
 

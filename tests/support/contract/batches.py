@@ -6,7 +6,7 @@ from veilmq.model.commands import AnyCommand, CreateQueue, Delete, DeleteQueue, 
 from veilmq.model.errors import LeaseTaken, MessageGone, MessageTooLarge, ReceiptInvalid, StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Sent
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 
 def _deleting(stage: Stage, queue: QueueKey, handle: str) -> Delete:

@@ -7,7 +7,7 @@ from veilmq.model.commands import CheckClock, Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import ClockChecked, Deleted
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 STEP_US = 10 * DAY_US
 

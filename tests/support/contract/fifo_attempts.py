@@ -7,10 +7,10 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect, refused
 from veilmq.model.commands import Receive, SuggestPlan, Undeliver
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
-from veilmq.model.plan import Adaptive, LeasePlan
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.plan import Adaptive, LeasePlan
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 
 LEASE_US = 30 * SECOND_US
 WINDOW_US = 5 * MINUTE_US

@@ -10,8 +10,8 @@ from tests.support.contract.stage import TESTER, Stage, bodies, refused
 from veilmq.model.commands import Receive
 from veilmq.model.errors import RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import Extras
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.messages.message import Extras
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 
 LEASE_US = SECOND_US
 

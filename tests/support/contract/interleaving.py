@@ -10,9 +10,9 @@ import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Peek
-from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Received
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 _HISTORY_MAX = 10_000
 

@@ -9,7 +9,7 @@ from veilmq.model.commands import AfterExpiry, Extend, Sweep, Undeliver
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, MessageTooLarge, ParameterInvalid
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Deleted, Extended, Undelivered
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 ALLOW, REFUSE = AfterExpiry.ALLOW, AfterExpiry.REFUSE
 LEASE_US = 10 * SECOND_US

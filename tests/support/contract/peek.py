@@ -5,7 +5,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import Peek
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 
 class TestPeek:

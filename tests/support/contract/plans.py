@@ -7,10 +7,10 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect,
 from veilmq.model.commands import CreateQueue, RevertPlan, SuggestPlan
 from veilmq.model.errors import CapabilityMissing, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
-from veilmq.model.plan import Adaptive, LeasePlan
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.plan import Adaptive, LeasePlan
+from veilmq.model.settings.queue import QueueKey
 
 
 def suggest(stage: Stage, queue: QueueKey, **plan: Any) -> Outcome:

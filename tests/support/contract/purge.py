@@ -7,7 +7,7 @@ from veilmq.model.commands import Sweep
 from veilmq.model.errors import MessageGone, PurgeInProgress, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Purged, QueueDeleted, Swept
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 
 def _fill(stage: Stage, queue: QueueKey) -> str:

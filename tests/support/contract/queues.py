@@ -9,7 +9,7 @@ from veilmq.model.commands import CreateQueue, DescribeQueue, ListQueues
 from veilmq.model.errors import QueueDeletedRecently, QueueExists, QueueMissing, RedriveRefused
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDeleted, QueuesListed
-from veilmq.model.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
+from veilmq.model.settings.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
 
 KEY = QueueKey(ACCOUNT, REGION, "jobs")
 

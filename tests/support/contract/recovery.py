@@ -4,7 +4,7 @@ from tests.support.contract.stage import Stage, bodies, expect
 
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Deleted
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 
 
 def _populate(stage: Stage) -> list[QueueKey]:

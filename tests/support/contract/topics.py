@@ -48,7 +48,8 @@ from veilmq.model.errors import (
     TopicMissing,
 )
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import Extras, id_text
+from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages.receipt import rotation_of
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -62,9 +63,8 @@ from veilmq.model.outcomes import (
     TopicDescribed,
     TopicsListed,
 )
-from veilmq.model.queue import QueueKey
-from veilmq.model.receipt import rotation_of
-from veilmq.model.topic import (
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import (
     ATTEMPTS_MAX,
     NOTIFICATION_NAMESPACE,
     TOPIC_RETENTION_US,

@@ -13,9 +13,9 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import AnyCommand, Receive, Undeliver
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 
 GiveBack = Callable[[Stage, QueueKey, list[Delivery]], None]
 

@@ -9,7 +9,7 @@ from tests.support.contract.stage import TESTER, Stage, expect, refused, sending
 from veilmq.model.commands import Peek, Receive
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 from veilmq.model.outcomes import Extended, Received
-from veilmq.model.queue import XmlBody
+from veilmq.model.settings.queue import XmlBody
 
 TEXT = "a <text> with \u00e9 and \U0001f600"
 ENCODED = b64encode(TEXT.encode()).decode()

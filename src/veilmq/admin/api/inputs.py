@@ -20,8 +20,8 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
-from veilmq.model.plan import Adaptive
-from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
+from veilmq.model.settings.plan import Adaptive
+from veilmq.model.settings.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 from veilmq.store import View
 from veilmq.store.reader import HOLD_S_MAX
 

@@ -16,7 +16,6 @@ from msgspec import UNSET
 
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
-from veilmq.model.access import Action
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
@@ -39,7 +38,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character
+from veilmq.model.messages.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -54,8 +53,9 @@ from veilmq.model.outcomes import (
     Received,
     Sent,
 )
-from veilmq.model.plan import LeasePlan
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, RedriveAllowPolicy, RedrivePolicy, SettingsChange
+from veilmq.model.settings.access import Action
+from veilmq.model.settings.plan import LeasePlan
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey, RedriveAllowPolicy, RedrivePolicy, SettingsChange
 
 
 class Asked(NamedTuple):

@@ -12,11 +12,11 @@ import msgspec
 
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import FOREVER
-from veilmq.model.message import Delivery, Extras, id_text
+from veilmq.model.messages.message import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.outcomes import ClockChecked, Outcome, Sent
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
-from veilmq.model.topic import hidden_queue
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.settings.topic import hidden_queue
 
 if TYPE_CHECKING:
     from veilmq.server.service import PushRoom

@@ -44,11 +44,11 @@ from veilmq.admin.history.reading import (
     visible,
 )
 from veilmq.admin.service import Service
-from veilmq.model.access import Action
 from veilmq.model.commands import LeaseSource
 from veilmq.model.errors import DiskLow
 from veilmq.model.events import Event, HistoryTrimmed, Kind, shown_detail
-from veilmq.model.message import id_text
+from veilmq.model.messages.message import id_text
+from veilmq.model.settings.access import Action
 from veilmq.store import View
 from veilmq.store.files import SyncedInPieces
 

@@ -11,8 +11,8 @@ from hashlib import md5
 from typing import Any, Final
 
 from veilmq.admin.api.views import shown_extras, shown_key
-from veilmq.model.message import id_text
-from veilmq.model.queue import QueueKey
+from veilmq.model.messages.message import id_text
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader
 from veilmq.store.reader import DamagedMessage
 

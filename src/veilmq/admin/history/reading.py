@@ -14,14 +14,14 @@ import msgspec
 
 from veilmq.admin.api.inputs import Wanted
 from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_settings
-from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.message import id_text
+from veilmq.model.messages.message import id_text
 from veilmq.model.moves import MoveInfo
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import TopicKey
+from veilmq.model.settings.access import AccessKey, Action
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import TopicKey
 from veilmq.store import Reader, View
 from veilmq.store.reader import ListedMessage, QueueState
 

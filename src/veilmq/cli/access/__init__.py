@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cli.failures import Exit, Failure, advice_on
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 if TYPE_CHECKING:
     from veilmq.cli.access.http import HttpAccess

@@ -30,13 +30,13 @@ from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
 from veilmq.cli.options import refused_value
 from veilmq.engine import DatabaseError, Engine, open_directory
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.model.message import id_text
+from veilmq.model.messages.message import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.store import Store
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe

@@ -21,9 +21,9 @@ from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.failures import Exit, Failure, Missing, Unknown, Unreachable
 from veilmq.cli.options import refused_value
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
+from veilmq.model.settings.queue import QueueKey
 
 if TYPE_CHECKING:
     from veilmq.store.files import Writing

@@ -28,7 +28,7 @@ from veilmq.cli.remote.queues import change_queue, create, list_queues, list_top
 if TYPE_CHECKING:
     from veilmq.cli.access import AdminAccess, Home
     from veilmq.cli.access.http import HttpAccess
-    from veilmq.model.queue import QueueKey
+    from veilmq.model.settings.queue import QueueKey
 
 
 _ELSEWHERE_MAX: Final = 10_000
@@ -83,7 +83,7 @@ class Asked:
 
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""
-        from veilmq.model.queue import QueueKey
+        from veilmq.model.settings.queue import QueueKey
 
         return QueueKey(self.account, self.region, name)
 

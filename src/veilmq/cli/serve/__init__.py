@@ -32,7 +32,7 @@ from veilmq.cli.failures import Exit, Failure, closed_to_user, file_advice, fore
 from veilmq.cli.serve.admin_entry import AdminEntry
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
-from veilmq.model.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols.http import external_path
 from veilmq.server.auth.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall

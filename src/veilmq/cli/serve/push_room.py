@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 from veilmq.push.local_exhaustion import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.config.settings import Settings

@@ -38,8 +38,8 @@ from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.threads import Closing
 from veilmq.client.unreadable import Policy, log, read_each, receive_readable
 from veilmq.model.errors import ParameterInvalid, VeilError
-from veilmq.model.message import first_forbidden_character
-from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 BELIEVED_SECONDS: Final = 60.0
 """How long the settings that a queue reported are cached."""

@@ -37,7 +37,7 @@ from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.logbook import check_half, check_log, form_for, times_for
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
-from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 DEFINITIONS_DEFAULT: Final = own_path("veilmq-pull-topics")
 _LOG_SUFFIX: Final = "-operation-log"

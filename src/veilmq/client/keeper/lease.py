@@ -1,7 +1,7 @@
 """One held message: its states with every transition between them, its record, and the lease that its handler sees.
 
-Strategy: a table, as in model/states.py; every state change is looked up in `STEPS`. A call in progress is a state
-(EXTENDING, ENDING), so extend and delete cannot overlap, and nothing follows DONE.
+Strategy: a table, as in model/messages/states.py; every state change is looked up in `STEPS`. A call in progress is a
+state (EXTENDING, ENDING), so extend and delete cannot overlap, and nothing follows DONE.
 
 A `Hold` is one narrow record for each message, because there may be 100,000 of them. Only decisions.py changes its
 state, under the keeper's lock. A `Lease` is this record plus the handler's calls. Each call goes through the keeper, so
@@ -22,7 +22,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import ServiceError
 from veilmq.client.messages import Received
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, QueueMissing, ReceiptInvalid, VeilError
-from veilmq.model.reports import Failure
+from veilmq.model.messages.reports import Failure
 
 
 class State(StrEnum):

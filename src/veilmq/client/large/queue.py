@@ -45,7 +45,7 @@ from veilmq.client.records.objects import Found, ObjectStore, is_key
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError
-from veilmq.model.reports import Failure
+from veilmq.model.messages.reports import Failure
 
 BODY_BYTES_MAX: Final = 2 << 30
 """The default limit, the same as AWS's extended client's."""

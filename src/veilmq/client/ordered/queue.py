@@ -26,7 +26,7 @@ from veilmq.client.ordered.storage import Storage
 from veilmq.client.queue import Capabilities, HandleOnSend, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
-from veilmq.model.reports import Failure
+from veilmq.model.messages.reports import Failure
 
 
 class OrderedQueue(Wrapping):

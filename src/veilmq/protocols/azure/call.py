@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from veilmq.model.access import AccessKey, NamedAccount
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, AnyCommand, Origin
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import AccessKey, NamedAccount
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.azure.addresses import Endpoint, Place, check_queue_name
 from veilmq.protocols.azure.cors import NOTHING, CorsHeaders
 from veilmq.protocols.azure.errors import fault_of

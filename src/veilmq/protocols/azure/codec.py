@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from veilmq.model.access import Action, NamedAccount, NamedAccounts
 from veilmq.model.commands import AnyCommand, DescribeQueue
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
+from veilmq.model.settings.access import Action, NamedAccount, NamedAccounts
 from veilmq.protocols.azure import cors, errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, check_timeout, read_place, read_query
 from veilmq.protocols.azure.auth.bearer import Tokens

@@ -13,9 +13,9 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from veilmq.model.access import AccessKey
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SubscriptionSettings, TopicKey, is_hidden
+from veilmq.model.settings.access import AccessKey
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, is_hidden
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, address_used
 from veilmq.protocols.mns import errors, limits

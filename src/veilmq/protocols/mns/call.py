@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from veilmq.model.access import AccessKey
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import TopicKey
+from veilmq.model.settings.access import AccessKey
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import TopicKey
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.mns.addresses import Endpoint, Place, queue_of, subscription_name, topic_of, url_start
 from veilmq.protocols.mns.errors import fault_of

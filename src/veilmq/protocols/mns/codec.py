@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from hashlib import md5
 from typing import Final
 
-from veilmq.model.access import Action, Keyring
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
+from veilmq.model.settings.access import Action, Keyring
 from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import Endpoint, read_place, url_start

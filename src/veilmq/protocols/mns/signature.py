@@ -21,9 +21,9 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, EVERYTHING, HOME_REGION_DEFAULT, AccessKey, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, EVERYTHING, HOME_REGION_DEFAULT, AccessKey, Keyring
 from veilmq.protocols.bounded import Bounded, remembered
 from veilmq.protocols.http import Request
 from veilmq.protocols.keyed import Keyed

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.http import Request, address_used
 from veilmq.protocols.sqs import limits
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.model.instant import SECOND_US, seconds
-from veilmq.model.queue import (
+from veilmq.model.settings.queue import (
     DeduplicationScope,
     QueueInfo,
     QueueKey,

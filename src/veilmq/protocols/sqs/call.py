@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from veilmq.model.access import AccessKey
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import AccessKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import Endpoint, queue_of_url

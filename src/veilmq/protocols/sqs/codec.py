@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from secrets import token_urlsafe
 from typing import Final
 
-from veilmq.model.access import Action, Keyring
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome
+from veilmq.model.settings.access import Action, Keyring
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.sqs import errors

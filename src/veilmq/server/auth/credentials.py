@@ -32,7 +32,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from veilmq.model.access import (
+from veilmq.model.settings.access import (
     DEVELOPMENT_ACCOUNT,
     EVERYTHING,
     HOME_REGION_DEFAULT,

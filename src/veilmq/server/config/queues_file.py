@@ -24,13 +24,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
 from veilmq.model.errors import QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
-from veilmq.model.message import first_forbidden_character
+from veilmq.model.messages.message import first_forbidden_character
 from veilmq.model.outcomes import Outcome
-from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
+from veilmq.model.settings.access import HOME_REGION_DEFAULT
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
 from veilmq.server.auth.credentials import ACCOUNT_ID, Account
 from veilmq.server.config import elasticmq_file
 from veilmq.server.config.files import FileInvalid, LineNumbers, read_text, read_toml

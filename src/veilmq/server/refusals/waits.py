@@ -14,7 +14,7 @@ from typing import Final
 from veilmq.engine.limits import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 LOOK_S: Final = 1.0
 QUIET_S: Final = 60.0

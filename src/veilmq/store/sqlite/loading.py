@@ -10,8 +10,8 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.receipt import KEY_BYTES, ReceiptKey
-from veilmq.model.topic import SubscriptionSettings, TopicKey, TopicSettings
+from veilmq.model.messages.receipt import KEY_BYTES, ReceiptKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
 from veilmq.store.reader import LiveSubscription, LiveTopic, Topics

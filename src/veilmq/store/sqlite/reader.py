@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report, Topics

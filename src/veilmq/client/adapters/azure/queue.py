@@ -64,7 +64,7 @@ from veilmq.model.errors import (
     QueueExists,
     VeilError,
 )
-from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
+from veilmq.model.messages.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
 
 RECEIVE_MAX: Final = 32
 _WAIT_MAX: Final = 30

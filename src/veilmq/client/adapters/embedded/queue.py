@@ -26,7 +26,6 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Recomme
 from veilmq.client.queue import ById, Capabilities
 from veilmq.client.threads import Closing
 from veilmq.model import outcomes
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
@@ -43,9 +42,10 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.messages.reports import WORKING, Failure, report_of
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import FIFO_SUFFIX, QueueInfo, QueueKey, QueueSettings
-from veilmq.model.reports import WORKING, Failure, report_of
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
+from veilmq.model.settings.queue import FIFO_SUFFIX, QueueInfo, QueueKey, QueueSettings
 from veilmq.store.options import Options
 
 T = TypeVar("T")

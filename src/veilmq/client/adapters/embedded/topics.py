@@ -24,9 +24,9 @@ from veilmq.model.commands import (
     Subscribe,
 )
 from veilmq.model.errors import QueueMissing, SubscriptionExists, TopicExists, TopicMissing, VeilError
-from veilmq.model.message import id_text
-from veilmq.model.queue import QueueKey
-from veilmq.model.topic import ContentFormat, SubscriptionSettings, TopicKey
+from veilmq.model.messages.message import id_text
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import ContentFormat, SubscriptionSettings, TopicKey
 
 _PAGE: Final = 1_000
 

@@ -81,7 +81,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
-from veilmq.model.reports import RELEASED, WORKING, Failure, Report, Reported
+from veilmq.model.messages.reports import RELEASED, WORKING, Failure, Report, Reported
 
 BATCH_MAX: Final = 16
 WAIT_MAX: Final = 30

@@ -30,8 +30,8 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.queue import ById, Capabilities
 from veilmq.client.waits import CancellableWaits
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
-from veilmq.model.queue import FIFO_SUFFIX
-from veilmq.model.reports import WORKING, Failure, Report, report_of
+from veilmq.model.messages.reports import WORKING, Failure, Report, report_of
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 ENTRIES_MAX: Final = 10
 REQUEST_BYTES_MAX: Final = 1_048_576

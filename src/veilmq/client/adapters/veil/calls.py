@@ -23,8 +23,8 @@ from veilmq.client.adapters.veil.connections import Answer, Connection, Pool, Si
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent, size_bytes, typed, untyped
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
-from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
-from veilmq.model.reports import Report, write_header
+from veilmq.model.messages.reports import Report, write_header
+from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.protocols.sqs.forms.shapes import AttributeValue as WireValue
 from veilmq.protocols.sqs.veil import shapes
 from veilmq.protocols.sqs.veil.shapes import Failure, MessageIn, MessageOut, SentEntry

@@ -32,10 +32,10 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint
 from veilmq.client.unreadable import log
-from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
-from veilmq.model.queue import FIFO_SUFFIX
-from veilmq.model.reports import Failure, Report, report_of
+from veilmq.model.messages.reports import Failure, Report, report_of
+from veilmq.model.settings.access import HOME_REGION_DEFAULT
+from veilmq.model.settings.queue import FIFO_SUFFIX
 from veilmq.protocols.sqs.forms.shapes import CreateQueueInput, ListQueuesInput, ListQueuesResult
 from veilmq.protocols.sqs.veil import shapes
 

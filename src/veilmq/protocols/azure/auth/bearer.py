@@ -8,8 +8,8 @@ Source: "Authorize with Microsoft Entra ID", its section on the bearer challenge
 import re
 from typing import Any, Final, Protocol
 
-from veilmq.model.access import NamedAccount
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import NamedAccount
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.call import Identity
 from veilmq.protocols.azure.errors import Refusal

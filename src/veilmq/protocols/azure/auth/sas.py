@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.access import NamedAccount
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import NamedAccount
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
 from veilmq.protocols.azure.auth.shared_key import matches, read_signature

@@ -7,8 +7,8 @@ itself must be fresh: its date is within 15 minutes of ours. Source: "Authorize 
 
 from typing import Final
 
-from veilmq.model.access import NamedAccount, NamedAccounts
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import NamedAccount, NamedAccounts
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Place
 from veilmq.protocols.azure.auth.bearer import Tokens, challenge, identify

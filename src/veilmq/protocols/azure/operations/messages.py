@@ -12,10 +12,10 @@ from typing import Final
 
 from veilmq.model.commands import AfterExpiry, Delete, Extend, Peek, PurgeQueue, Receive, Send
 from veilmq.model.instant import FOREVER, SECOND_US, Instant
-from veilmq.model.message import Delivery, encode_xml_body, first_forbidden_character, id_text
+from veilmq.model.messages.message import Delivery, encode_xml_body, first_forbidden_character, id_text
+from veilmq.model.messages.reports import REPORT_HEADER, read_header
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
-from veilmq.model.queue import XmlBody
-from veilmq.model.reports import REPORT_HEADER, read_header
+from veilmq.model.settings.queue import XmlBody
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import required, whole_number
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole

@@ -17,9 +17,9 @@ import msgspec
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import first_forbidden_character
+from veilmq.model.messages.message import first_forbidden_character
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueInfo, shown_name
+from veilmq.model.settings.queue import QueueInfo, shown_name
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import service_endpoint, whole_number
 from veilmq.protocols.azure.auth.sas import policies_label, policies_of, read_policies, write_policies

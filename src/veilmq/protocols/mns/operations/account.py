@@ -6,11 +6,11 @@ setting. Source: the Python and Java SDKs.
 
 from collections.abc import Sequence
 
-from veilmq.model.access import AccessKey
 from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue
 from veilmq.model.errors import QueueMissing
 from veilmq.model.outcomes import Outcome, QueueDescribed
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import AccessKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole

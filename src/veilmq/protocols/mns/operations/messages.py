@@ -20,10 +20,10 @@ from hashlib import md5 as md5_of
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, Extend, Peek, Receive, Send
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, milliseconds
-from veilmq.model.message import NO_EXTRAS, Delivery, Extras, encode_xml_body, first_forbidden_character
+from veilmq.model.messages.message import NO_EXTRAS, Delivery, Extras, encode_xml_body, first_forbidden_character
+from veilmq.model.messages.reports import REPORT_HEADER, read_header
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
-from veilmq.model.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey, XmlBody
-from veilmq.model.reports import REPORT_HEADER, read_header
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey, XmlBody
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole

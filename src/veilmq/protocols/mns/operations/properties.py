@@ -10,7 +10,7 @@ import re
 from base64 import b64encode
 from typing import Any, Final
 
-from veilmq.model.message import Attribute, Delivery, first_forbidden_character
+from veilmq.model.messages.message import Attribute, Delivery, first_forbidden_character
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn
 from veilmq.protocols.mns.errors import bad, malformed, show

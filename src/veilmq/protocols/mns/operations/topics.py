@@ -12,7 +12,7 @@ from veilmq.model.commands import ChangeTopic, CreateTopic, DeleteTopic, Describ
 from veilmq.model.errors import TopicMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, Published, TopicCreated, TopicDescribed, TopicsListed
-from veilmq.model.topic import TopicInfo
+from veilmq.model.settings.topic import TopicInfo
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole

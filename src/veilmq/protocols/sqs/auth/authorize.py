@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.model.access import EVERYTHING, Action
 from veilmq.model.commands import ChangeQueue, DescribeQueue, StartMove
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueDescribed
-from veilmq.model.queue import QueueInfo, QueueKey
+from veilmq.model.settings.access import EVERYTHING, Action
+from veilmq.model.settings.queue import QueueInfo, QueueKey
 from veilmq.protocols.http import is_secure, source_address
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint, arn, user_arn

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import USUAL, arn, partition
 

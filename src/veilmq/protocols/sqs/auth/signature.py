@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
 from veilmq.protocols.keyed import Keyed

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from veilmq.model.access import EVERYTHING, Action
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Receive, Send
 from veilmq.model.errors import (
     LeaseError,
@@ -31,10 +30,11 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import NO_EXTRAS, Attribute, Extras, id_text, is_plain
+from veilmq.model.messages.message import NO_EXTRAS, Attribute, Extras, id_text, is_plain
+from veilmq.model.messages.reports import REPORT_HEADER, Report, read_header
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
-from veilmq.model.queue import QueueKey
-from veilmq.model.reports import REPORT_HEADER, Report, read_header
+from veilmq.model.settings.access import EVERYTHING, Action
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.call import Asked, Call, Entry, Operation, Plan, check_whole, failed, plan_entries, sole

@@ -17,7 +17,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import milliseconds
 from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import arn, queue_of_arn
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole

@@ -16,7 +16,7 @@ import msgspec
 
 from veilmq.model.commands import ChangeQueue, DescribeQueue
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueDescribed
-from veilmq.model.queue import QueueInfo, SettingsChange
+from veilmq.model.settings.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import arn, partition
 from veilmq.protocols.sqs.auth.authorize import ACROSS_ACCOUNTS, note

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from veilmq.model.access import EVERYTHING
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
 from veilmq.model.errors import QueueExists, QueueMissing, RedriveRefused, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.access import EVERYTHING
+from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
 from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change, spelled_as

@@ -10,8 +10,8 @@ from typing import Final
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError, as_fields
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
-from veilmq.model.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
+from veilmq.model.messages.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.errors import Refusal

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
-from veilmq.model.message import id_text
-from veilmq.model.queue import QueueKey
+from veilmq.model.messages.message import id_text
+from veilmq.model.settings.queue import QueueKey
 
 LINES_MAX: Final = 10
 """Lines within `WINDOW_US`."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.messages.message import NO_EXTRAS, Extras
 
 
 class MessageRow(msgspec.Struct, array_like=True, gc=False):

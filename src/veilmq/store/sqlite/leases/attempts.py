@@ -16,7 +16,7 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
-from veilmq.model.message import Delivery
+from veilmq.model.messages.message import Delivery
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import intact, with_failure

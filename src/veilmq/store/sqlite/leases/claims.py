@@ -27,10 +27,10 @@ from veilmq.model.commands import SERVER, LeaseSource, Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.queue import RedrivePolicy
-from veilmq.model.topic import is_hidden
+from veilmq.model.settings.queue import RedrivePolicy
+from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import (

@@ -14,7 +14,7 @@ from typing import Final
 
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.claims import Granting, capped, room

@@ -23,9 +23,9 @@ from veilmq.model.errors import (
 )
 from veilmq.model.events import Event, Kind, LeaseEnding, Refusal
 from veilmq.model.instant import Instant
+from veilmq.model.messages.receipt import Receipt
+from veilmq.model.messages.reports import Reported
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
-from veilmq.model.receipt import Receipt
-from veilmq.model.reports import Reported
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, pack_failure

@@ -6,8 +6,8 @@ import msgspec
 
 from veilmq.model.commands import SERVER
 from veilmq.model.events import Kind
-from veilmq.model.message import id_text
-from veilmq.model.topic import is_hidden
+from veilmq.model.messages.message import id_text
+from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import (

@@ -21,7 +21,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.outcomes import Outcome, Sent
-from veilmq.model.queue import DeduplicationScope
+from veilmq.model.settings.queue import DeduplicationScope
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row

@@ -9,7 +9,7 @@ from typing import Final
 from veilmq.model.commands import SERVER
 from veilmq.model.events import ENDED_BY_ITSELF, Kind
 from veilmq.model.instant import FOREVER, Instant
-from veilmq.model.topic import is_hidden
+from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, remove

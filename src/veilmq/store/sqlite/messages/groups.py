@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import apsw
 
-from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row

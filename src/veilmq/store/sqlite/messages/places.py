@@ -14,7 +14,7 @@ import msgspec
 
 from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
-from veilmq.model.states import State
+from veilmq.model.messages.states import State
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, MessageRow, Row
@@ -82,7 +82,7 @@ WAYS: Final = (
     Way(RETURNED, "quarantine", QUARANTINE),
     Way(RETURNED, "dead-letter", GONE),
 )
-"""The usual ones. The table of states has all steps (veilmq.model.states)."""
+"""The usual ones. The table of states has all steps (veilmq.model.messages.states)."""
 
 
 class Place(msgspec.Struct, array_like=True, gc=False):

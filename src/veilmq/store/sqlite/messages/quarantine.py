@@ -10,7 +10,7 @@ from typing import Final
 from veilmq.model.commands import SERVER, DropQuarantined
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Kind
-from veilmq.model.message import id_text
+from veilmq.model.messages.message import id_text
 from veilmq.model.outcomes import Deleted, Outcome
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.set_apart import Damaged

@@ -14,9 +14,9 @@ from veilmq.model.commands import Extend, Origin, Send
 from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant, after
-from veilmq.model.message import NO_EXTRAS, decode_xml_body
+from veilmq.model.messages.message import NO_EXTRAS, decode_xml_body
 from veilmq.model.outcomes import Outcome, Sent
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings, XmlBody
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueSettings, XmlBody
 from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer

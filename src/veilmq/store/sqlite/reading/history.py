@@ -13,7 +13,7 @@ import msgspec
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, EventRecord, Kind, shown_detail
 from veilmq.model.instant import Instant
-from veilmq.model.message import id_text
+from veilmq.model.messages.message import id_text
 from veilmq.store.reader import View
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])

@@ -19,9 +19,9 @@ import msgspec
 from veilmq.model.commands import Peek
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import Instant
-from veilmq.model.message import Delivery
+from veilmq.model.messages.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue, Queues
 from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, Unflushed, intact, with_failure

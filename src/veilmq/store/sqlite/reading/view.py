@@ -12,9 +12,9 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.events import Event, HeldMessage
-from veilmq.model.message import NO_EXTRAS
+from veilmq.model.messages.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import DamagedMessage, ListedMessage, QueueState, StoredQueue
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue

@@ -12,7 +12,7 @@ from veilmq.model.commands import Origin, RevertPlan, SuggestPlan
 from veilmq.model.errors import CapabilityMissing, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.outcomes import Outcome, QueueChanged
-from veilmq.model.plan import Adaptive, PlanState, effective, same_leases
+from veilmq.model.settings.plan import Adaptive, PlanState, effective, same_leases
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.writer import Writer
 

@@ -45,7 +45,7 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     QueuesListed,
 )
-from veilmq.model.queue import (
+from veilmq.model.settings.queue import (
     FIFO_SUFFIX,
     DeduplicationScope,
     QueueKey,
@@ -56,7 +56,7 @@ from veilmq.model.queue import (
     is_alias,
     with_change,
 )
-from veilmq.model.topic import is_hidden
+from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues, alias_key
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages.expiry import look_for_due

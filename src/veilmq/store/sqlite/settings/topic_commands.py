@@ -43,7 +43,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.events import Event, Kind
-from veilmq.model.message import Extras
+from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import (
     Deleted,
     Outcome,
@@ -57,8 +57,8 @@ from veilmq.model.outcomes import (
     TopicDescribed,
     TopicsListed,
 )
-from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
-from veilmq.model.topic import (
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy, SettingsChange
+from veilmq.model.settings.topic import (
     ATTEMPTS_MAX,
     TOPIC_RETENTION_US,
     ContentFormat,

@@ -15,7 +15,7 @@ from typing import Final
 
 import apsw
 
-from veilmq.model.receipt import KEY_BYTES
+from veilmq.model.messages.receipt import KEY_BYTES
 from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory

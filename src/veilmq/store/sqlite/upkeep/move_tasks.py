@@ -27,7 +27,7 @@ from veilmq.model.moves import (
     MoveStatus,
 )
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer

@@ -18,7 +18,7 @@ import msgspec
 
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARKED = bytes(byte if byte in b"\t\n\r" or 0x20 <= byte < 0x7F else 0x80 for byte in range(256))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.model.plan import NO_PLAN, Adaptive, PlanState
+from veilmq.model.settings.plan import NO_PLAN, Adaptive, PlanState
 
 FIFO_SUFFIX: Final = ".fifo"
 """Ends the names of FIFO queues, and of no others (SQS CreateQueue)."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import DAY_US, Instant
-from veilmq.model.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey
 
 NOTIFICATION_NAMESPACE: Final = "http://mns.aliyuncs.com/doc/v1/"
 TOPIC_RETENTION_US: Final = DAY_US
