@@ -22,7 +22,7 @@ from typing import Any
 
 from measure import load_1min
 
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory, last_instant
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.loop import Loop

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from veilmq.client.connect import connect, connect_account
+    from veilmq.client.adapters.connect import connect, connect_account
 
 __version__ = "0.1.0.dev0"
 __all__ = ["__version__", "connect", "connect_account"]
@@ -18,7 +18,7 @@ __all__ = ["__version__", "connect", "connect_account"]
 
 def __getattr__(name: str) -> "Any":
     if name in {"connect", "connect_account"}:
-        from veilmq.client import connect as door
+        from veilmq.client.adapters import connect as door
 
         return getattr(door, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.connect import connect_account
 from veilmq.client.queue import Account, Queue
 from veilmq.testing.for_each import for_each
 from veilmq.testing.server import VEILMQ, ServerProcess

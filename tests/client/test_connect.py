@@ -11,8 +11,8 @@ import boto3
 import pytest
 
 import veilmq
+from veilmq.client.adapters.connect import OPENERS, SCHEMES, connect, connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.connect import OPENERS, SCHEMES, connect, connect_account
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
@@ -266,7 +266,7 @@ class TestManyAccountsOfSqs:
     def test_its_models_are_read_once(self) -> None:
         script = (
             "import sys, threading, collections\n"
-            "from veilmq.client.connect import connect_account\n"
+            "from veilmq.client.adapters.connect import connect_account\n"
             "reads = collections.Counter()\n"
             "def seen(event, given):\n"
             "    if event == 'open' and '/botocore/data/' in str(given[0]): reads[given[0]] += 1\n"

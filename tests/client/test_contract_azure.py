@@ -7,7 +7,7 @@ import pytest
 from azure.storage.queue import QueueServiceClient
 
 from veilmq.client.adapters.azure import AzureAccount
-from veilmq.client.connect import DEVELOPMENT_KEYS
+from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
 from veilmq.testing.client_contract.stage import MovableClock

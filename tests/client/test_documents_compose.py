@@ -13,8 +13,8 @@ from azure.storage.queue import QueueClient
 from mns.account import Account as SdkAccount
 from mns.queue import Message as SdkMessage
 
+from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
-from veilmq.client.connect import DEVELOPMENT_KEYS
 from veilmq.client.documents import (
     BigMessageSizeQueue,
     ChangeVisibilityTask,

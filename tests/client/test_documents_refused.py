@@ -9,7 +9,7 @@ import boto3
 import pytest
 from azure.storage.queue import QueueClient
 
-from veilmq.client.connect import DEVELOPMENT_KEYS
+from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.documents import (
     CloudAccount,
     CloudQueue,

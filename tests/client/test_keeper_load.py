@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from veilmq.client.adapters.connect import connect
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.connect import connect
 from veilmq.client.keeper import LeaseKeeper, State
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities, Queue
@@ -92,7 +92,7 @@ def test_handlers_that_burn_the_cpu(tmp_path: Path) -> None:
 
 WORKER = """
 import sys, time
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.client.keeper import LeaseKeeper
 
 queue = connect(sys.argv[1])

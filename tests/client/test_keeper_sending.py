@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from veilmq.client.threads import SenderPool, Teller
+from veilmq.client.shared.threads import SenderPool, Teller
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

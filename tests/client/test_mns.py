@@ -14,10 +14,10 @@ from mns.account import Account
 from mns.queue import Message as SdkMessage
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
+from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.client.adapters.mns import MnsAccount, MnsQueue
 from veilmq.client.adapters.mns.calls import Refusal, error_of
 from veilmq.client.clock import SYSTEM
-from veilmq.client.connect import connect, connect_account
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Extension, Message, Sent, Template
 from veilmq.client.unreadable import DeadLetters

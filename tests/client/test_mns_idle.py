@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.testing.local import LocalServer
 
 

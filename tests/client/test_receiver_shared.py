@@ -18,8 +18,8 @@ from tests.client.test_forked import code_of, in_child
 from tests.client.test_receiver import UNREACHABLE, Counting, eventually, until
 
 import veilmq
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.connect import connect_account
 from veilmq.client.documents import MessageReceiver
 from veilmq.client.encrypted import EncryptedQueue, Key, Keys, new_key
 from veilmq.client.errors import TransportError

@@ -17,10 +17,10 @@ from mns.account import Account as MnsSdkAccount
 from tests.support.sqlite import read_events
 
 from veilmq.client.adapters.azure import AzureAccount
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.adapters.mns import MnsAccount
 from veilmq.client.adapters.sqs import SqsAccount
-from veilmq.client.connect import connect_account
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.worker import Backoff, Retry, Worker

@@ -15,8 +15,8 @@ import pytest
 from veilmq.client.errors import StorageHeld
 from veilmq.client.ordered import LocalFile, ObjectStorage, StateLock, TableStorage
 from veilmq.client.worker import Checkpoints, DirectoryGuard, FileCheckpoints, ObjectCheckpoints, TableGuard
-from veilmq.client.worker.checkpoints import Saved
 from veilmq.client.worker.guard import Begun, Busy, Claim, Done
+from veilmq.client.worker.job.checkpoints import Saved
 
 KEY = "orders 1"
 CLAIM = Claim("orders 1", 2, now=1_000.0, until=1_030.5)

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from tests.client.worker_stage import WAIT_S, Stage
 
-from veilmq.client.clock import SYSTEM, Alarm
+from veilmq.client.clock import SYSTEM
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message
 from veilmq.client.receiver import Receiver
 from veilmq.client.routed import RoutedQueue
-from veilmq.client.threads import Teller
+from veilmq.client.shared.threads import Alarm, Teller
 
 Shortage = Callable[[], AbstractContextManager[None]]
 

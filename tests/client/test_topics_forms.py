@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 from mns.account import Account as SdkAccount
 
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.mns import MnsAccount
-from veilmq.client.connect import connect_account
 from veilmq.client.errors import PublishIncomplete, SubscriptionExists, TopicExists, TopicMissing, TransportError
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.mns.topics import MnsTopics
-from veilmq.client.connect import connect_account
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import NativeSubscription
 from veilmq.client.topics import Form, create_pull_topic

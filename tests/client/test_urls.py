@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.connect import Address, parse_url
+from veilmq.client.adapters.connect import Address, parse_url
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.client.test_worker_clock import HOUR, eventually, worker
 
-from veilmq.client.clock import Alarm
 from veilmq.client.messages import Template
+from veilmq.client.shared.threads import Alarm
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import MovableClock
 

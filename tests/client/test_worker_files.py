@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from veilmq.client.worker import DirectoryGuard, FileCheckpoints
-from veilmq.client.worker.checkpoints import Saved
 from veilmq.client.worker.guard import Claim
+from veilmq.client.worker.job.checkpoints import Saved
 
 
 @pytest.fixture

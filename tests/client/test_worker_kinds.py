@@ -18,7 +18,8 @@ import pytest
 from tests.client.importable import importable
 from tests.client.worker_stage import WAIT_S, Stage
 
-from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry, processes
+from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry
+from veilmq.client.worker.runners import processes
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.clock import Alarm
+from veilmq.client.shared.threads import Alarm
 from veilmq.client.worker import Cancelled, Cause
-from veilmq.client.worker.flow import Ready
 from veilmq.client.worker.job import Cancellation
+from veilmq.client.worker.runners.flow import Ready
 from veilmq.testing.client_contract.stage import MovableClock
 
 WAIT_S = 30.0

@@ -32,8 +32,8 @@ from veilmq.client.worker import (
     Superseded,
     TableGuard,
 )
-from veilmq.client.worker.checkpoints import unwrap, wrap
 from veilmq.client.worker.job import Hand
+from veilmq.client.worker.job.checkpoints import unwrap, wrap
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, MessageTooLarge, ParameterInvalid
 

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import pytest
 
-from veilmq.client.connect import connect_account
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account, Queue

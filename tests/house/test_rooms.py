@@ -21,7 +21,7 @@ LINES_MAX = 500
 FUNCTION_LINES_MAX = 75
 ROOM_LINES_MAX = 1_500
 """The modules of one directory together."""
-LARGE_ROOMS = {"client", "client/worker", "pipeline/jobs"}
+LARGE_ROOMS = {"pipeline/jobs"}
 """Those that are to be split by noun yet."""
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "manager", "managers"}
 

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.histories import Workload, history, lognormal, write
 
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import (
     HistoryGap,

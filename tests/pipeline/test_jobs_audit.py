@@ -13,7 +13,7 @@ import pytest
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, resumed, retried, sent, table_of
 from tests.support.histories import Workload, history, lognormal
 
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.reading import ServerHistory

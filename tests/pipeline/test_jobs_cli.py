@@ -18,7 +18,7 @@ from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.pipeline.session import reported, token_of
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory

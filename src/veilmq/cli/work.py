@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from veilmq.cli.failures import Exit, Failure, check_directory, closed_to_user
 from veilmq.cli.options import refused_value, seconds
 from veilmq.client.adapters.cloud import name_client
-from veilmq.client.connect import connect, parse_url
+from veilmq.client.adapters.connect import connect, parse_url
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
 from veilmq.client.worker import (
@@ -30,7 +30,7 @@ from veilmq.client.worker import (
     PrometheusMeter,
     Worker,
 )
-from veilmq.client.worker.processes import resolve
+from veilmq.client.worker.runners.processes import resolve
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
 from veilmq.server.config.settings import PORT_MAX
 from veilmq.server.logs import set_up

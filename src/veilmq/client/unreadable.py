@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unreadable
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue, identity_of
+from veilmq.client.shared import checks
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 REASON_ATTRIBUTE: Final = "veilmq.unreadable"

@@ -58,7 +58,7 @@ class LocalServer:
 
     def account(self) -> "Account":
         """The account that the server's queues belong to."""
-        from veilmq.client.connect import connect_account
+        from veilmq.client.adapters.connect import connect_account
 
         account = connect_account(f"veil://{urlsplit(self.sqs_url).netloc}")
         self._opened.append(account)

@@ -13,7 +13,7 @@ from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
 from veilmq.cli.pipeline.output import print_json
 from veilmq.cli.pipeline.session import make_place, reported, started
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
 from veilmq.server.clock import wall

@@ -30,12 +30,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from veilmq import __version__
-from veilmq.client import checks
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError, Undecodable
 from veilmq.client.messages import Peeked, Received, Recommended, Template
 from veilmq.client.queue import Capabilities, Queue
-from veilmq.client.threads import Closing
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Closing
 from veilmq.client.unreadable import Policy, log, read_each, receive_readable
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.messages.message import first_forbidden_character

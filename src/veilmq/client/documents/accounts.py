@@ -1,9 +1,9 @@
 """CloudAccount, MNSClient, CloudQueue and CloudPullTopic of the documents' Java listings.
 
 Strategy: an endpoint is one of MNS (`http://`, `https://`), as in the documents, or any URL that
-`veilmq.client.connect.connect_account` takes (`veil://`, `sqs://`, `mns://`, a directory's `veil:///`); the access key
-is used if the URL has none. The definition of a pull topic is kept in the directory or store named by `definitions`, by
-default a directory of this user.
+`veilmq.connect_account` takes (`veil://`, `sqs://`, `mns://`, a directory's `veil:///`); the access key is used if the
+URL has none. The definition of a pull topic is kept in the directory or store named by `definitions`, by default a
+directory of this user.
 """
 
 import logging
@@ -15,8 +15,7 @@ from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 import msgspec
 
-from veilmq.client import checks
-from veilmq.client.connect import SCHEMES, connect_account
+from veilmq.client.adapters.connect import SCHEMES, connect_account
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.queues import (
@@ -32,7 +31,8 @@ from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account
 from veilmq.client.records.files import make_own, own_path
-from veilmq.client.threads import Closing
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.logbook import check_half, check_log, form_for, times_for

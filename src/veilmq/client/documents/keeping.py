@@ -16,7 +16,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease, State
 from veilmq.client.messages import Received
 from veilmq.client.receiver import Receiver
-from veilmq.client.threads import Closing
+from veilmq.client.shared.threads import Closing
 
 
 @documented

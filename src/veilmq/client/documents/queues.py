@@ -31,8 +31,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from veilmq.client import checks
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
 from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keys, add_key, new_key
@@ -42,7 +41,8 @@ from veilmq.client.messages import Template
 from veilmq.client.ordered.queue import OrderedQueue
 from veilmq.client.ordered.storage import LocalFile, Storage
 from veilmq.client.queue import Account, Capabilities, Queue
-from veilmq.client.threads import Closing
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Closing
 from veilmq.client.transaction import Times
 from veilmq.client.transaction import queue as ours
 from veilmq.client.transaction.logbook import Prepared, Verdict

@@ -20,14 +20,14 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import checks
-from veilmq.client.batches import attempt, send_prepared
-from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.encrypted.keys import ALGORITHMS, Key, Keyring
 from veilmq.client.errors import Undecryptable
 from veilmq.client.messages import Message, Peeked, Received, Sent
 from veilmq.client.queue import ById, Capabilities, Queue, identity_of
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import attempt, send_prepared
+from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.client.unreadable import Policy, checked_policy, log, read_each, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError

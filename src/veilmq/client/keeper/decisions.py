@@ -26,7 +26,6 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.keeper.lease import (
     LATENESS_BOUNDS,
     REFUSALS,
@@ -42,6 +41,7 @@ from veilmq.client.keeper.lease import (
 )
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities
+from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 VISIBILITY_TIMEOUT: Final = 30.0

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Self
 
-from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, batch_size, check_lease
 from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State, may_have_happened
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
-from veilmq.client.threads import Closing, OfProcess, SenderPool, Teller
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Closing, OfProcess, SenderPool, Teller
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages.reports import Failure
 

@@ -32,9 +32,6 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import checks
-from veilmq.client.batches import attempt, send_prepared, through
-from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, ServiceError, TransportError, Unreadable
 from veilmq.client.large import pointer
@@ -42,6 +39,9 @@ from veilmq.client.large.pointer import SHARED_BODY, Fetcher, HandleParts, Point
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
 from veilmq.client.queue import ById, Capabilities, Queue, identity_of
 from veilmq.client.records.objects import Found, ObjectStore, is_key
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import attempt, send_prepared, through
+from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError

@@ -19,7 +19,7 @@ from veilmq.client.errors import QueueRecreated, StateInvalid, StorageHeld, Tran
 from veilmq.client.messages import Message, Peeked, original, plain
 from veilmq.client.ordered.storage import LockedStorage
 from veilmq.client.queue import Capabilities, Queue
-from veilmq.client.threads import Closing, OfProcess
+from veilmq.client.shared.threads import Closing, OfProcess
 from veilmq.model.errors import ParameterInvalid
 
 ATTRIBUTE: Final = "veilmq.order"

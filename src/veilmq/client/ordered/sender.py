@@ -17,9 +17,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client import checks
-from veilmq.client.batches import attempt, through
-from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError, may_have_happened
 from veilmq.client.messages import Message, Sent, plain
@@ -36,6 +33,9 @@ from veilmq.client.ordered.numbering import (
 )
 from veilmq.client.ordered.storage import Storage, locked
 from veilmq.client.queue import Queue
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import attempt, through
+from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 
 CHECK_SECONDS: Final = 60.0

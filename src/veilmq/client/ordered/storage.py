@@ -30,7 +30,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.records.holders import HOLD_SECONDS, Envelope, Watch, closed, opened
 from veilmq.client.records.objects import modified_of
-from veilmq.client.threads import OfProcess, forget_in_child
+from veilmq.client.shared.threads import OfProcess, forget_in_child
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write
 

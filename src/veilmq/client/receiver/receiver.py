@@ -24,13 +24,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import ById, Queue, identity_of
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
-from veilmq.client.threads import Anew, Closing, forget_in_child
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Anew, Closing, forget_in_child
 from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
 
 IDLE_SECONDS: Final = 10.0

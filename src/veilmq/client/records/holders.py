@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.clock import Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
-from veilmq.client.threads import OfProcess
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import OfProcess
 
 HOLD_SECONDS: Final = 30.0
 """How long a storage stays held after its holder's last renewal."""

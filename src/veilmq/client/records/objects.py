@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.errors import ObjectStoreFailed
 from veilmq.client.queue import options_identity
+from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write, make_directory
 

@@ -23,10 +23,10 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Received, Recommended
 from veilmq.client.queue import Queue
+from veilmq.client.shared import checks
 from veilmq.client.timeouts.schedule import MARGINS, Costs, Schedule, Survival, plan_of
 from veilmq.model.errors import ParameterInvalid, VeilError
 

@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client import checks
+from veilmq.client.shared import checks
 
 SHORTEST: Final = 0.05
 """Seconds: all shorter times share one bucket."""

@@ -25,11 +25,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from veilmq.client.checks import text_bytes
 from veilmq.client.errors import EncodingMismatch, TopicExists, TopicMissing
 from veilmq.client.messages import Peeked
 from veilmq.client.queue import Account, NativeSubscription, NativeTopics, Queue
 from veilmq.client.records.objects import ObjectStore, is_key
+from veilmq.client.shared.checks import text_bytes
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 ENCODING_ATTRIBUTE: Final = "veilmq.encoding"

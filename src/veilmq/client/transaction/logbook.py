@@ -21,11 +21,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client import checks
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, original, plain
 from veilmq.client.queue import Capabilities, HandleOnSend, Queue
+from veilmq.client.shared import checks
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 ATTRIBUTE: Final = "veilmq.transaction"

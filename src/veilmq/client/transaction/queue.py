@@ -17,12 +17,12 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client import checks
-from veilmq.client.checks import as_message, check_sendable, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
+from veilmq.client.shared import checks
+from veilmq.client.shared.checks import as_message, check_sendable, text_bytes
 from veilmq.client.transaction.checker import Check, Checker, Committer, Compensate, hopeless, send_to
 from veilmq.client.transaction.logbook import (
     Entry,

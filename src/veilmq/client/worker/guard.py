@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from veilmq.client.records import Records, Seen
 from veilmq.client.records.files import FileRecords
 from veilmq.client.records.tables import Connect, TableRecords
-from veilmq.client.threads import Closing
+from veilmq.client.shared.threads import Closing
 from veilmq.model.errors import Overloaded
 
 _TRIES: Final = 20

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Final, TypedDict, TypeVar
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.client.worker.checkpoints import Checkpoints
+from veilmq.client.shared import checks
 from veilmq.client.worker.guard import Guard
+from veilmq.client.worker.job.checkpoints import Checkpoints
 from veilmq.client.worker.metrics import Meter
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, VeilError

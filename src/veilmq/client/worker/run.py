@@ -25,7 +25,6 @@ from veilmq.client.clock import Clock, Stop
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.client.worker.flow import Flow, Ready
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.metrics import Counts, Spans
 from veilmq.client.worker.options import (
@@ -39,9 +38,10 @@ from veilmq.client.worker.options import (
     first_lease,
     keeper_parameters,
 )
-from veilmq.client.worker.processes import ProcessRunners
 from veilmq.client.worker.runners import AsyncRunners, ThreadRunners
-from veilmq.client.worker.settling import DeadLetters, Settling
+from veilmq.client.worker.runners.flow import Flow, Ready
+from veilmq.client.worker.runners.processes import ProcessRunners
+from veilmq.client.worker.runners.settling import DeadLetters, Settling
 from veilmq.client.wrapping import GatheredDeletes, Wrapping, can_gather
 from veilmq.model.errors import CapabilityMissing, LeaseError, ParameterInvalid, VeilError
 

@@ -15,13 +15,13 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, Unpack
 
-from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.queue import Queue
+from veilmq.client.shared import checks
 from veilmq.client.worker.metrics import Counts
 from veilmq.client.worker.options import Kind, Options, check_queue, complete
-from veilmq.client.worker.processes import reference
 from veilmq.client.worker.run import Run, Said
+from veilmq.client.worker.runners.processes import reference
 from veilmq.model.errors import ParameterInvalid
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -169,7 +169,7 @@ def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable
 
 
 def _connect(url: str) -> Queue:
-    from veilmq.client.connect import connect
+    from veilmq.client.adapters.connect import connect
 
     return connect(url)
 

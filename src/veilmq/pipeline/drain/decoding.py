@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import types
 
+from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
-from veilmq.client.connect import parse_url
 from veilmq.client.encrypted import Keys
 from veilmq.client.encrypted.queue import Cipher
 from veilmq.client.errors import KeyFileInvalid

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.connect import connect
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM
-from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
 from veilmq.pipeline.directories import locked

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from veilmq.client.connect import connect
+from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.jobs.tables import read

@@ -20,8 +20,8 @@ from typing import Any, Final
 from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
 
+from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM
-from veilmq.client.connect import connect
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Message
 from veilmq.client.queue import Queue

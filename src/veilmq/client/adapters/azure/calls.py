@@ -33,13 +33,13 @@ from xml.etree.ElementTree import ParseError
 import msgspec
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
-from veilmq.client import checks
 from veilmq.client.adapters.cloud import encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
-from veilmq.client.checks import sendable, text_bytes
 from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities
+from veilmq.client.shared import checks
+from veilmq.client.shared.checks import sendable, text_bytes
 from veilmq.model.errors import (
     LeaseError,
     LeaseTaken,

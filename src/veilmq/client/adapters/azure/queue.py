@@ -25,7 +25,6 @@ from uuid import uuid4
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.adapters.azure.calls import (
     DELAY_MAX,
     LEASE_MAX,
@@ -51,12 +50,13 @@ from veilmq.client.adapters.cloud import (
     decoded_peeks,
     receive_decoded,
 )
-from veilmq.client.batches import Singly
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint, identity_of
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import Singly
+from veilmq.client.shared.waits import PacedPolls
 from veilmq.client.unreadable import Policy, keep
-from veilmq.client.waits import PacedPolls
 from veilmq.model.errors import (
     CapabilityMissing,
     MessageTooLarge,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from veilmq.client import checks
 from veilmq.client.adapters.cloud import client_name
 from veilmq.client.adapters.embedded import translation
 from veilmq.client.adapters.embedded.shell import Call, Shell, give_shell_back, take_shell
@@ -24,7 +23,8 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities
-from veilmq.client.threads import Closing
+from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Closing
 from veilmq.model import outcomes
 from veilmq.model.commands import (
     AfterExpiry,

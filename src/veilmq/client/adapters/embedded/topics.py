@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from veilmq.client.adapters.embedded import translation
 from veilmq.client.adapters.embedded.translation import MESSAGES_MAX
-from veilmq.client.batches import attempt, through
 from veilmq.client.messages import Message
 from veilmq.client.queue import TAG_CHARACTERS_MAX, NativePublished, NativeSubscription, are_names
+from veilmq.client.shared.batches import attempt, through
 from veilmq.model import outcomes
 from veilmq.model.commands import (
     AnyCommand,

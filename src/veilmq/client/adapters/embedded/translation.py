@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import checks
-from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.messages import (
     ATTRIBUTES_MAX,
     LEASE_HINT_ATTRIBUTE,
@@ -29,6 +27,8 @@ from veilmq.client.messages import (
     untyped,
 )
 from veilmq.client.queue import Capabilities, HandleOnSend
+from veilmq.client.shared import checks
+from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid

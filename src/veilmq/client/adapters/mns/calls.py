@@ -44,14 +44,14 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
-from veilmq.client import checks
 from veilmq.client.adapters.cloud import client_name, encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
-from veilmq.client.checks import sendable
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
 from veilmq.client.queue import ById, Capabilities, fingerprint
-from veilmq.client.threads import OfProcess
+from veilmq.client.shared import checks
+from veilmq.client.shared.checks import sendable
+from veilmq.client.shared.threads import OfProcess
 from veilmq.model.errors import (
     MessageGone,
     MessageTooLarge,

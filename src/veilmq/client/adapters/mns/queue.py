@@ -41,7 +41,6 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     SendMessageResponse,
 )
 
-from veilmq.client import checks
 from veilmq.client.adapters.cloud import (
     Believed,
     CloudAccount,
@@ -64,13 +63,14 @@ from veilmq.client.adapters.mns.calls import (
 )
 from veilmq.client.adapters.mns.topics import MnsTopics
 from veilmq.client.adapters.service_errors import Refusal
-from veilmq.client.batches import OF_ALL, Singly, batched
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, identity_of
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import OF_ALL, Singly, batched
+from veilmq.client.shared.waits import CancellableWaits
 from veilmq.client.unreadable import Policy, keep, log
-from veilmq.client.waits import CancellableWaits
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,

@@ -38,11 +38,11 @@ from botocore.session import Session  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import client_name
 from veilmq.client.adapters.service_errors import Refusal, error_of
-from veilmq.client.checks import sendable
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
 from veilmq.client.queue import Capabilities, fingerprint
-from veilmq.client.threads import OfProcess
+from veilmq.client.shared.checks import sendable
+from veilmq.client.shared.threads import OfProcess
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.messages.reports import REPORT_HEADER, Report, write_header

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
-from veilmq.client import checks
 from veilmq.client.adapters.cloud import (
     Believed,
     CloudAccount,
@@ -23,12 +22,13 @@ from veilmq.client.adapters.cloud import (
     names_on_pages,
 )
 from veilmq.client.adapters.sqs.calls import Calls, Entry, entry_error, entry_of, member, received_of
-from veilmq.client.batches import batched, in_requests
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities
-from veilmq.client.waits import CancellableWaits
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import batched, in_requests
+from veilmq.client.shared.waits import CancellableWaits
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.messages.reports import WORKING, Failure, Report, report_of
 from veilmq.model.settings.queue import FIFO_SUFFIX

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.adapters.service_errors import Refusal, error_of, port_name
 from veilmq.client.adapters.veil.connections import Answer, Connection, Pool, Signer
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent, size_bytes, typed, untyped
+from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
 from veilmq.model.messages.reports import Report, write_header
 from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN

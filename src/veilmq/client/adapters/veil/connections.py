@@ -25,7 +25,7 @@ import msgspec
 from veilmq.client.adapters.cloud import client_name
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError, advised
-from veilmq.client.threads import forget_in_child
+from veilmq.client.shared.threads import forget_in_child
 from veilmq.model.messages.reports import REPORT_HEADER
 from veilmq.protocols.keyed import Keyed
 

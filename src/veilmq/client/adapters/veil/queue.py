@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from veilmq.client import checks
 from veilmq.client.adapters.cloud import CloudAccount, CloudQueue, creation_attributes, names_on_pages
 from veilmq.client.adapters.veil.calls import (
     Calls,
@@ -25,12 +24,13 @@ from veilmq.client.adapters.veil.calls import (
     wire_of,
 )
 from veilmq.client.adapters.veil.connections import Pool, Signer
-from veilmq.client.batches import batched
-from veilmq.client.checks import as_message
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint
+from veilmq.client.shared import checks
+from veilmq.client.shared.batches import batched
+from veilmq.client.shared.checks import as_message
 from veilmq.client.unreadable import log
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.messages.reports import Failure, Report, report_of

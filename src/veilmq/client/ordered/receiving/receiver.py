@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import checks
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import LeaseKeeper
@@ -36,6 +35,7 @@ from veilmq.client.ordered.receiving.reorder import (
 )
 from veilmq.client.ordered.storage import Storage, locked
 from veilmq.client.queue import Queue
+from veilmq.client.shared import checks
 from veilmq.client.unreadable import Policy, checked_policy, keep
 from veilmq.model.errors import (
     CapabilityMissing,

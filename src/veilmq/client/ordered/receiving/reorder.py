@@ -19,11 +19,11 @@ from contextlib import suppress
 from enum import Enum, StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from veilmq.client import checks
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import Received
 from veilmq.client.ordered.numbering import ReceiverState
+from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid, ReceiptInvalid, VeilError
 
 Item = TypeVar("Item")

@@ -17,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import Clock
-from veilmq.client.connect import connect
 from veilmq.client.errors import ObjectStoreFailed, PointerRefused
 from veilmq.client.large import PointerFormat
 from veilmq.client.large.pointer import read as read_pointer

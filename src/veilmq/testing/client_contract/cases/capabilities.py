@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from veilmq.client.batches import attempt
-from veilmq.client.checks import check_sendable
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
+from veilmq.client.shared.batches import attempt
+from veilmq.client.shared.checks import check_sendable
 from veilmq.model.errors import CapabilityMissing
 from veilmq.testing.client_contract.stage import LONG, Stage, message_with, unrefused
 
@@ -85,7 +85,7 @@ class TestCapabilities:
 
 
 class TestSendable:
-    """For patterns that act before the send in a way that a refusal cannot undo (client/checks.py)."""
+    """For patterns that act before the send in a way that a refusal cannot undo (client/shared/checks.py)."""
 
     def test_what_a_send_refuses_is_refused_before(self, stage: Stage) -> None:
         queue = stage.create()

@@ -38,11 +38,11 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
-from veilmq.client.threads import DaemonPool
-from veilmq.client.worker.checkpoints import encode_state
-from veilmq.client.worker.flow import Flow, failed
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.worker.job import STOPPED, Cancellation, Cause, Hand, Job, Result, Verdict, call
+from veilmq.client.worker.job.checkpoints import encode_state
 from veilmq.client.worker.options import Backoff, chance
+from veilmq.client.worker.runners.flow import Flow, failed
 from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fields
 
 GONE = 70

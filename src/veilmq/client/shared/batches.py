@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
-from veilmq.client.threads import DaemonPool
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.model.errors import QueueMissing, VeilError
 
 Given = TypeVar("Given")

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from veilmq.client.threads import DaemonPool
-from veilmq.client.worker.flow import Flow
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.worker.job import STOPPED, AsyncJob, Hand, Job, Result, call, of_error, of_return
+from veilmq.client.worker.runners.flow import Flow
 
 _BLOCKING_MAX: Final = 32
 

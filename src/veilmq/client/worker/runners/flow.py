@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
-from veilmq.client.clock import Alarm, Clock
-from veilmq.client.threads import DaemonPool
+from veilmq.client.clock import Clock
+from veilmq.client.shared.threads import Alarm, DaemonPool
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.job import STOPPED, Cause, Hand, HeldClaim, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts, Spans
 from veilmq.client.worker.options import Options, chance
-from veilmq.client.worker.settling import Settling
+from veilmq.client.worker.runners.settling import Settling
 from veilmq.model.errors import LeaseTaken
 
 

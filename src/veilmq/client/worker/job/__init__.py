@@ -29,12 +29,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from veilmq.client.clock import Clock, Entry
+from veilmq.client.clock import Clock
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import AttributeValue, Received
 from veilmq.client.queue import Capabilities
-from veilmq.client.worker.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
+from veilmq.client.shared.threads import Entry
+from veilmq.client.worker.job.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseExpired,

@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
 
-from veilmq.client import checks
-from veilmq.client.checks import as_message, text_bytes
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Message, Sent, from_text, to_text
 from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
-from veilmq.client.threads import Anew, Closing
+from veilmq.client.shared import checks
+from veilmq.client.shared.checks import as_message, text_bytes
+from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 ATTRIBUTE: Final = "veilmq.outbox"
