@@ -141,3 +141,23 @@ class TestOneBatch:
         shell.engine.unread.add(ACCOUNT, 16 * MIB)
         shell.run()
         assert shell.answers[tickets[2]] == [Overloaded(limit=20 * MIB)]
+
+    def test_a_woken_receive_that_it_left_nothing_for_and_whose_client_is_gone_passes_its_wake_on(
+        self, shell: Shell
+    ) -> None:
+        shell.call(CreateQueue(queue=OTHER, origin=TESTER))
+        shell.wait("large", 20 * SECOND_US, count_max=16)
+        shell.wait("gone", 20 * SECOND_US, queue=OTHER)
+        shell.wait("next", 20 * SECOND_US, queue=OTHER)
+        shell.submit(*[sending(QUEUE, "x" * MIB) for _ in range(16)])
+        shell.submit(sending(OTHER, "a"))
+        sends = shell.engine.take_batch(shell.clock.now)
+        assert sends is not None
+        shell.give_back(sends)
+        receives = shell.engine.take_batch(shell.clock.now)
+        assert receives is not None
+        assert [call.ticket for call in receives.calls] == ["large", "gone"]
+        shell.engine.cancel("gone")
+        shell.give_back(receives)
+        shell.run()
+        assert (shell.got("gone"), shell.got("next")) == (None, ["a"])

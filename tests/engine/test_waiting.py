@@ -176,6 +176,21 @@ class TestWakes:
         shell.wait("c", WAIT_US)
         assert (shell.got("b"), shell.got("c")) == (None, ["4"])
 
+    def test_what_a_cap_left_to_one_who_is_gone_wakes_who_has_none(self, shell: Shell) -> None:
+        shell.send("0")
+        shell.wait("holder", 0)
+        shell.wait("gone", WAIT_US, in_flight_max=1)
+        shell.wait("next", WAIT_US)
+        shell.submit(sending(QUEUE, "1"))
+        for _ in range(2):
+            batch = shell.engine.take_batch(shell.clock.now)
+            assert batch is not None
+            if any(call.ticket == "gone" for call in batch.calls):
+                shell.engine.cancel("gone")
+            shell.give_back(batch)
+        shell.run()
+        assert (shell.got("gone"), shell.got("next")) == (None, ["1"])
+
     def test_what_a_cap_leaves_goes_to_the_next_who_has_none(self, shell: Shell) -> None:
         shell.send("0")
         shell.wait("holder", 0)

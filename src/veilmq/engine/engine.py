@@ -340,7 +340,7 @@ class Engine:
                 # A retry of the same attempt (its first connection broke) gets the messages too.
                 self._retry(self.waiting.take_attempt(command.queue, command.attempt_id), at)
             if gone:
-                self.undeliver(command, outcome, at)
+                self._give_back(call, command, outcome, at)
                 return
             if impatient and call.waiter is not None and command.attempt_id is None:
                 self.undeliver(command, outcome, at)
@@ -359,6 +359,14 @@ class Engine:
             answers += [Answer(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
         if not gone:
             answers.append(Answer(call.ticket, mine))
+
+    def _give_back(self, call: Call, command: Receive, outcome: Received, at: Instant) -> None:
+        """The client is gone: release what its receive got, and pass its wake on if it left messages."""
+        self.undeliver(command, outcome, at)
+        if outcome.cut and call.waiter is not None:
+            self._credit(command.queue, command.count_max)
+        elif outcome.capped and self.waiting:
+            self._pass_on(command.queue, at)
 
     def _parks(self, call: Call, command: Receive, outcome: Received, at: Instant) -> bool:
         """Park a receive that found nothing; False if it does not wait."""
