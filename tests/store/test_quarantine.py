@@ -8,7 +8,7 @@ from tests.support.contract.stage import TESTER, Stage, expect, refused
 from tests.support.sqlite import store_of
 
 from veilmq.admin.history.quarantine import quarantine_page
-from veilmq.model.commands import DropQuarantined, Receive
+from veilmq.model.commands import DeleteQueue, DropQuarantined, Receive
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Extras, id_text
@@ -122,6 +122,38 @@ def test_a_drop_takes_one_message_and_the_books_balance(stage: Stage, name: str)
     assert (page(stage), count(stage), stage.factory.rows(stage.store)) == (([], False), 0, 0)
     assert stage.counts(queue) == (0, 0, 0)
     assert replay(stage.events()).messages == {}
+
+
+def test_a_purge_and_a_deletion_say_how_many_damaged_messages_went_with_them(stage: Stage) -> None:
+    queue = stage.create()
+    damaged = [stage.send(queue, text) for text in "12"]
+    set_apart(stage, queue, *damaged)
+    stage.send(queue, "sound")
+    start = stage.following()
+    stage.purge(queue)
+    assert [(event.kind, event.detail["count"], event.detail["quarantined"]) for event in stage.events(start)] == [
+        ("purged", 1, 2)
+    ]
+    assert problems(stage) == []
+    set_apart(stage, queue, stage.send(queue, "3"))
+    start = stage.following()
+    stage.do(DeleteQueue(queue=queue, origin=TESTER))
+    assert [event.detail for event in stage.events(start)] == [{"count": 0, "quarantined": 1}]
+    assert problems(stage) == []
+
+
+def test_the_books_tell_of_damaged_messages_that_are_gone_without_an_event(stage: Stage) -> None:
+    queue = stage.create()
+    set_apart(stage, queue, *[stage.send(queue, text) for text in "12"])
+    stage.store.close()
+    database = store_of(stage).directory.database
+    with apsw.Connection(str(database)) as connection:
+        connection.execute("DELETE FROM message WHERE sequence = (SELECT min(sequence) FROM quarantine)")
+        connection.execute("DELETE FROM quarantine WHERE sequence = (SELECT min(sequence) FROM quarantine)")
+    connection.close()
+    found = [problem.text for problem in check(database, is_owner=False).problems if problem.kind == "books"]
+    stage.store = stage.factory.open()
+    assert found == [f"queue {queue}: has in quarantine 1 messages, by its history 2"]
 
 
 def test_only_what_is_in_quarantine_is_dropped(stage: Stage) -> None:

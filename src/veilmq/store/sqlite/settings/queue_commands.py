@@ -257,12 +257,12 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
     writer.write("DELETE FROM move_task WHERE source = ?", (queue.incarnation,))
     writer.write("DELETE FROM plan WHERE incarnation = ?", (queue.incarnation,))
-    count = queue.empty(queue.generation)
+    gone = _emptied(writer, queue, queue.generation)
     writer.queues.remove(queue)
     writer.forget_queue()
     writer.undo(lambda: writer.queues.add(queue))
-    _record(writer, Kind.QUEUE_DELETED, command, queue, {"count": count})
-    return QueueDeleted(count)
+    _record(writer, Kind.QUEUE_DELETED, command, queue, gone)
+    return QueueDeleted(gone["count"])
 
 
 def purge(writer: Writer, command: PurgeQueue) -> Outcome:
@@ -275,14 +275,20 @@ def purge(writer: Writer, command: PurgeQueue) -> Outcome:
         return PurgeInProgress(queue=str(command.queue), wait_us=wait_us)
     writer.touch(queue)
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
-    count = queue.empty(writer.next_generation())
+    gone = _emptied(writer, queue, writer.next_generation())
     queue.purged = writer.now
     writer.write(
         "UPDATE queue SET generation = ?, purged = ? WHERE incarnation = ?",
         (queue.generation, writer.now, queue.incarnation),
     )
-    _record(writer, Kind.PURGED, command, queue, {"count": count, "watermark": writer.mark.sequence})
-    return Purged(count)
+    _record(writer, Kind.PURGED, command, queue, gone | {"watermark": writer.mark.sequence})
+    return Purged(gone["count"])
+
+
+def _emptied(writer: Writer, queue: LiveQueue, generation: int) -> dict[str, int]:
+    """Empty the queue; how many messages went, and how many damaged ones that had left it for quarantine."""
+    ((apart,),) = writer.read("SELECT count(*) FROM quarantine WHERE generation = ?", (queue.generation,))
+    return {"count": queue.empty(generation)} | ({"quarantined": apart} if apart else {})
 
 
 def describe(writer: Writer, command: DescribeQueue) -> Outcome:

@@ -127,12 +127,12 @@ def _check_bodies(
     connection: apsw.Connection, unflushed: Sequence[Unflushed], report: Report, progress: Progress
 ) -> None:
     total = _count(connection, "SELECT count(*) FROM message") + len(unflushed)
-    apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
-    for sequence in sorted(apart):
-        report.add(
-            "quarantine",
-            f"message {sequence} is in quarantine, damaged: see `veilmq quarantine list`",
-        )
+    apart: dict[int, int] = dict(connection.execute("SELECT sequence, generation FROM quarantine ORDER BY sequence"))
+    incarnations = _incarnations(connection)
+    for sequence, generation in apart.items():
+        if generation in incarnations:  # else it was purged, and a sweep takes it away
+            text = f"message {sequence} is in quarantine, damaged: see `veilmq quarantine list`"
+            report.add("quarantine", text)
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
     journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.row for each in unflushed)]
     for sequence, expected, body, extras in chain(rows, journal):
@@ -304,11 +304,13 @@ def _check_history(
 
 
 class _Books:
-    """How many messages must be in each queue (by incarnation), according to the history."""
+    """How many messages must be in each queue (by incarnation) and in its quarantine, according to the history."""
 
     def __init__(self, begin: int | None) -> None:
         """begin: the offset where they begin: 0, or the begin of a complete snapshot."""
         self._balance: Counter[int] = Counter()
+        self._apart: Counter[int] = Counter()
+        """How many damaged messages are in quarantine."""
         self._begin = begin
         self._is_complete = begin == 0
         """Whether the snapshot has ended, if the books begin with one."""
@@ -325,20 +327,27 @@ class _Books:
             return
         if kind == Kind.SENT:
             self._balance[queue] += 1
-        elif kind in {Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED}:
-            self._leaves(queue, event.sequence or 0)
+        elif kind in {Kind.DELETED, Kind.EXPIRED}:
+            self._leaves(self._balance, queue, event.sequence)
+        elif kind == Kind.QUARANTINED:
+            self._leaves(self._balance, queue, event.sequence, into=self._apart)
+        elif kind == Kind.QUARANTINE_DROPPED:
+            self._leaves(self._apart, queue, event.sequence)
         elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
-            self._leaves(queue, event.sequence or 0)
+            self._leaves(self._balance, queue, event.sequence)
             self._balance[detail["target"]] += 1
         elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
             # During the snapshot this count includes messages that it has not listed; all of them are gone now.
             self._balance[queue] = self._balance[queue] - detail["count"] if self._is_complete else 0
+            self._apart[queue] = 0
 
-    def _leaves(self, queue: int, sequence: int) -> None:
-        """A message left the queue. The snapshot will not list a message that it has not reached, so that one is not
-        counted."""
-        if self._is_complete or not self._reached < sequence <= self._last:
-            self._balance[queue] -= 1
+    def _leaves(self, counts: Counter[int], queue: int, sequence: int | None, into: Counter[int] | None = None) -> None:
+        """A message left. What the snapshot has not reached it will list where it is then, or not at all, so that one
+        is not counted."""
+        if self._is_complete or not self._reached < (sequence or 0) <= self._last:
+            counts[queue] -= 1
+            if into is not None:
+                into[queue] += 1
 
     def _add_snapshot(self, queue: int | None, detail: dict[str, Any]) -> None:
         if self._is_complete:
@@ -349,7 +358,9 @@ class _Books:
             self._is_complete = True
         elif detail["part"] == Part.MESSAGES and queue is not None:
             held = msgspec.convert(detail["messages"], list[HeldMessage])
-            self._balance[queue] += sum(message.quarantined is None for message in held)
+            apart = sum(message.quarantined is not None for message in held)
+            self._balance[queue] += len(held) - apart
+            self._apart[queue] += apart
             self._reached = max(self._reached, held[-1].sequence)
 
     def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
@@ -362,10 +373,18 @@ class _Books:
         incarnations = _incarnations(connection)
         live.update(incarnations[each.row.generation] for each in unflushed if each.row.generation in incarnations)
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
-        for queue in sorted(self._balance.keys() | live.keys()):
-            if self._balance[queue] != live.get(queue, 0):
-                name = names.get(queue, f"number {queue}")
-                yield f"queue {name}: holds {live.get(queue, 0)} messages, by its history {self._balance[queue]}"
+        apart: Counter[int] = Counter(dict(connection.execute(_APART).fetchall()))
+        for what, expected, found in (("holds", self._balance, live), ("has in quarantine", self._apart, apart)):
+            for queue in sorted(expected.keys() | found.keys()):
+                if expected[queue] != found[queue]:
+                    name = names.get(queue, f"number {queue}")
+                    yield f"queue {name}: {what} {found[queue]} messages, by its history {expected[queue]}"
+
+
+_APART: Final = (
+    "SELECT q.incarnation, count(*) FROM quarantine d JOIN queue q ON q.generation = d.generation"
+    " WHERE q.deleted IS NULL GROUP BY 1"
+)
 
 
 def _incarnations(connection: apsw.Connection) -> dict[int, int]:
