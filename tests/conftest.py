@@ -84,7 +84,7 @@ def next_schema(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.fixture
 def disk() -> Iterator[FaultDisk]:
-    """Open stores on it with `Options(vfs=disk.name)`."""
+    """Open stores on it with `Options(disk=disk)`."""
     made = FaultDisk(f"fault-{next(_DISKS)}")
     yield made
     made.unregister()

@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 20
 @pytest.fixture
 def on_disk(disk: FaultDisk, tmp_path: Path) -> Iterator[EmbeddedClient]:
     """An account whose files the disk can fail or hold up."""
-    client = EmbeddedClient(tmp_path / "data", msgspec.structs.replace(SMALL, vfs=disk.name))
+    client = EmbeddedClient(tmp_path / "data", msgspec.structs.replace(SMALL, disk=disk))
     yield client
     disk.mend()
     client.account.close()

@@ -11,4 +11,4 @@ from veilmq.store.options import MIB, Options
 @pytest.fixture
 def options(disk: FaultDisk) -> Options:
     """Small checkpoints, so that they happen; a reserve, so that it can be given up."""
-    return msgspec.structs.replace(SMALL, vfs=disk.name, checkpoint_bytes=64 * 1024, reserve_bytes=MIB)
+    return msgspec.structs.replace(SMALL, disk=disk, checkpoint_bytes=64 * 1024, reserve_bytes=MIB)

@@ -20,7 +20,7 @@ from veilmq.store.options import MIB
 @pytest.fixture
 def stage(disk: FaultDisk, tmp_path: Path) -> Stage:
     """The cache holds two pages: a batch writes before its commit."""
-    return Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, vfs=disk.name, cache_bytes=8 * 1024)))
+    return Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, disk=disk, cache_bytes=8 * 1024)))
 
 
 @pytest.mark.parametrize("skip", range(6))
@@ -88,7 +88,7 @@ def test_a_start_with_an_io_error_fails(disk: FaultDisk, stage: Stage, call: str
 def test_a_start_on_a_full_disk_leaves_them_in_the_journal(
     disk: FaultDisk, tmp_path: Path, reserve_bytes: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = msgspec.structs.replace(SMALL, vfs=disk.name, reserve_bytes=reserve_bytes)
+    options = msgspec.structs.replace(SMALL, disk=disk, reserve_bytes=reserve_bytes)
     stage = Stage(SqliteFactory(tmp_path / "data", options))
     queue = stage.create()
     stage.send(queue, "kept")

@@ -214,7 +214,7 @@ def test_nothing_is_answered_before_it_is_committed(tmp_path: Path) -> None:
 
 async def send_on_a_full_disk(path: Path, disk: FaultDisk) -> tuple[Outcome, Outcome, int]:
     """What a send says while the disk is full, and one after it; how many messages there are then."""
-    store = SqliteStore(path, msgspec.structs.replace(SMALL, vfs=disk.name))
+    store = SqliteStore(path, msgspec.structs.replace(SMALL, disk=disk))
     shell = Shell(Engine(), store, LeaseClock())
     shell.start()
     await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))

@@ -14,8 +14,8 @@ from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import MoveStarted
 from veilmq.model.settings.queue import RedrivePolicy
+from veilmq.store.disk import RealDisk
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
-from veilmq.store.sqlite.disk import last_commit
 from veilmq.store.sqlite.disk.last_commit import LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup
@@ -132,7 +132,7 @@ def test_it_is_written_after_each_commit_and_never_ahead(stage: Stage) -> None:
 
 @pytest.mark.parametrize("kind", ["ext4", "btrfs"])  # mapped, and not
 def test_a_torn_write_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(last_commit, "file_system", lambda path: kind)
+    monkeypatch.setattr(RealDisk, "file_system", lambda disk, path: kind)
     path = tmp_path / "committed"
     file = LastCommit(path, SMALL, b"e" * 16, 5, 0)
     for offset in (6, 7, 8):

@@ -27,7 +27,7 @@ from veilmq.store.sqlite.tools.integrity import check
 
 @pytest.fixture
 def faulty(disk: FaultDisk, tmp_path: Path) -> Iterator[Stage]:
-    playing = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, vfs=disk.name)))
+    playing = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, disk=disk)))
     yield playing
     playing.store.close()
 
@@ -45,11 +45,11 @@ def full_at(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_log_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, size: int) -> None:
+    def refuse(size: int) -> None:
         raise OSError(5, os.strerror(5))
 
     with monkeypatch.context() as patched:
-        patched.setattr(redo_file, "_write_zeros", refuse)
+        patched.setattr(redo_file, "_zeros", refuse)
         stage = Stage(SqliteFactory(tmp_path / "data"))
     queue = started(stage)
     stage.send(queue)
@@ -101,9 +101,9 @@ def test_a_sync_that_fails_ends_the_store(faulty: Stage, disk: FaultDisk) -> Non
     queue = started(faulty)
     store_of(faulty).apply([sending(queue, "nobody knows")], faulty.now)
     disk.fail("xSync", io_error)
-    with pytest.raises(Exception, match="disk I/O error"):
+    with pytest.raises(Exception, match="Input/output error"):
         store_of(faulty).commit()
-    with pytest.raises(Exception, match="disk I/O error"):
+    with pytest.raises(Exception, match="Input/output error"):
         store_of(faulty).apply([sending(queue)], faulty.now)
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.sqlite import SMALL
 
+from veilmq.store.disk import REAL, RealDisk, kind_of
 from veilmq.store.sqlite.disk import redo_file
 from veilmq.store.sqlite.disk.redo_file import BLOCK_BYTES, RedoFile, open_file
 
@@ -25,7 +26,7 @@ PAST, THROUGH = "pwritev", "pwrite"
 def opened(path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> RedoFile:
     """The file, written past the page cache or through it."""
     with monkeypatch.context() as patched:
-        patched.setattr(redo_file, "file_system", lambda path: "ext4")  # whatever holds the tests' directory
+        patched.setattr(RealDisk, "file_system", lambda disk, path: "ext4")  # whatever holds the tests' directory
         if by == THROUGH:
             patched.setattr(os, PAST, refusing(errno.EINVAL))
         file = open_file(path, SMALL, ROOM_BYTES)
@@ -120,6 +121,7 @@ def test_a_disk_that_refuses_is_served_by_the_cache(
     file = opened(tmp_path / "redo", THROUGH, monkeypatch)
     assert "the redo log goes through the page cache" in caplog.text
     assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    synced.clear()
     file.write(b"a", 0)
     file.close()
     assert len(synced) == 1
@@ -127,18 +129,18 @@ def test_a_disk_that_refuses_is_served_by_the_cache(
 
 @pytest.mark.parametrize("kind", ["", "fuse", "tmpfs", "btrfs", "nfs4"])
 def test_no_other_file_system_is_trusted_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(redo_file, "file_system", lambda path: kind)
+    monkeypatch.setattr(RealDisk, "file_system", lambda disk, path: kind)
     file = open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
     assert isinstance(file, redo_file._InCache)
     file.close()
 
 
 def test_a_file_system_is_known_by_its_mount() -> None:
-    assert redo_file.file_system(Path("/proc")) == "proc"
+    assert REAL.file_system(Path("/proc")) == "proc"
     odd = (
         "30 1 7:1 / /mnt/a\x0cb\u2028c rw - btrfs /dev/loop1 rw\n31 1 7:2 / /mnt/d\\040-\\040e rw shared:1 - xfs x rw\n"
     )
-    assert [redo_file._kind(odd, number) for number in ("7:1", "7:2", "7:3")] == ["btrfs", "xfs", ""]
+    assert [kind_of(odd, number) for number in ("7:1", "7:2", "7:3")] == ["btrfs", "xfs", ""]
 
 
 @pytest.mark.parametrize("old", ["sparse", "short", "of another run", "half made"])
@@ -185,7 +187,7 @@ def test_without_room_nothing_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_the_try_gets_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     opened(tmp_path / "tried", PAST, monkeypatch).close()
-    monkeypatch.setattr(redo_file, "file_system", lambda path: "ext4")
+    monkeypatch.setattr(RealDisk, "file_system", lambda disk, path: "ext4")
     monkeypatch.setattr(os, PAST, refusing(number))
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=os.strerror(number)):

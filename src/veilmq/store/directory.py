@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from veilmq.store.disk import REAL, Disk
+
 DATABASE: Final = "veilmq.db"
 REDO: Final = "redo"
 COMMITTED: Final = "committed"
@@ -48,11 +50,12 @@ class DirectoryUnsafe(Exception):
 class DataDirectory:
     """Owns a directory until `close`."""
 
-    def __init__(self, path: Path, reserve_bytes: int, floor_bytes: int) -> None:
+    def __init__(self, path: Path, reserve_bytes: int, floor_bytes: int, disk: Disk = REAL) -> None:
         """Creates it (0700) if missing, but not its parent. Raises DirectoryHeld, DirectoryUnsafe, OSError."""
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._floor_bytes = floor_bytes
+        self._disk = disk
         self.pid = os.getpid()
         try:
             str(path).encode()
@@ -92,13 +95,11 @@ class DataDirectory:
 
     def free_bytes(self) -> int:
         """Free space of the file system that we may use, without the reserve."""
-        status = os.statvfs(self.path)
-        return status.f_bavail * status.f_frsize
+        return self._disk.space(self.path)[0]
 
     def floor_bytes(self) -> int:
         """Sends and creates are refused below this much free space: the setting, but at most 2 % of the file system."""
-        status = os.statvfs(self.path)
-        return min(self._floor_bytes, status.f_blocks * status.f_frsize // 50)
+        return min(self._floor_bytes, self._disk.space(self.path)[1] // 50)
 
     def needed_bytes(self) -> int:
         """Refused sends are accepted again at this much free space: the floor, plus the reserve if it was given up."""

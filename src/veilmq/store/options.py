@@ -4,6 +4,7 @@ import msgspec
 
 from veilmq.model.instant import DAY_US, HOUR_US
 from veilmq.model.message_type import TYPE_ATTRIBUTE
+from veilmq.store.disk import REAL, Disk
 
 MIB = 1 << 20
 
@@ -43,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """JSON pointer to the type in a body; "" means that bodies are not searched."""
     disorder: int = 0
     """By how many places messages of a standard queue may be delivered out of order (development)."""
-    vfs: str | None = None
-    """Name of the apsw VFS to open files with (fault injection)."""
+    disk: Disk = REAL
+    """What the files are written to; another one injects faults."""
     synchronous: str = "FULL"
     """Any other value loses acknowledged commands in a power cut; only the test that proves this sets it."""

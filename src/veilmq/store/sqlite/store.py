@@ -129,7 +129,8 @@ class SqliteStore:
         self._origins = Origins()
         self.pins = ReadPins()
         """What readers of the history need; trimming leaves it alone."""
-        self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
+        directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes, self.options.disk)
+        self.directory = directory
         try:
             is_new = not holds_database(path)
             self._open()

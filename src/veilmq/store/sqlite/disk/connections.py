@@ -18,6 +18,7 @@ import msgspec
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store.directory import COMMITTED, REDO
+from veilmq.store.disk import Job
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import last_commit, redo, schema
@@ -70,7 +71,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     log, committed = path.with_name(REDO), path.with_name(COMMITTED)
     try:
         noted = last_commit.read(committed)
-        connection = apsw.Connection(str(path), vfs=options.vfs, statementcachesize=_STATEMENTS)
+        connection = apsw.Connection(str(path), vfs=options.disk.vfs, statementcachesize=_STATEMENTS)
         connection.set_busy_timeout(5_000)
         found = schema.check(connection)
         if 0 < found < schema.VERSION and not options.migrates:
@@ -146,7 +147,7 @@ def _configure(connection: apsw.Connection, options: Options) -> None:
 
 def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
     """Open the connection that copies the WAL into the database."""
-    connection = apsw.Connection(str(path), vfs=options.vfs)
+    connection = apsw.Connection(str(path), vfs=options.disk.vfs)
     connection.pragma("synchronous", options.synchronous)
     connection.wal_autocheckpoint(0)
     return connection
@@ -154,7 +155,7 @@ def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
 
 def open_reader(path: Path, options: Options) -> apsw.Connection:
     """Open a read-only connection."""
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.vfs)
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.disk.vfs)
     connection.set_busy_timeout(5_000)
     connection.pragma("query_only", True)
     connection.wal_autocheckpoint(0)
@@ -208,12 +209,13 @@ class Checkpointer:
 
     def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
         self._path = path
+        self._disk = options.disk
         self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
         self.page_bytes = page_bytes
         self.wal_pages = 0
         # Open it now: the process may have no file descriptor left later, and the store would fail.
         self._connection = open_checkpointer(path, options)
-        self._bulk: threading.Thread | None = None
+        self._bulk: Job | None = None
         self._began = 0
         """WAL pages when the latest bulk began."""
         self._copied = 0
@@ -285,8 +287,7 @@ class Checkpointer:
 
     def _begin(self, wal_pages: int) -> None:
         self._began = wal_pages
-        self._bulk = threading.Thread(target=self._run_bulk, name="veilmq-checkpoint", daemon=True)
-        self._bulk.start()
+        self._bulk = self._disk.beside(self._run_bulk, "veilmq-checkpoint")
 
     def _run_bulk(self) -> None:
         before = self._copied

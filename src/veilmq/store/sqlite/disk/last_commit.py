@@ -17,10 +17,7 @@ costs 25 us; elsewhere it is not, because on a full copy-on-write file system a 
 """
 
 import logging
-import mmap
-import os
 import struct
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,11 +27,11 @@ from zlib import crc32
 import apsw
 
 from veilmq.store.directory import COMMITTED, REDO
-from veilmq.store.files import durable_write
+from veilmq.store.disk import Job, RawFile, write_whole
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo, redo_file
 from veilmq.store.sqlite.disk.redo import Entry
-from veilmq.store.sqlite.disk.redo_file import GIVEN_UP, file_system
+from veilmq.store.sqlite.disk.redo_file import GIVEN_UP
 
 _SLOT: Final = struct.Struct("<16sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -69,60 +66,54 @@ class LastCommit:
         """
         self._last = Noted(epoch, 0, offset, clock)
         self._synced = self._last
-        self._descriptor = -1
-        self._map: mmap.mmap | None = None
-        self._syncing: threading.Thread | None = None
+        self._disk = disk = options.disk
+        self._file: RawFile | None = None
+        self._syncing: Job | None = None
         if options.synchronous != "FULL":
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                disk.remove(path)
             return
         try:
-            durable_write(path, _slot(self._last).ljust(_FILE_BYTES, b"\0"), alone=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            if file_system(path) in _MAPPED:
-                self._map = mmap.mmap(self._descriptor, _FILE_BYTES)
+            write_whole(disk, path, path.with_name(f".{path.name}.part"), [_slot(self._last).ljust(_FILE_BYTES, b"\0")])
+            self._file = disk.map(path, _FILE_BYTES) if disk.file_system(path) in _MAPPED else disk.open(path)
         except OSError as error:
             logger.warning("a damaged WAL or redo log would not be noticed after a kill: %s: %s", path, error)
             noted = read(path)
             if noted is not None and noted.epoch == epoch and noted[2:] > (offset, clock):
-                path.unlink()
+                disk.remove(path)
 
     def note(self, offset: int, clock: int) -> None:
         """Write what was committed, after the commit was synced: the offset of the next event, and the lease clock."""
         last = self._last
-        if self._descriptor < 0 or (offset == last.offset and clock == last.clock):
+        if self._file is None or (offset == last.offset and clock == last.clock):
             return
         self._last = last = Noted(last.epoch, last.number + 1, offset, clock)
-        place = _PLACES[last.number & 1]
-        if self._map is not None:
-            self._map[place : place + _SLOT_BYTES] = _slot(last)
+        try:
+            self._file.write(_slot(last), _PLACES[last.number & 1])
+        except OSError:  # then the file lags behind until the next commit
             return
-        with suppress(OSError):  # then the file lags behind until the next commit
-            os.pwrite(self._descriptor, _slot(last), place)
 
     def sync(self) -> None:
         """Begin to sync the file, in a thread, unless it is synced. Call about once a second."""
-        if self._descriptor < 0 or self._last is self._synced or (self._syncing and self._syncing.is_alive()):
+        if self._file is None or self._last is self._synced or (self._syncing and self._syncing.is_alive()):
             return
-        self._syncing = threading.Thread(target=self._sync, name="veilmq-last-commit", daemon=True)
         with suppress(RuntimeError):  # "can't start new thread": the next second
-            self._syncing.start()
+            self._syncing = self._disk.beside(self._sync, "veilmq-last-commit")
 
     def _sync(self) -> None:
-        last = self._last
+        last, file = self._last, self._file
+        assert file is not None
         with suppress(OSError):
-            os.fdatasync(self._descriptor)
+            file.sync()
             self._synced = last
 
     def close(self) -> None:
         """Close the file."""
         if self._syncing is not None and self._syncing.is_alive():
             self._syncing.join()
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _slot(noted: Noted) -> bytes:

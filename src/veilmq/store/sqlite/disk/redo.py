@@ -27,6 +27,7 @@ import msgspec
 
 from veilmq.model.events import Event
 from veilmq.model.instant import Instant
+from veilmq.store.disk import Disk
 from veilmq.store.errors import NotOurs
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.redo_file import RedoFile, ahead, is_given_up, note_size, open_file
@@ -219,7 +220,7 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
     return run.beyond(following), run.is_damaged(following)
 
 
-def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
+def recover(disk: Disk, path: Path, connection: apsw.Connection, key: bytes) -> None:
     """At start: copy what only the log has into the database, and make sure that the database has everything durably.
 
     A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
@@ -242,16 +243,16 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     if run.is_damaged(following):
         note_size(connection, 0)  # until there is a new file
         kept = path.with_suffix(".damaged")
-        os.replace(path, kept)
+        disk.rename(path, kept)
         logger.error("%s: %s; see %s", path, DAMAGED, kept)
 
 
-def forget_given_up(path: Path, connection: apsw.Connection) -> None:
+def forget_given_up(disk: Disk, path: Path, connection: apsw.Connection) -> None:
     """Once the start goes on without the log's content, remove the word by which the operator said so: it must not
     excuse a later loss. Raises apsw.Error, OSError."""
     if is_given_up(path):
         note_size(connection, 0)
-        path.unlink()
+        disk.remove(path)
 
 
 def read(path: Path, key: bytes) -> Run:

@@ -14,13 +14,13 @@ without the lost content writes a word into the file, which no failed copy does.
 import errno
 import logging
 import mmap
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import apsw
 
-from veilmq.store.files import sync_directory
+from veilmq.store.disk import Bytes, Disk, RawFile, write_whole
 from veilmq.store.options import Options
 
 BLOCK_BYTES: Final = 4096
@@ -52,13 +52,12 @@ class RedoFile(Protocol):
 
 def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
     """Create the file anew if `room_bytes` allows, and open it. Raises OSError or apsw.Error."""
-    _make(path, options.redo_bytes, room_bytes)
+    _make(options.disk, path, options.redo_bytes, room_bytes)
     synced = options.synchronous == "FULL"
-    if options.vfs:
-        return _InVfs(path, options.vfs, synced)
-    if synced and options.redo_bytes % BLOCK_BYTES == 0 and file_system(path) in _SYNC_AS_THEY_WRITE:
+    disk = options.disk
+    if synced and options.redo_bytes % BLOCK_BYTES == 0 and disk.file_system(path) in _SYNC_AS_THEY_WRITE:
         try:
-            return _PastCache(path, options.redo_bytes)
+            return _PastCache(disk, path, options.redo_bytes)
         except (AttributeError, NotImplementedError) as error:  # the C library lacks it
             reason: Exception = error
         except OSError as error:
@@ -66,41 +65,21 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
                 raise
             reason = error
         logger.warning("the redo log goes through the page cache: %s", reason)
-    return _InCache(path, synced)
-
-
-def file_system(path: Path) -> str:
-    """Type of the file system that holds the file; "" if unknown."""
-    device = os.stat(path).st_dev
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    return _kind(mounts, f"{os.major(device)}:{os.minor(device)}")
-
-
-def _kind(mounts: str, number: str) -> str:
-    """Type of the file system on that device, from the text of proc_pid_mountinfo(5)."""
-    for mount in mounts.split("\n"):  # a path may contain characters at which splitlines splits
-        place, _, kind = mount.partition(" - ")
-        if number in place.split()[2:3]:
-            return kind.split()[0]
-    return ""
+    return _InCache(disk.open(path), synced)
 
 
 class _PastCache:
     """Bypasses the page cache; writes from memory that mirrors the file."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, disk: Disk, path: Path, size: int) -> None:
         """Raises OSError, AttributeError or NotImplementedError if this system cannot do that."""
-        self._flags = os.RWF_DSYNC
         self._mirror = mmap.mmap(-1, size)
         self._view = memoryview(self._mirror)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+        self._file = disk.open_past_cache(path)
         try:
             self._write(0, BLOCK_BYTES)  # a trial: the zeros are there already
         except BaseException:
-            os.close(self._descriptor)
+            self._file.close()
             raise
 
     def write(self, data: bytes, offset: int) -> None:
@@ -115,81 +94,50 @@ class _PastCache:
 
     def _write(self, at: int, end: int) -> None:
         while at < end:
-            written = os.pwritev(self._descriptor, [self._view[at:end]], at, self._flags)
+            written = self._file.write(self._view[at:end], at)
             if written < BLOCK_BYTES:
                 raise OSError(errno.EIO, f"{written} bytes written")
             at += written - written % BLOCK_BYTES
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 class _InCache:
     """Writes to the page cache, then syncs."""
 
-    def __init__(self, path: Path, synced: bool) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    def __init__(self, file: RawFile, synced: bool) -> None:
+        self._file = file
         self._synced = synced
 
-    def write(self, data: bytes, offset: int) -> None:
+    def write(self, data: Bytes, offset: int) -> None:
         try:
             while data:
-                written = os.pwrite(self._descriptor, data, offset)
+                written = self._file.write(data, offset)
                 data, offset = data[written:], offset + written
         except OSError as error:
             raise (apsw.FullError if error.errno in _FULL else apsw.IOError)(f"redo log: {error}") from error
         if self._synced:
             try:
-                os.fdatasync(self._descriptor)
+                self._file.sync()
             except OSError as error:
                 raise apsw.IOError(f"redo log: {error}") from error
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
-class _InVfs:
-    """Writes through a test's VFS, which can make it fail."""
-
-    _SYNC: Final = apsw.SQLITE_SYNC_NORMAL | apsw.SQLITE_SYNC_DATAONLY
-
-    def __init__(self, path: Path, vfs: str, synced: bool) -> None:
-        self._file = apsw.VFSFile(vfs, str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
-        self._synced = synced
-
-    def write(self, data: bytes, offset: int) -> None:
-        self._file.xWrite(data, offset)
-        if self._synced:
-            self._file.xSync(self._SYNC)
-
-    def close(self) -> None:
-        self._file.xClose()
-
-
-def _make(path: Path, size: int, room_bytes: int) -> None:
+def _make(disk: Disk, path: Path, size: int, room_bytes: int) -> None:
     """Create the file anew at that size, all written and synced. Raises OSError; the old file then remains, and the
     database has its records."""
     if room_bytes < size:
         raise OSError(errno.ENOSPC, f"no room for {size} bytes")
-    part = path.with_suffix(".part")
-    try:
-        _write_zeros(part, size)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    write_whole(disk, path, path.with_suffix(".part"), _zeros(size))
 
 
-def _write_zeros(path: Path, size: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        at = 0
-        while at < size:
-            at += os.pwrite(descriptor, _ZEROS[: size - at], at)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _zeros(size: int) -> Iterator[bytes]:
+    for at in range(0, size, len(_ZEROS)):
+        yield _ZEROS[: size - at]
 
 
 _NOTE: Final = (
