@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.encrypted import ALGORITHMS, EncryptedQueue, Keys, new_key
-from veilmq.client.encrypted.queue import Cipher
+from veilmq.client.encrypted import ALGORITHMS, Cipher, EncryptedQueue, Keys, new_key
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import keep
 

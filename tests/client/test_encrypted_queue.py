@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.encrypted import ALGORITHMS, EncryptedQueue, Key, Keys, new_key
-from veilmq.client.encrypted.queue import Cipher, header_of
+from veilmq.client.encrypted import ALGORITHMS, Cipher, EncryptedQueue, Key, Keys, header_of, new_key
 from veilmq.client.errors import Undecryptable, Unreadable
 from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue

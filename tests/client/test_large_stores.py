@@ -18,8 +18,7 @@ from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import ObjectStoreFailed
-from veilmq.client.large import LargeMessageQueue, ObjectStore, PointerFormat
-from veilmq.client.large.queue import MARGIN
+from veilmq.client.large import MARGIN, LargeMessageQueue, ObjectStore, PointerFormat
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import DeadLetters, keep

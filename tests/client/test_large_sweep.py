@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.client.large import LargeMessageQueue, ObjectStore, SharedBodies
-from veilmq.client.large.queue import MARGIN
+from veilmq.client.large import MARGIN, LargeMessageQueue, ObjectStore, SharedBodies
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Queue
 from veilmq.client.records.objects import Found

@@ -434,7 +434,7 @@ class TestAccount:
     def test_more_queues_than_a_page(self, account: MnsAccount, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(5):
             account.create(f"page-{number}")
-        monkeypatch.setattr("veilmq.client.adapters.mns.queue._PAGE_MAX", 2)
+        monkeypatch.setattr("veilmq.client.adapters.mns._PAGE_MAX", 2)
         assert account.names("page-") == [f"page-{number}" for number in range(5)]
         assert account.names("page é") == []
 

@@ -21,8 +21,7 @@ from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.queue import Account, Queue
-from veilmq.client.topics import Definitions, create_pull_topic
-from veilmq.client.topics.topic import ID_ATTRIBUTE
+from veilmq.client.topics import ID_ATTRIBUTE, Definitions, create_pull_topic
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError

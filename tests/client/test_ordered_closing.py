@@ -548,7 +548,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sides: Sides, tmp_path
 
 
 def test_a_loop_that_waits_ends_at_once(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilmq.client.ordered.queue.LOOK_SECONDS", 3_000)
+    monkeypatch.setattr("veilmq.client.ordered.LOOK_SECONDS", 3_000)
     queue, handled = Asked(sides.queue), []
     receiver = sides.receiver(queue)
     loop = thread(lambda: handled.append(run(receiver, lambda message: None)))

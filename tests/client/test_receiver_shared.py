@@ -18,6 +18,7 @@ from tests.client.test_forked import code_of, in_child
 from tests.client.test_receiver import UNREACHABLE, Counting, eventually, until
 
 import veilmq
+from veilmq.client import receiver as module
 from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.documents import MessageReceiver
@@ -27,7 +28,6 @@ from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue, identity_of
 from veilmq.client.receiver import AsyncReceiver, Receiver
-from veilmq.client.receiver import receiver as module
 from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.wrapping import Wrapping

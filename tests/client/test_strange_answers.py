@@ -11,12 +11,10 @@ from azure.storage.queue import QueueServiceClient
 from botocore.config import Config
 from tests.support.broken_server import BrokenServer, answer
 
-from veilmq.client.adapters.azure import AzureAccount
-from veilmq.client.adapters.azure.queue import AzureQueue
+from veilmq.client.adapters.azure import AzureAccount, AzureQueue
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
-from veilmq.client.adapters.sqs import SqsAccount
-from veilmq.client.adapters.sqs.queue import SqsQueue
-from veilmq.client.adapters.veil.queue import VeilAccount, VeilQueue
+from veilmq.client.adapters.sqs import SqsAccount, SqsQueue
+from veilmq.client.adapters.veil import VeilAccount, VeilQueue
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension

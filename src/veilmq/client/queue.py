@@ -11,7 +11,7 @@ it is on.
 Native topics: a few calls, all idempotent: what exists with the same settings is left alone. The service carries out a
 publish, to every subscription that wants it or to none. Source: the page of PublishMessage (MNS).
 
-Identities: which objects stand for the same queue, so that receivers can share one long poll (receiver/receiver.py). A
+Identities: which objects stand for the same queue, so that receivers can share one long poll (receiver/). A
 queue object may have an `identity`, a hashable value. Two objects have equal identities exactly if a receive from
 either returns the same messages in the same form, and a handle from one works with the other. So it contains the
 endpoint, the region, the credentials, the queue's name and everything else that changes what a receive returns. Secrets

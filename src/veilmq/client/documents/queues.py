@@ -31,20 +31,20 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from veilmq.client import transaction as ours
 from veilmq.client.adapters.connect import connect
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
+from veilmq.client.encrypted import EncryptedQueue
 from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keys, add_key, new_key
-from veilmq.client.encrypted.queue import EncryptedQueue
-from veilmq.client.large.queue import LargeMessageQueue
+from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Template
-from veilmq.client.ordered.queue import OrderedQueue
+from veilmq.client.ordered import OrderedQueue
 from veilmq.client.ordered.storage import LocalFile, Storage
 from veilmq.client.queue import Account, Capabilities, Queue
 from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Closing
 from veilmq.client.transaction import Times
-from veilmq.client.transaction import queue as ours
 from veilmq.client.transaction.logbook import Prepared, Verdict
 from veilmq.client.unreadable import DeadLetters, Policy, keep
 from veilmq.client.wrapping import Wrapping

@@ -18,14 +18,14 @@ and the same for all, and queues without wrappers, because a native publish woul
 import base64
 import binascii
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 from msgspec import structs
 
-from veilmq.client.errors import EncodingMismatch, TopicExists, TopicMissing
+from veilmq.client.errors import EncodingMismatch, SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Peeked
 from veilmq.client.queue import Account, NativeSubscription, NativeTopics, Queue
 from veilmq.client.records.objects import ObjectStore, is_key
@@ -217,3 +217,53 @@ def _key(topic: Any) -> str:
         reason = f"a name has 1 to {NAME_CHARACTERS_MAX} of A-Z a-z 0-9 . _ = @ + -"
         raise ParameterInvalid(parameter="topic", reason=reason)
     return key
+
+
+def subscriptions_of(
+    queue_names: Sequence[str] | Mapping[str, str],
+    tags: Mapping[str, Collection[str]],
+    encodings: Mapping[str, Encoding | str],
+) -> tuple[Subscription, ...]:
+    """Raises ParameterInvalid."""
+    if isinstance(queue_names, str) or not queue_names:
+        raise ParameterInvalid(parameter="queue_names", reason="must be names of queues, one at least")
+    named = dict(queue_names) if isinstance(queue_names, Mapping) else {name: name for name in queue_names}
+    if len(named) != len(queue_names) or len(set(named.values())) != len(named):
+        raise ParameterInvalid(
+            parameter="queue_names", reason="a queue is there twice: it would get every message twice"
+        )
+    for parameter, given in (("tags", tags), ("encodings", encodings)):
+        unknown = sorted(set(given) - set(named))
+        if unknown:
+            raise ParameterInvalid(parameter=parameter, reason=f"no subscription is called {unknown[0]!r}")
+    for name, listed in tags.items():
+        if isinstance(listed, str) or not all(listed):
+            raise ParameterInvalid(parameter=f"tags[{name!r}]", reason="must be a collection of tags")
+    for name, encoding in encodings.items():
+        if encoding not in set(Encoding):
+            raise ParameterInvalid(parameter=f"encodings[{name!r}]", reason=f"must be raw or base64, not {encoding!r}")
+    return tuple(
+        Subscription(name, queue, tuple(sorted(tags.get(name, ()))), Encoding(encodings.get(name, Encoding.RAW)))
+        for name, queue in named.items()
+    )
+
+
+def check_same(there: Definition, wanted: Definition) -> None:
+    """Raises SubscriptionExists, TopicExists."""
+    topic = there.topic
+    if there.state is State.DELETING:
+        raise TopicExists(topic=topic, reason="it is half deleted: delete it again")
+    theirs = {each.name: each for each in there.subscriptions}
+    for mine in wanted.subscriptions:
+        other = theirs.pop(mine.name, None)
+        if other is None:
+            raise TopicExists(topic=topic, reason=f"it has no subscription {mine.name}")
+        for setting, one, another in (
+            ("endpoint", mine.queue, other.queue),
+            ("tags", mine.tags, other.tags),
+            ("encoding", mine.encoding, other.encoding),
+        ):
+            if one != another:
+                raise SubscriptionExists(topic=topic, subscription=mine.name, setting=setting)
+    if theirs:
+        raise TopicExists(topic=topic, reason=f"it has the subscription {min(theirs)}, too")

@@ -1,11 +1,26 @@
 """The worker: runs handlers on messages, in threads, processes or coroutines; with checkpoints and an idempotency
 guard.
 
-Strategy: a run (run.py) receives messages. Each becomes a `Hand` (job/) and waits in line until a runner takes it
-(runners/: flow.py, then threads, coroutines or processes.py). After the handler it is deleted, released or
-dead-lettered (runners/settling.py). Source: docs/patterns/worker.md and docs/patterns/checkpoint.md.
+Strategy: the class here is the public face; its parameters are checked when it is created. A `Run` (run.py), made anew
+for each run, does the work, so a worker can be created at import time and started anywhere. The run receives messages.
+Each becomes a `Hand` (job/) and waits in line until a runner takes it (runners/: flow.py, then threads, coroutines or
+processes.py). After the handler it is deleted, released or dead-lettered (runners/settling.py).
+
+Source: the issues of documents 003 and 004 on processing times; docs/patterns/worker.md, docs/patterns/checkpoint.md.
 """
 
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, Final, Self, Unpack
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.queue import Queue
+from veilmq.client.shared import checks
 from veilmq.client.worker.guard import (
     Begun,
     Busy,
@@ -20,8 +35,10 @@ from veilmq.client.worker.guard import (
 from veilmq.client.worker.job import AsyncJob, Cancellation, Cancelled, Cause, Job, Reject, Retry
 from veilmq.client.worker.job.checkpoints import Checkpoints, FileCheckpoints, ObjectCheckpoints, Saved
 from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
-from veilmq.client.worker.options import Backoff, Kind, Options
-from veilmq.client.worker.worker import Worker, worker
+from veilmq.client.worker.options import Backoff, Kind, Options, check_queue, complete
+from veilmq.client.worker.run import Run, Said
+from veilmq.client.worker.runners.processes import reference
+from veilmq.model.errors import ParameterInvalid
 
 __all__ = [
     "AsyncJob",
@@ -53,3 +70,164 @@ __all__ = [
     "Worker",
     "worker",
 ]
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker:
+    """Runs `handler` on the messages of `queue`, a `Queue` or a URL that is connected when the worker runs.
+
+    If the handler returns, the message is deleted. If it raises, the message has failed and becomes visible again after
+    a backoff. It may raise `Retry`, `Reject` and, when cancelled, `Cancelled`. Raises ParameterInvalid for parameters
+    that cannot work.
+    """
+
+    def __init__(
+        self, queue: Queue | str, handler: Callable[[Any], Any], *, clock: Clock = SYSTEM, **options: Unpack[Options]
+    ) -> None:
+        self.queue = queue
+        self.handler = handler
+        self.options = complete(options)
+        self._clock = clock
+        _check_handler(handler, self.options["kind"])
+        if not isinstance(queue, str):
+            check_queue(self.options, queue)
+        self._inbox: SimpleQueue[Said | BaseException] = SimpleQueue()
+        self._run: Run | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @classmethod
+    def decorate(cls, queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Self]:
+        """`@Worker.decorate(queue, ...)` turns a handler into a worker; calling the worker calls the handler."""
+        return lambda handler: cls(queue, handler, **options)
+
+    def __call__(self, job: Any) -> Any:
+        """Call the handler itself, for example in a test."""
+        return self.handler(job)
+
+    @property
+    def counts(self) -> Counts | None:
+        """Counts of the latest run; None before the first."""
+        return None if self._run is None else self._run.counts
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the handlers' processes now, with kind=processes."""
+        return list(getattr(self._run.runners, "pids", ())) if self._run is not None else []
+
+    def run(self, *, signals: bool = False, until_empty: bool = False, messages_max: int | None = None) -> Counts:
+        """Work until `stop`, or with `until_empty` until a poll brings nothing and nothing is in hand.
+
+        messages_max: receive this many messages (a redelivery counts again), and end when they are finished.
+
+        signals: only in the main thread; the first SIGTERM or SIGINT stops it with a drain, the second without. Raises
+        QueueMissing, ParameterInvalid, CapabilityMissing (before anything is received, or from a receive), and the
+        error of receives that failed for longer than `give_up_after`.
+        """
+        if signals and threading.current_thread() is not threading.main_thread():
+            raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
+        if messages_max is not None:
+            checks.at_least(messages_max, "messages_max", 1)
+        connected = isinstance(self.queue, str)
+        queue = _connect(self.queue) if isinstance(self.queue, str) else self.queue
+        try:
+            run = self._run = Run(
+                queue,
+                self.handler,
+                self.options,
+                self._clock,
+                self._inbox,
+                until_empty=until_empty,
+                messages_max=messages_max,
+            )
+            with self._handled(signals):
+                run.go()
+            return run.counts
+        finally:
+            self._inbox = SimpleQueue()
+            if connected:
+                queue.close()
+
+    def start(self) -> None:
+        """Run in a separate thread."""
+        if self._thread is not None and self._thread.is_alive():
+            raise ParameterInvalid(parameter="worker", reason="it runs already")
+        self._error = None
+        self._inbox = SimpleQueue()  # a stop that came after the last run's end must not stop this one
+        self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop with a drain; a second call stops without. Returns at once; safe in a signal handler."""
+        self._inbox.put(Said.STOP)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds for a started worker. Returns whether it has ended. Raises the error that ended
+        it."""
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout)
+        if thread.is_alive():
+            return False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return True
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.join()
+
+    def _run_aside(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 raised again by join
+            self._error = error
+
+    @contextmanager
+    def _handled(self, wanted: bool) -> Iterator[None]:
+        if not wanted:
+            yield
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        before = {number: signal.signal(number, stop) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                # None: a program that embeds Python had set a handler that Python cannot restore.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Worker]:
+    """`@worker(queue, concurrency=4)` over a handler: see `Worker.decorate`."""
+    return Worker.decorate(queue, **options)
+
+
+def _connect(url: str) -> Queue:
+    from veilmq.client.adapters.connect import connect
+
+    return connect(url)
+
+
+def _check_handler(handler: Any, kind: str) -> None:
+    if not callable(handler):
+        raise ParameterInvalid(parameter="handler", reason=f"{handler!r} cannot be called")
+    call = getattr(handler, "__call__", None)  # noqa: B004 an object with an async __call__ is a coroutine function too
+    coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+    if coroutine != (kind is Kind.ASYNC):
+        reason = "is a coroutine function: kind=async runs it" if coroutine else "kind=async needs a coroutine function"
+        raise ParameterInvalid(parameter="handler", reason=reason)
+    if kind is Kind.PROCESSES:
+        reference(handler)

@@ -20,12 +20,10 @@ from pyspark.sql import types
 
 from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
-from veilmq.client.encrypted import Keys
-from veilmq.client.encrypted.queue import Cipher
+from veilmq.client.encrypted import Cipher, Keys
 from veilmq.client.errors import KeyFileInvalid
-from veilmq.client.large import PointerFormat
+from veilmq.client.large import BODY_BYTES_MAX, PointerFormat
 from veilmq.client.large.pointer import Fetcher
-from veilmq.client.large.queue import BODY_BYTES_MAX
 from veilmq.client.messages import Peeked
 from veilmq.client.records.objects import ObjectStore
 from veilmq.client.unreadable import keep

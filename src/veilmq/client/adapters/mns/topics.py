@@ -50,7 +50,7 @@ def _is_tag(text: str) -> bool:
 
 
 class Owner(Protocol):
-    """What topics need from the account (veilmq.client.adapters.mns.queue)."""
+    """What topics need from the account (veilmq.client.adapters.mns)."""
 
     clients: ThreadClients
     singly: Singly

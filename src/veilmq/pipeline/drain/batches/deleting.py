@@ -20,9 +20,8 @@ from typing import Final
 from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import Clock
 from veilmq.client.errors import ObjectStoreFailed, PointerRefused
-from veilmq.client.large import PointerFormat
+from veilmq.client.large import PointerFormat, drop
 from veilmq.client.large.pointer import read as read_pointer
-from veilmq.client.large.queue import drop
 from veilmq.client.messages import Message, Peeked
 from veilmq.client.queue import Queue
 from veilmq.client.records.objects import ObjectStore
