@@ -16,7 +16,7 @@ import uvicorn
 
 from veilmq.admin.app import create_app
 from veilmq.cli.serve.admin_port import Connection
-from veilmq.engine import open_directory
+from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.auth.credentials import Account, DevelopmentKeyring

@@ -6,7 +6,7 @@ import pytest
 from tests.admin import server as admin
 from tests.support.commands import WAYS, Run, reaching
 
-from veilmq.engine import open_directory
+from veilmq.engine.directory import open_directory
 from veilmq.model.commands import CreateQueue, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.queue import QueueKey

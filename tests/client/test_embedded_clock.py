@@ -7,7 +7,7 @@ from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
 from veilmq.client.adapters.embedded.shell import Call, Shell
-from veilmq.engine import Engine
+from veilmq.engine.engine import Engine
 from veilmq.model.commands import CheckClock, Sweep
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.outcomes import ClockChecked

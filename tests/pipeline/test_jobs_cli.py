@@ -56,11 +56,11 @@ def server(tmp_path: Path) -> Any:
         started.stop()
 
 
-def test_help_knows_the_jobs_and_imports_no_spark(tmp_path: Path) -> None:
+def test_help_knows_the_jobs_and_imports_neither_spark_nor_a_store() -> None:
     script = (
         "import sys\nfrom veilmq.cli import main\nsys.argv = ['veilmq', 'pipeline', '--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print({'pyspark', 'pandas', 'pyarrow', 'numpy', 'matplotlib'} & set(sys.modules))"
+        "print({'pyspark', 'pandas', 'pyarrow', 'numpy', 'matplotlib', 'asyncio', 'sqlite3', 'ssl'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     for job in ("attempts", "survival", "timeouts", "split", "health", "audit", "report", "loop", "archive", "replay"):

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from veilmq.engine import open_directory
+from veilmq.engine.directory import open_directory
 from veilmq.model.commands import CreateQueue, CreateTopic, DescribeQueue, Origin, Publish, Receive, Subscribe
 from veilmq.model.errors import VeilError
 from veilmq.model.messages.message import Extras

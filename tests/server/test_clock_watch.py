@@ -10,7 +10,7 @@ import pytest
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.engine import Engine
+from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, Instant
 from veilmq.server.clock import LeaseClock
 from veilmq.server.clock_watch import ClockWatch

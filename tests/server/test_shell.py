@@ -12,7 +12,7 @@ from tests.support.contract.stage import TESTER, sending
 from tests.support.faults import FaultDisk, full
 from tests.support.sqlite import SMALL, SqliteFactory
 
-from veilmq.engine import Engine
+from veilmq.engine.engine import Engine
 from veilmq.model.commands import CreateQueue, Delete, DescribeQueue, Receive
 from veilmq.model.errors import DiskLow, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant

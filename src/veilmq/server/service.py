@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
-from veilmq.engine import open_directory
+from veilmq.engine.directory import open_directory
 from veilmq.model.instant import Instant
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec

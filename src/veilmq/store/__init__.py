@@ -4,7 +4,7 @@ command.
 Strategy: a store takes a batch of concurrent commands and the instant to judge them by. It picks a serial order,
 writes, and returns one outcome per command. `commit` makes the batch durable; it blocks, in whatever thread the shell
 runs it. A store is what passes the contract suite (tests/support/contract). No higher room knows which store it has,
-except `engine.open_directory` and the commands that work on a directory without a server. Everything outside the
+except `engine.directory` and the commands that work on a directory without a server. Everything outside the
 batches reads through the store's `Reader` (reader.py).
 """
 

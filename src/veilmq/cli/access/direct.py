@@ -29,7 +29,8 @@ from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
 from veilmq.cli.options import refused_value
-from veilmq.engine import DatabaseError, Engine, open_directory
+from veilmq.engine.directory import DatabaseError, open_directory
+from veilmq.engine.engine import Engine
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed

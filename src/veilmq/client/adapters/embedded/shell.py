@@ -21,7 +21,8 @@ from typing import Final
 from veilmq.client.clock import Clock
 from veilmq.client.errors import ForkRefused, TransportError
 from veilmq.client.shared.threads import KEPT, OfProcess, forget_in_child
-from veilmq.engine import Answer, Engine, open_directory
+from veilmq.engine.directory import open_directory
+from veilmq.engine.engine import Answer, Engine
 from veilmq.engine.lease_clock import AHEAD_US_MAX, LeaseClock
 from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import ParameterInvalid, StoreFailed, StoreUnknown, VeilError, as_fields
