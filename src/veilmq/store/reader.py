@@ -5,7 +5,7 @@ the loop that applies the batches. Whatever reads the disk blocks: call it in a 
 a `View`, which shows one committed state from its first read until it is closed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -169,6 +169,15 @@ class StoredQueue(NamedTuple):
     settings: QueueSettings
 
 
+class Span(NamedTuple):
+    """Events in a row of the history."""
+
+    start: int
+    stop: int
+    indexed: bool
+    """Whether the index says that they name what is sought; False: nobody knows yet."""
+
+
 class Names(Protocol):
     """Replaces the numbers in stored events by names; reads each name once."""
 
@@ -236,8 +245,9 @@ class View(Protocol):
         """Offset at which the newest complete snapshot begins; 0 if the whole history is there; None if neither is."""
         ...
 
-    def newest_first(self) -> Iterator[tuple[int, int, bytes]]:
-        """(first offset, count, packed events) of every commit, newest first."""
+    def spans(self, ids: Collection[bytes], sequences: Iterable[int], emptied: Iterable[int]) -> list[Span]:
+        """Where in the history events may be that name one of these, oldest first: a message's id, the sequence of a
+        message that is gone, or the incarnation of a queue that was emptied."""
         ...
 
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:

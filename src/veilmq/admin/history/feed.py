@@ -40,9 +40,9 @@ from veilmq.admin.history.reading import (
     find_start,
     piece_end,
     snapshot_lines,
-    trace,
     visible,
 )
+from veilmq.admin.history.trace import trace
 from veilmq.admin.service import Service
 from veilmq.model.commands import LeaseSource
 from veilmq.model.errors import DiskLow

@@ -1,11 +1,9 @@
-"""Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history, lists.
+"""Bulk reads: pages of a queue's messages, a snapshot, the packed history, lists.
 
 Strategy: functions of a `View`, one committed state of the store; they block and belong in a thread. Pages seek by
-index and never count. What scans the history looks for the packed id in the packed rows before it decodes any, and
-stops at a bound. `Scope` cuts every one of them down to what a key may see.
+index and never count. `Scope` cuts every one of them down to what a key may see.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -15,7 +13,7 @@ import msgspec
 from veilmq.admin.api.inputs import Wanted
 from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_settings
 from veilmq.model.errors import ParameterInvalid, QueueMissing
-from veilmq.model.events import Event, EventRecord, HeldMessage, HistoryTrimmed, Kind
+from veilmq.model.events import HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
 from veilmq.model.moves import MoveInfo
@@ -26,33 +24,9 @@ from veilmq.store import Reader, View
 from veilmq.store.reader import ListedMessage, QueueState
 
 MOVES_MAX: Final = 10_000
-_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
-_PACKED: Final = msgspec.msgpack.Encoder()
 _PIECE_BYTES_MAX: Final = 2_000_000
 """Bound of packed events; decoded, they are twenty times as large."""
-_EVER: Final = 2**62
-"""Greater than every offset."""
-_EMPTIED: Final = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
-_GONE: Final = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED, Kind.DEAD_LETTERED, Kind.MOVED})
-_THERE: Final = frozenset(
-    {
-        Kind.SENT,
-        Kind.RECEIVED,
-        Kind.EXTENDED,
-        Kind.LEASE_RESUMED,
-        Kind.RELEASED,
-        Kind.RELEASED_FOR_RETRY,
-        Kind.RETRY_DUE,
-        Kind.LEASE_EXPIRED,
-        Kind.EXPIRED_AFTER_CHANGE,
-        Kind.UNDELIVERED,
-        Kind.CONTENT_UPDATED,
-    }
-)
-"""Kinds of events of a message that its queue holds."""
 _WITH_ERRORS: Final = frozenset({Kind.RELEASED_FOR_RETRY, Kind.DEAD_LETTERED})
-_PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
-"""An unsigned number in MessagePack; match with DOTALL."""
 _JSON: Final = msgspec.json.Encoder()
 
 
@@ -146,122 +120,6 @@ def _lease(held: HeldMessage) -> dict[str, Any]:
         "first_received": held.first,
     }
     return shown | {"granted": held.granted} if attempt else shown
-
-
-class Trace(NamedTuple):
-    """The events of one message, oldest first; `complete` if they go back to its send or publish."""
-
-    events: list[EventRecord]
-    complete: bool
-    scanned: int
-
-
-def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
-    """Look through up to `scan_max` events, newest first, for the message, also by the ids that it had before a move
-    task gave it a new one; then forward for what it became, for the purge or the deletion of its queue that took it
-    away with all others, and for refusals that came after it was gone, which name its sequence alone."""
-    permitted = scope.incarnations(view)
-    sought = _Sought(message)
-    start, complete, scanned = _find_first(view, sought, scan_max)
-    if start is None:
-        return Trace([], complete, scanned)
-    names, errors = view.names(), scope.errors(view)
-    whereabouts = _Whereabouts()
-    found: list[EventRecord] = []
-    for first, packed in view.oldest_first(start, _EVER):
-        if not (sought.may_be_in(packed) or whereabouts.may_end_in(packed)):
-            continue
-        for place, event in enumerate(_EVENTS.decode(packed)):
-            mine = sought.takes(event) or (event.message is None and event.sequence in sought.sequences)
-            if mine:
-                whereabouts.follow(event)
-            else:
-                mine = whereabouts.ends(event)
-            if mine and (permitted is None or event.queue in permitted):
-                event.detail = errors.detail(event.kind, event.queue, event.detail)
-                found.append(names.record(first + place, event))
-    return Trace(found, complete, scanned)
-
-
-class _Sought:
-    """All ids and sequences of one message: a move task changes its id, and every move changes its sequence."""
-
-    def __init__(self, message: bytes) -> None:
-        self.ids = {message}
-        self.sequences: set[int] = set()
-
-    def may_be_in(self, packed: bytes) -> bool:
-        """Whether the packed events may concern the message."""
-        # An id is packed as bytes, but as text in a move's new id; a refusal has only the sequence.
-        named = any(each in packed or each.hex().encode() in packed for each in self.ids)
-        return named or any(_PACKED.encode(each) in packed for each in self.sequences)
-
-    def takes(self, event: Event) -> bool:
-        """Whether the event concerns the message; learns new ids and sequences from it."""
-        detail = event.detail or {}
-        moved = detail.get("target_message")
-        ids = {each for each in (event.message, None if moved is None else bytes.fromhex(moved)) if each is not None}
-        if self.ids.isdisjoint(ids):
-            return False
-        self.ids |= ids
-        self.sequences |= {each for each in (event.sequence, detail.get("target_sequence")) if each is not None}
-        return True
-
-
-class _Whereabouts:
-    """The queues that hold the message, by its sequences: a published message is in several. Events that empty a queue
-    do not name its messages."""
-
-    def __init__(self) -> None:
-        self._queues: dict[int, int] = {}
-        self._emptied: re.Pattern[bytes] | None = None
-
-    def may_end_in(self, packed: bytes) -> bool:
-        """Whether the packed events may contain one that empties one of the queues."""
-        return self._emptied is not None and self._emptied.search(packed) is not None
-
-    def follow(self, event: Event) -> None:
-        """Update the queues from an event of the message."""
-        detail = event.detail or {}
-        if event.sequence is not None and event.queue is not None:
-            if event.kind in _THERE:
-                self._queues[event.sequence] = event.queue
-            elif event.kind in _GONE:
-                self._queues.pop(event.sequence, None)
-        if "target_sequence" in detail:
-            self._queues[detail["target_sequence"]] = detail["target"]
-        self._watch()
-
-    def ends(self, event: Event) -> bool:
-        """Whether the event emptied a queue that held the message, which then is gone from there."""
-        if event.kind not in _EMPTIED or event.queue not in self._queues.values():
-            return False
-        self._queues = {sequence: queue for sequence, queue in self._queues.items() if queue != event.queue}
-        self._watch()
-        return True
-
-    def _watch(self) -> None:
-        """Build the pattern of such an event from its first fields: kind, instant and queue, packed in order."""
-        queues = b"|".join(re.escape(_PACKED.encode(queue)) for queue in set(self._queues.values()))
-        kinds = b"".join(_PACKED.encode(int(kind)) for kind in _EMPTIED)
-        self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, _PACKED_NUMBER, queues), re.DOTALL) if queues else None
-
-
-def _find_first(view: View, sought: _Sought, scan_max: int) -> tuple[int | None, bool, int]:
-    """The earliest row that has the message, whether its send is there, and events looked at."""
-    start: int | None = None
-    scanned = 0
-    for offset, count, packed in view.newest_first():
-        scanned += count
-        if sought.may_be_in(packed):
-            for event in reversed(_EVENTS.decode(packed)):
-                if sought.takes(event):
-                    start = offset
-                    if event.kind in (Kind.SENT, Kind.PUBLISHED):
-                        return start, True, scanned
-        if scanned >= scan_max:
-            break
-    return start, False, scanned
 
 
 def event_lines(view: View, start: int, stop: int, scope: Scope) -> bytes:

@@ -23,8 +23,8 @@ from veilmq.admin.history.reading import (
     find_start,
     oldest_ages_us,
     topics_of,
-    trace,
 )
+from veilmq.admin.history.trace import trace
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign

@@ -28,6 +28,7 @@ from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages.receipt import ReceiptKey
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import Topics
+from veilmq.store.sqlite.batch.history_index import HistoryIndex
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.set_apart import SetApart
@@ -84,6 +85,10 @@ class Writer:
     """The expiry clock, in a batch: retention, time to live and the history's age are judged by it."""
     step_us_max: int | None = None
     """Until the first batch: the longest step from the mark that needs nobody's acceptance."""
+    disorder = 0
+    """By how many places a message may be out of order, on purpose."""
+    error_lines = True
+    """Whether the first line of a worker's error is kept."""
 
     def __init__(
         self,
@@ -105,12 +110,8 @@ class Writer:
         self.memtable = Memtable()
         self.memtable.restore(connection, queues)
         self.now = Instant(mark.clock)
-        self.disorder = 0
-        """By how many places a message may be out of order, on purpose."""
         self.types = MessageTypes()
         self.queues_per_account_max = self.topics_per_account_max = 1 << 53
-        self.error_lines = True
-        """Whether the first line of a worker's error is kept."""
         self.disk_low: int | None = None
         """Free bytes if below the floor, else None."""
         self.events: list[Event] = []
@@ -132,8 +133,7 @@ class Writer:
         self._grew = False
         """Whether the latest commit wrote to the WAL."""
         connection.set_wal_hook(self._wal_grew)
-        self._commits_unsynced = False
-        """Whether commits may be unsynced, because applying the log was interrupted."""
+        self._commits_unsynced = False  # or perhaps, because applying the log was interrupted
         self._failed: apsw.Error | None = None
         """The error after which it is unknown whether the log was applied."""
         self._closed = False
@@ -141,6 +141,7 @@ class Writer:
         self._synced = f"PRAGMA synchronous = {synchronous}"
         self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
         self.history_bytes = history_end(connection)
+        self.index = HistoryIndex(connection, mark.offset)
         self._execute = connection.cursor().execute
         self._executemany = connection.cursor().executemany
         self._encoder = msgspec.msgpack.Encoder()
@@ -204,6 +205,7 @@ class Writer:
             count = len(self.events)
             row = (self.mark.offset, count, self.now, self.history_bytes, SCHEMA_VERSION, packed)
             messages = self.memtable.end_batch(count)
+            self.index.note(self.events)
             self.mark.offset += count
             self.history_bytes += len(packed)
             if not self.wrote and self._goes_into_redo(row, messages):
@@ -215,6 +217,8 @@ class Writer:
             self._end_transaction("ROLLBACK")
             self.open = False
             return
+        if self.index.is_full(self.mark.offset):
+            self.index.write_block(self.mark.offset, self.undo)
         self.mark.clock = self.now
         self._execute(UPDATE_MARK, (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset))
 

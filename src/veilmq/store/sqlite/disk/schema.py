@@ -237,7 +237,15 @@ CREATE TABLE expiry_hold (
 INSERT INTO expiry_hold VALUES (1, 0);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD)
+_HISTORY_INDEX: Final = """
+CREATE TABLE history_index (
+    id    INTEGER PRIMARY KEY,       -- part of the names * 2^48 + offset at which the block of the history begins
+    until INTEGER NOT NULL,          -- offset at which the block ends
+    names BLOB NOT NULL              -- sorted names that the block has, cut to 4 bytes (batch/history_index.py)
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 

@@ -4,7 +4,7 @@ Strategy: pages are found by index seeks; nothing is counted. Reads of the histo
 first, and leave the unpacking to the caller.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import merge
 from operator import itemgetter
 from typing import Any, Final
@@ -15,7 +15,8 @@ from veilmq.model.events import Event, HeldMessage
 from veilmq.model.messages.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.reader import DamagedMessage, ListedMessage, QueueState, StoredQueue
+from veilmq.store.reader import DamagedMessage, ListedMessage, QueueState, Span, StoredQueue
+from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Unflushed, read_extras
@@ -205,12 +206,10 @@ class SqliteView:
         """See `View.names`."""
         return history.Names(self)
 
-    def newest_first(self) -> Iterator[tuple[int, int, bytes]]:
-        """See `View.newest_first`."""
-        rows: Iterator[Any] = self._connection.cursor().execute(
-            "SELECT offset, count, events FROM history ORDER BY offset DESC"
-        )
-        return rows
+    def spans(self, ids: Collection[bytes], sequences: Iterable[int], emptied: Iterable[int]) -> list[Span]:
+        """See `View.spans`."""
+        numbers = (*map(history_index.sequence_name, sequences), *map(history_index.emptied_name, emptied))
+        return history_index.spans(self._connection, self.bounds(), (*ids, *numbers))
 
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """See `View.oldest_first`."""

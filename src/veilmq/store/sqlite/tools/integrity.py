@@ -8,6 +8,7 @@ newest complete snapshot in the history.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import md5
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report
+from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX
 from veilmq.store.sqlite.disk import last_commit, redo, schema
@@ -281,7 +283,8 @@ def _check_history(
     books = _Books(begin)
     last = first - 1
     try:
-        for offset, event in chain(events_from(connection, first), redo.events(missing)):
+        events = chain(events_from(connection, first), redo.events(missing))
+        for offset, event in history_index.checked(connection, events, partial(report.add, "history")):
             last = offset
             report.events += 1
             books.add(offset, event)

@@ -324,5 +324,6 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     message.id, message.sent = writer.next_id(), writer.now
     detail = put_elsewhere(writer, source, place, to, message)
     detail["target_message"] = message.id.hex()
+    writer.index.add(message.id)
     writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
     return True

@@ -19,6 +19,7 @@ from typing import Final
 from veilmq.model.instant import SECOND_US
 from veilmq.store.options import Options
 from veilmq.store.reader import HOLD_S_MAX
+from veilmq.store.sqlite.batch.history_index import NAME_BYTES
 from veilmq.store.sqlite.batch.writer import Writer
 
 _TICK_S: Final = 10
@@ -98,6 +99,7 @@ def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, ro
         if cut:
             offset, step.first = cut[-1]
             writer.write("DELETE FROM history WHERE offset <= ?", (offset,))
+            writer.index.trim(step.first)
     return len(cut)
 
 
@@ -111,7 +113,9 @@ def _beyond(
     keep_after, bytes_max = writer.expiry_now - options.history_us_max, options.history_bytes_max
     cut = []
     for offset, count, at, bytes_before, length in rows:
-        end, left = offset + count, writer.history_bytes - (bytes_before + length)
+        end = offset + count
+        index_bytes = NAME_BYTES * (writer.mark.offset - end)  # at most
+        left = writer.history_bytes - (bytes_before + length) + index_bytes
         is_beyond = at < keep_after or left >= bytes_max
         is_spared = at >= keep_after - HOLD_S_MAX * SECOND_US and left < bytes_max + bytes_max // 2
         is_held = held is not None and end > held and is_spared
