@@ -7,7 +7,7 @@ protocol shows the queue's alias: legal names and aliases are merged while listi
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -318,10 +318,10 @@ def _record(
     kind: Kind,
     command: CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue,
     queue: LiveQueue,
-    detail: dict[str, object],
+    detail: Mapping[str, object],
 ) -> None:
     origin = writer.origin(command.origin)
-    writer.events.append(Event(kind, writer.now, queue.incarnation, origin, detail=detail))
+    writer.events.append(Event(kind, writer.now, queue.incarnation, origin, detail=dict(detail)))
 
 
 _NONE: Final = OrderedNames()

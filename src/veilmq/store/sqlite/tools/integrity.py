@@ -376,7 +376,8 @@ class _Books:
         incarnations = _incarnations(connection)
         live.update(incarnations[each.row.generation] for each in unflushed if each.row.generation in incarnations)
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
-        apart: Counter[int] = Counter(dict(connection.execute(_APART).fetchall()))
+        set_apart: list[tuple[Any, ...]] = connection.execute(_APART).fetchall()
+        apart: Counter[int] = Counter(dict(set_apart))
         for what, expected, found in (("holds", self._balance, live), ("has in quarantine", self._apart, apart)):
             for queue in sorted(expected.keys() | found.keys()):
                 if expected[queue] != found[queue]:
