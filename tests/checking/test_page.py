@@ -1,6 +1,11 @@
 """docs/checking.md: its programs print what it shows."""
 
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +33,30 @@ def test_the_programs_print_what_is_shown(
 def test_every_rule_and_every_promise_is_on_the_page() -> None:
     assert [rule.value for rule in Rule if rule.value not in PAGE] == []
     assert [name for name in Promises.__struct_fields__ if f"`{name}" not in PAGE] == []
+
+
+@pytest.mark.slow
+def test_the_server_of_the_page_is_killed_and_verified(tmp_path: Path) -> None:
+    """As it stands, on a free port and for a few seconds."""
+    (script,), (commands,) = blocks("sh"), blocks("bash")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    others = " ".join(f"--{name} 127.0.0.1:0" for name in ("azure", "mns", "admin"))
+    (tmp_path / "restart.sh").write_text(
+        script.replace("veilmq serve", f"veilmq serve --sqs 127.0.0.1:{port} {others}")
+    )
+    (tmp_path / "restart.sh").chmod(0o700)
+    commands = commands.replace("9324", port).replace("--minutes 1", "--minutes 0.1 --kill-every 3s")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    try:
+        ended = subprocess.run(
+            ["bash", "-eu", "-c", commands], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+        )
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    first, *_, driven, checked = ended.stdout.splitlines()
+    assert re.fullmatch(r"seed \d+, 4 clients, \d+ s, 1 rounds, [1-9] kills", first)
+    assert driven == checked
+    assert re.fullmatch(r"\d+ operations on \d+ messages: no violation", checked)

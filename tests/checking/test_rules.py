@@ -317,6 +317,34 @@ def test_dead_letters_keep_their_id() -> None:
     assert script.found(Promises(tolerance_us=0, dead_letters={"jobs": "dead"})) == []
 
 
+def test_a_dead_letter_has_a_sequence_number_of_its_own_and_void_handles_find_nothing_to_delete() -> None:
+    dead = "dead.fifo"
+    promises = Promises(tolerance_us=0, dead_letters={"jobs.fifo": dead})
+    script = Script("jobs.fifo")
+    script.send("m", 0, 1, group="a", sequence=7)
+    script.receive(2, 3, grant("m", 1, seconds=1, group="a", count=1, sequence=7))
+    script.receive(5, 6, grant("m", 2, seconds=1, group="a", count=2, sequence=7))
+    script.delete(1, 8, 9)
+    assert script.found(promises) == []  # it may have moved by then
+    script.receive(10, 11, grant("m", 3, group="a", count=1, sequence=1), queue=dead)
+    assert script.found(promises) == []
+    script.receive(8.5, 9.5, grant("m", 4, seconds=0, group="a", count=3, sequence=7))
+    assert script.found(promises) == []
+    script.receive(9.2, 9.5, grant("m", 5, seconds=0, group="a", count=4, sequence=1))
+    assert script.found(promises) == ["CHANGED", "STALE"]  # at 9 it had not moved yet
+
+
+def test_a_void_handle_that_deletes_is_found_where_a_drain_of_the_dead_letters_finds_nothing() -> None:
+    script = received()
+    script.receive(40, 41, grant("m", 2, seconds=1, count=2))
+    script.delete(1, 45, 46)
+    promises = Promises(tolerance_us=0, dead_letters={"jobs": "dead"})
+    assert script.found(promises) == []
+    script.drain(50, 51)
+    script._add(Kind.DRAIN, 52, 53, Outcome.OK, queue="dead")
+    assert script.found(promises) == ["LOST", "STALE"]
+
+
 def test_receive_counts_grow() -> None:
     script = received()
     script.receive(40, 41, grant("m", 2, count=1))

@@ -1,8 +1,11 @@
 """`veilmq.connect`: every form that is built, the SDKs' own objects, and what it says of those that are not."""
 
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,6 +73,40 @@ def test_a_port_without_tls_is_told_with_what_to_do(server: ServerProcess, schem
         connect(url) as queue,
     ):
         queue.stats()
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[tuple[str, list[bytes]]]:
+    """Host and port of a server that reads each request and ends the connection; and the requests."""
+    requests: list[bytes] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    requests.append(connection.recv(65_536))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", requests
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@for_each("url", ["veil://{}/", "azure://{}/devstoreaccount1/?tls=0", "sqs://a:b@{}/?tls=0", "mns://a:b@{}/"])
+def test_without_retries_a_call_is_one_request(url: str, hangs_up: tuple[str, list[bytes]]) -> None:
+    place, requests = hangs_up
+    url = url.format(place)
+    for given, many in ((url, True), (f"{url}{'&' if '?' in url else '?'}retries=0", False)):
+        if many and url.startswith("sqs"):
+            continue  # boto3 would wait for seconds
+        requests.clear()
+        with connect_account(given) as account, pytest.raises(TransportError) as lost:
+            account.names()
+        assert lost.value.may_have_happened
+        assert (len(requests) > 1) is many
 
 
 class TestUrls:

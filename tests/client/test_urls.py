@@ -34,6 +34,7 @@ GOOD = {
         kind="sqs", key="AKID", secret="s+e/c", host="127.0.0.1", port=9324, account="000000000000", queue="jobs",
         region="us-east-1", tls=False, create=True,
     ),
+    "veil://127.0.0.1/?retries=0": Address(kind="veil", host="127.0.0.1", retries=False),
     "sqs://127.0.0.1:9324/jobs": Address(kind="sqs", host="127.0.0.1", port=9324, queue="jobs"),
     "azure://:k%3D%3D@127.0.0.1:10001/devstoreaccount1/jobs": Address(
         kind="azure", secret="k==", host="127.0.0.1", port=10001, account="devstoreaccount1", queue="jobs"

@@ -55,6 +55,7 @@ EXEMPT = {
     "cli": ENVIRONMENT,
     "server/clock.py": CLOCKS,
     "client/clock.py": CLOCKS,
+    "driver": RANDOM,
     "pipeline/session.py": ENVIRONMENT,
     "store": SYNCS,
     "testing": RANDOM,

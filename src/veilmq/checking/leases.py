@@ -20,7 +20,7 @@ def check_leases(history: History, life: Life, report: Report) -> None:
     if counted:
         life.grants.sort(key=lambda each: each.grant.count)
     _check_overlaps(history.promises, life, counted, report)
-    deleted = _check_uses(history.promises, life, counted, report)
+    deleted = _check_uses(history, life, counted, report)
     purges = history.purges.get(life.queue)
     purged = purges.first_after(life.born_high) if purges is not None else None
     _check_returns(history.promises, life, deleted, purged, report)
@@ -98,8 +98,9 @@ def _check_overlaps(promises: Promises, life: Life, counted: bool, report: Repor
         report.add(Rule.OVERLAP, life.queue, life.message, what, [first.operation, call, second.operation])
 
 
-def _check_uses(promises: Promises, life: Life, counted: bool, report: Report) -> Operation | None:
+def _check_uses(history: History, life: Life, counted: bool, report: Report) -> Operation | None:
     """The delete that surely happened and was answered first."""
+    promises = history.promises
     later = _Successors(life, counted)
     sent = {each.lease for each in life.sends if each.lease is not None}
     place = {each.grant.lease: index for index, each in enumerate(life.grants)}
@@ -124,14 +125,25 @@ def _check_uses(promises: Promises, life: Life, counted: bool, report: Report) -
                 accepted.append((use, proof))
     life.gone_low = min((each.invoked for each in deletes), default=FOREVER)
     if promises.stale_deletes_refused:
+        moved = _moved_low(history, life)
         for use, proof in accepted:
-            if life.gone_low > end_of(use):  # a message that is gone may be deleted again
+            # A message that is gone, to the dead-letter queue for example, may be deleted again.
+            if min(life.gone_low, moved if use.queue == life.queue else FOREVER) > end_of(use):
                 _stale(life, use, [proof], report)
     done = sorted((each for each in deletes if each.outcome is Outcome.OK), key=end_of)
     deleted = next((each for each in done if _surely_deletes(promises, life, place, each)), None)
     if deleted is not None:
         _check_uses_of_deleted(life, deleted, report)
     return deleted
+
+
+def _moved_low(history: History, life: Life) -> int:
+    """From when on it may have been in the dead-letter queue: not if a drain did not find it there."""
+    dead = history.promises.dead_letters.get(life.queue)
+    home = life.at_home
+    if dead is None or not home or (dead in history.drains and len(home) == len(life.grants)):
+        return FOREVER
+    return max(each.invoked for each in home)
 
 
 def _check_uses_of_deleted(life: Life, deleted: Operation, report: Report) -> None:
@@ -214,8 +226,7 @@ def _check_returns(
             return
     if purged is not None:
         # What moved to the dead-letter queue before is no longer the purge's.
-        home = (each for each in life.grants if each.operation.queue == life.queue)
-        back = next((each for each in home if each.invoked >= end_of(purged) + promises.purge_us), None)
+        back = next((each for each in life.at_home if each.invoked >= end_of(purged) + promises.purge_us), None)
         if back is not None:
             what = f"message {life.message} of queue {life.queue} was received after its queue was purged"
             report.add(Rule.RESURRECTED, life.queue, life.message, what, [*life.sends[:1], purged, back.operation])

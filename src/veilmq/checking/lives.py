@@ -62,7 +62,12 @@ class Life:
         for each in self.sends:
             if each.sequence is not None:
                 return each.sequence
-        return next((each.grant.sequence for each in self.grants if each.grant.sequence is not None), None)
+        return next((each.grant.sequence for each in self.at_home if each.grant.sequence is not None), None)
+
+    @property
+    def at_home(self) -> list[Granted]:
+        """The grants from its queue, and not from its dead-letter queue."""
+        return [each for each in self.grants if each.operation.queue == self.queue]
 
     @property
     def written(self) -> list[Operation]:

@@ -103,6 +103,8 @@ class LogInvalid(UsageError):
     summary = "line {line} of the log: {reason}"
 
 
+HEAD: Final = b'{"promises":'
+"""How the first line of a log begins that says what the queues promise (`Promises.head`)."""
 FOREVER: Final = 2**62
 """The end of an operation without an answer."""
 
@@ -127,6 +129,8 @@ def decoded(lines: Iterable[bytes]) -> list[Operation]:
         try:
             operation = read(line)
         except msgspec.MsgspecError as error:
+            if number == 1 and line.startswith(HEAD):
+                continue
             if not line.endswith(b"\n"):
                 break
             raise LogInvalid(line=number, reason=str(error)) from error

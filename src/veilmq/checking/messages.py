@@ -48,7 +48,7 @@ def _check_content(life: Life, report: Report) -> None:
             what = f"message {life.message} of queue {life.queue} came with body {grant.body}, which nobody wrote"
         elif grant.group not in groups and grant.group is not None:
             what = f"message {life.message} of queue {life.queue} came in group {grant.group}"
-        elif grant.sequence is not None and grant.sequence != number:
+        elif grant.sequence is not None and grant.sequence != number and operation.queue == life.queue:
             what = f"message {life.message} of queue {life.queue} came with sequence number {grant.sequence}"
         else:
             continue

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from veilmq.checking.log import Operation
+from veilmq.checking.log import HEAD, LogInvalid, Operation
 from veilmq.checking.story import story
 
 
@@ -56,6 +56,20 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
         """What such a duration of the queue's clock lasts at most by the client's."""
         return duration_us + self.tolerance_us + duration_us // 1_000
 
+    def head(self) -> bytes:
+        """The line with which a log may begin (`checking.log.HEAD`)."""
+        return HEAD + msgspec.json.encode(self) + b"}\n"
+
+
+def promises_in(head: bytes) -> Promises | None:
+    """What the first line of a log says of the queues, if it is a head. Raises LogInvalid."""
+    if not head.startswith(HEAD):
+        return None
+    try:
+        return msgspec.json.decode(head[len(HEAD) :].rstrip()[:-1], type=Promises)
+    except msgspec.MsgspecError as error:
+        raise LogInvalid(line=1, reason=str(error)) from error
+
 
 class Violation(msgspec.Struct, frozen=True):
     """A broken rule."""
@@ -98,6 +112,16 @@ class Report(msgspec.Struct):
         if self.counts[rule] <= self.STORIES_MAX:
             proof = sorted({each.number: each for each in operations}.values(), key=lambda each: each.invoked)
             self.violations.append(Violation(rule, queue, message, what, tuple(proof)))
+
+    def add_report(self, other: "Report") -> None:
+        """Take in the report of another part of the same run."""
+        self.operations += other.operations
+        self.messages += other.messages
+        self.not_yet_seen += other.not_yet_seen
+        for each in other.violations:
+            if sum(mine.rule is each.rule for mine in self.violations) < self.STORIES_MAX:
+                self.violations.append(each)
+        self.counts.update(other.counts)
 
     def __str__(self) -> str:
         head = f"{self.operations} operations on {self.messages} messages"

@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
+from veilmq.cli.verify import register as register_verify
 from veilmq.cli.work_options import register as register_work
 
 _EPILOG: Final = (
@@ -66,6 +67,7 @@ def application() -> typer.Typer:
     app.command("check")(_check)
     register(app)
     register_work(app)
+    register_verify(app)
     register_pipeline(app)
     return app
 

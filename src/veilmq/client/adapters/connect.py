@@ -34,7 +34,7 @@ from veilmq.model.settings.access import HOME_REGION_DEFAULT
 _ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _PARAMETER: Final = re.compile("[a-z_]{1,20}")
 _FLAGS: Final = {"0": False, "1": True}
-_FLAG_NAMES: Final = frozenset({"tls", "create", "base64"})
+_FLAG_NAMES: Final = frozenset({"tls", "create", "base64", "retries"})
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     create: bool = False
     base64: bool | None = None
     """Whether bodies travel in base64. None: the adapter's own default."""
+    retries: bool = True
+    """False: a call is one request, so that its answer is that request's."""
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name)}
@@ -75,10 +77,10 @@ class _Form(NamedTuple):
 
 _FORMS: Final[Mapping[str, _Form]] = {
     "embedded": _Form(frozenset({"queue", "account", "region", "create"})),
-    "veil": _Form(frozenset({"account", "region", "tls", "create"}), ("queue",)),
-    "sqs": _Form(frozenset({"region", "tls", "create"}), ("account", "queue")),
-    "azure": _Form(frozenset({"tls", "create", "base64"}), ("account", "queue"), key_first=False),
-    "mns": _Form(frozenset({"tls", "create", "base64"}), ("queue",)),
+    "veil": _Form(frozenset({"account", "region", "tls", "create", "retries"}), ("queue",)),
+    "sqs": _Form(frozenset({"region", "tls", "create", "retries"}), ("account", "queue")),
+    "azure": _Form(frozenset({"tls", "create", "base64", "retries"}), ("account", "queue"), key_first=False),
+    "mns": _Form(frozenset({"tls", "create", "base64", "retries"}), ("queue",)),
 }
 SCHEMES: Final = tuple(scheme for scheme in _FORMS if scheme != "embedded")
 
@@ -291,8 +293,9 @@ def _veil(address: Address) -> Account:
     assert address.host is not None
     given: dict[str, Any] = {} if address.region is None else {"region": address.region}
     return VeilAccount(
-        address.host, address.port, address.key, address.secret, tls=bool(address.tls), account=address.account, **given
-    )
+        address.host, address.port, address.key, address.secret, tls=bool(address.tls), account=address.account,
+        retries=address.retries, **given,
+    )  # fmt: skip
 
 
 def _sqs(address: Address) -> Account:
@@ -301,7 +304,7 @@ def _sqs(address: Address) -> Account:
     endpoint = None if address.host is None else _endpoint(address, tls=address.tls is not False)
     # With an endpoint of the caller's own there is no region to look up; a VeilMQ server shows its queues in this one.
     default_region = None if address.host is None else HOME_REGION_DEFAULT
-    client = new_client(endpoint, address.key, address.secret, address.region, default_region)
+    client = new_client(endpoint, address.key, address.secret, address.region, default_region, address.retries)
     return SqsAccount(client, owner=address.account, owns_client=True)
 
 
@@ -321,8 +324,8 @@ def _azure(address: Address) -> Account:
     try:
         # The SDK's own default waits at least 15 seconds before it retries: longer than many leases.
         client = QueueServiceClient(
-            url, credential=key, retry_total=2, initial_backoff=0, increment_base=1, random_jitter_range=0,
-            user_agent=client_name(),
+            url, credential=key, retry_total=2 if address.retries else 0, initial_backoff=0, increment_base=1,
+            random_jitter_range=0, user_agent=client_name(),
         )  # fmt: skip
     except ValueError as error:
         raise ParameterInvalid(parameter="url", reason="azure-storage-queue does not take it") from error
@@ -346,7 +349,7 @@ def _mns(address: Address) -> Account:
         reason = "has no credentials (mns://ID:SECRET@...); with others than these, hand over an mns.account.Account"
         raise ParameterInvalid(parameter="url", reason=reason)
     account = SdkAccount(_endpoint(address, tls=bool(address.tls)), address.key, address.secret)
-    return MnsAccount(account, base64=address.base64 is not False)
+    return MnsAccount(account, base64=address.base64 is not False, retries=address.retries)
 
 
 def _endpoint(address: Address, *, tls: bool) -> str:

@@ -368,14 +368,18 @@ _SETTINGS: Final = {
 class MnsAccount(CloudAccount):
     """An `Account` over aliyun-mns-sdk's `mns.account.Account`."""
 
-    def __init__(self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, account: Any, *, base64: bool = True, unreadable: Policy = keep, retries: bool = True,
+        clock: Clock = SYSTEM,
+    ) -> None:  # fmt: skip
         """base64: send bodies in base64, the default of the SDKs for Python and Java; False: unchanged, as the SDKs for
-        Go and Node.js do. unreadable: with base64, the policy for received bodies that are not base64."""
+        Go and Node.js do. unreadable: with base64, the policy for received bodies that are not base64. retries: False
+        keeps the SDK from sending a request again when a connection ends without an answer."""
         super().__init__()
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("mns")
-        self.clients = ThreadClients(account)
+        self.clients = ThreadClients(account, retries)
         self._clock = clock
 
     def queue(self, name: str) -> MnsQueue:

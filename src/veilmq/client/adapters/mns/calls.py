@@ -26,6 +26,7 @@ import select
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from http.client import BadStatusLine
 from typing import Any, Final
 
 import msgspec
@@ -137,10 +138,20 @@ class _Noting:
     """A connection that records whether anything was sent."""
 
     went_out = False
+    repeated = True
+    """Whether the SDK may send a request again that got no answer: it does so if it sees a BadStatusLine."""
 
     def send(self, data: Any) -> None:
         super().send(data)  # type: ignore[misc]
         self.went_out = True
+
+    def getresponse(self) -> Any:
+        try:
+            return super().getresponse()  # type: ignore[misc]
+        except BadStatusLine as error:
+            if self.repeated:
+                raise
+            raise ConnectionResetError(str(error)) from error
 
 
 class _Plain(_Noting, MNSHTTPConnection):  # type: ignore[misc]
@@ -167,10 +178,11 @@ class _Client(MNSClient):  # type: ignore[misc]
 class _ThreadClient(OfProcess):
     """One thread's client. `lock` is held while it is in use."""
 
-    def __init__(self, url: str, credentials: Any) -> None:
+    def __init__(self, url: str, credentials: Any, retries: bool) -> None:
         self.client = _Client(url, credentials_provider=credentials)
         self.connection: Any = (_Tls if self.client.is_https else _Plain)(self.client.host)
         self.connection.timeout = TIMEOUT_SECONDS
+        self.connection.repeated = retries
         self.client.http.conn = self.connection
         self.lock = threading.Lock()
         self._pid = self._this()
@@ -199,13 +211,15 @@ class _ThreadClient(OfProcess):
 class ThreadClients:
     """The clients of one account. Any thread."""
 
-    def __init__(self, account: Any) -> None:
-        """account: an `mns.account.Account`; only its host and credentials are used. Raises nothing."""
+    def __init__(self, account: Any, retries: bool) -> None:
+        """account: an `mns.account.Account`; only its host and credentials are used. retries: the SDK's own. Raises
+        nothing."""
         client = account.mns_client
         self.host = str(client.host)
         """Including the port, if one was given."""
         self._url = f"{'https' if client.is_https else 'http'}://{client.host}"
         self._credentials = client.credentials_provider
+        self._retries = retries
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[_ThreadClient] = weakref.WeakSet()
@@ -271,7 +285,7 @@ class ThreadClients:
         mine: _ThreadClient | None = getattr(self._mine, "client", None)
         self._mine.client = None
         if mine is None or mine.inherited:
-            mine = _ThreadClient(self._url, self._credentials)
+            mine = _ThreadClient(self._url, self._credentials, self._retries)
             with self._lock:
                 self._all.add(mine)
         return mine

@@ -53,13 +53,15 @@ _loaders: Final[list[Any]] = []
 
 
 def new_client(
-    endpoint: str | None, key: str | None, secret: str | None, region: str | None, region_default: str | None
-) -> Any:
+    endpoint: str | None, key: str | None, secret: str | None, region: str | None, region_default: str | None,
+    retries: bool = True,
+) -> Any:  # fmt: skip
     """A boto3 client; what is None comes from boto3's own configuration. region_default: where that has no region.
+    retries: as boto3 is configured; else none.
 
     Raises ParameterInvalid("url").
     """
-    named = Config(user_agent_extra=client_name())
+    named = Config(user_agent_extra=client_name(), retries=None if retries else {"total_max_attempts": 1})
     try:
         session = _botocore_session()
         region = region or session.get_config_variable("region") or region_default

@@ -305,13 +305,14 @@ class VeilAccount(CloudAccount):
         token: str | None = None,
         timeout: float = TIMEOUT_SECONDS,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        retries: bool = True,
         clock: Clock = SYSTEM,
     ) -> None:
         """Opens no connection yet.
 
         `tls`: True verifies by the system's authorities; a context by its own. `account`: 12 digits, if not the key's.
-        `token`: of temporary credentials. `timeout`: seconds for an answer, in addition to a receive's wait. Raises
-        ParameterInvalid.
+        `token`: of temporary credentials. `timeout`: seconds for an answer, in addition to a receive's wait.
+        `retries`: False repeats nothing that may have happened. Raises ParameterInvalid.
         """
         super().__init__()
         if not host or "/" in host or host.count(":") == 1:
@@ -338,11 +339,12 @@ class VeilAccount(CloudAccount):
         self._signer = signer
         self._timeout = timeout
         self._clock = clock
+        self._retries = retries
         self._prefix = "" if account is None else f"{account}/"
         self._calls = self._new_calls("")
 
     def _new_calls(self, name: str) -> Calls:
-        return Calls(self._pool, self._signer, self._timeout, name)
+        return Calls(self._pool, self._signer, self._timeout, name, self._retries)
 
     def queue(self, name: str) -> VeilQueue:
         """An existing queue. Raises QueueMissing."""

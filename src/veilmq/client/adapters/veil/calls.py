@@ -84,12 +84,14 @@ _ERROR: Final = msgspec.json.Decoder(_Error)
 class Calls:
     """Calls of one queue, or of the account. Safe for threads."""
 
-    def __init__(self, pool: Pool, signer: Signer, timeout: float, name: str) -> None:
-        """`timeout`: seconds for an answer, in addition to the wait that the request asks for. `name`: for errors."""
+    def __init__(self, pool: Pool, signer: Signer, timeout: float, name: str, retries: bool = True) -> None:
+        """`timeout`: seconds for an answer, in addition to the wait that the request asks for. `name`: for errors.
+        `retries`: False repeats nothing that may have happened, idempotent or not."""
         self._pool = pool
         self._signer = signer
         self._timeout = timeout
         self._name = name
+        self._retries = retries
         self._active: set[Connection] = set()
         self._parked: set[Connection] = set()
         """The active connections whose request waits at the server."""
@@ -184,7 +186,8 @@ class Calls:
             if self.closed:
                 raise self._is_closed(error.may_have_happened) from error
             doubt = error.may_have_happened
-            if isinstance(error.__cause__, TimeoutError) or ((doubt or fresh) and not kind.repeatable):
+            repeatable = kind.repeatable and self._retries
+            if isinstance(error.__cause__, TimeoutError) or ((doubt or fresh) and not repeatable):
                 raise
             if wait and self.interrupts != interrupts:
                 raise

@@ -10,12 +10,12 @@ import veilmq
 from veilmq.checking.checker import check
 from veilmq.checking.log import Kind, Outcome, decoded
 from veilmq.checking.report import Promises, Rule
-from veilmq.client.messages import Extension, Message, Template
+from veilmq.client.messages import Extension, Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
+from veilmq.driver.recorded import Recorded, Recording
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.testing import LocalServer
-from veilmq.testing.recorded import Recorded, Recording
 from veilmq.testing.seeded import chance
 
 THREADS, STEPS = 4, 60
@@ -115,6 +115,37 @@ def test_a_call_that_was_ended_is_unknown_and_a_refused_one_has_failed(queue: Qu
     with pytest.raises(ParameterInvalid):
         Recorded(queue, recording).send(Message("hello", priority=99))
     assert [each.outcome for each in recording.operations] == [Outcome.INFO, Outcome.FAIL]
+
+
+class Shy(Wrapping):
+    """Every other receive returns nothing, as Amazon's may."""
+
+    asked = 0
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        self.asked += 1
+        return [] if self.asked % 2 else self.inner.receive(count_max, lease=lease, wait=wait)
+
+
+def test_a_drain_asks_again_where_it_is_told_to(queue: Queue) -> None:
+    shy = Shy(queue)
+    recorded = Recorded(shy, Recording())
+    recorded.send_batch(["a", "b"])
+    assert recorded.drain() == 0
+    assert list(check(recorded.recording.operations).counts) == [Rule.LOST]
+    shy.asked = 0
+    assert recorded.drain(times=2) == 2
+    assert check(recorded.recording.operations).clean
+
+
+def test_what_was_taken_keeps_its_numbers(queue: Queue) -> None:
+    file = io.BytesIO()
+    recorded = Recorded(queue, Recording(file))
+    recorded.send("a")
+    taken = recorded.recording.take()
+    recorded.send("b")
+    assert recorded.recording.operations[0].outcome is Outcome.OK
+    assert decoded(file.getvalue().splitlines(keepends=True)) == [*taken, *recorded.recording.operations]
 
 
 def test_a_handle_from_elsewhere_is_refused(queue: Queue) -> None:

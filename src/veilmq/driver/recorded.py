@@ -2,7 +2,7 @@
 
 Strategy: `Recorded` wraps any queue. Each call is written before it begins, as unknown, and again with its answer. Many
 queues of many threads write into one `Recording`, which knows the lease of each handle. Bodies enter the log as
-digests. Retries inside an SDK hide answers: turn them off.
+digests. Retries hide answers: turn them off (`retries=0` in a URL).
 """
 
 import hashlib
@@ -37,6 +37,8 @@ class Recording:
         self._clock = clock
         self._lock = threading.Lock()
         self._operations: list[Operation] = []
+        self._taken = 0
+        """How many operations came before those."""
         self._leases = 0
         self._handles: dict[str, tuple[int, int]] = {}
         """Lease and rotation of each handle."""
@@ -47,12 +49,21 @@ class Recording:
         with self._lock:
             return list(self._operations)
 
+    def take(self) -> list[Operation]:
+        """The log since the last call, which this forgets; the file keeps it. No call may be under way, and no handle
+        may be used any more."""
+        with self._lock:
+            taken, self._operations = self._operations, []
+            self._taken += len(taken)
+            self._handles.clear()
+        return taken
+
     def begin(self, kind: Kind, queue: str, **fields: Any) -> Operation:
         """Write a call that is about to begin."""
         client = threading.current_thread().name
         invoked = math.floor(self._clock.monotonic() * _SECOND_US)
         with self._lock:
-            number = len(self._operations)
+            number = self._taken + len(self._operations)
             operation = Operation(number=number, client=client, kind=kind, queue=queue, invoked=invoked, **fields)
             self._operations.append(operation)
             self._write(operation)
@@ -63,7 +74,7 @@ class Recording:
         returned = math.ceil(self._clock.monotonic() * _SECOND_US)
         operation = replace(begun, returned=returned, outcome=outcome, **fields)
         with self._lock:
-            self._operations[begun.number] = operation
+            self._operations[begun.number - self._taken] = operation
             self._write(operation)
 
     def failed(self, begun: Operation, error: BaseException) -> None:
@@ -168,12 +179,19 @@ class Recorded(Wrapping):
                     self.recording.failed(begun, answer)
         return answers
 
-    def drain(self) -> int:
+    def drain(self, wait: float = 0, times: int = 1) -> int:
         """Receive and delete until nothing comes, and write that this was all; return the number of messages. All
-        leases and delays must have ended before."""
+        leases and delays must have ended before.
+
+        Nothing comes if that many receives in a row, each of which waits so many seconds, return nothing. One that does
+        not wait is enough for VeilMQ; Amazon's answer to it may be empty although there are messages. If a call fails,
+        nothing is claimed.
+        """
         begun = self.recording.begin(Kind.DRAIN, self.name)
-        count = 0
-        while messages := self.receive(self.capabilities.receive_messages_max):
+        count = nothing = 0
+        while nothing < times:
+            messages = self.receive(self.capabilities.receive_messages_max, wait=wait)
+            nothing = 0 if messages else nothing + 1
             count += len(messages)
             for message in messages:
                 self.delete(message.handle)

@@ -1,0 +1,130 @@
+"""`veilmq verify` against servers that are killed: one that keeps its data, one that loses it; and what it refuses."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.commands import Run
+
+from veilmq.testing.for_each import for_each
+from veilmq.testing.server import VEILMQ
+
+WAIT_S = 120
+HISTORY = (
+    '{"promises":{"dead_letters":{"jobs":"dead"}}}\n'
+    '{"number":1,"client":"a","kind":"send","queue":"jobs","invoked":0,"returned":1,"outcome":"ok","message":"m1"}\n'
+    '{"number":2,"client":"a","kind":"drain","queue":"jobs","invoked":2,"returned":3,"outcome":"ok"}\n'
+)
+DRAIN = '{"number":3,"client":"a","kind":"drain","queue":"dead","invoked":4,"returned":5,"outcome":"ok"}\n'
+
+Restart = Callable[..., tuple[Path, str]]
+
+
+@pytest.fixture
+def restart(tmp_path: Path) -> Iterator[Restart]:
+    """Write a script that kills and starts a server on one port, and run it once: the script, and host and port."""
+    pid = tmp_path / "pid"
+
+    def written(between: str = "") -> tuple[Path, str]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = f"127.0.0.1:{free.getsockname()[1]}"
+        others = " ".join(f"--{name} 127.0.0.1:0" for name in ("azure", "mns", "admin"))
+        script = tmp_path / "restart.sh"
+        script.write_text(
+            f"#!/bin/sh\ncd {tmp_path}\n[ -f pid ] && kill -9 $(cat pid) && echo >>kills\n{between}\n"
+            f"{sys.executable} -m veilmq serve --data data --sqs {place} {others} >server.log 2>&1 &\necho $! >pid\n"
+        )
+        script.chmod(0o700)
+        subprocess.run([script], check=True)
+        return script, place
+
+    yield written
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def verifying(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*VEILMQ, "verify", *arguments], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_keeps_its_promises(restart: Restart, tmp_path: Path, run: Run) -> None:
+    """FIFO with dead letters; Ctrl-C ends the load early, and what was done is drained and checked."""
+    script, place = restart()
+    endpoint, log = f"sqs://key:s3cret@{place}/?tls=0", tmp_path / "log"
+    process = verifying(
+        "--endpoint", endpoint, "--fifo", "--dead-letters", "--minutes", "9", "--json",
+        "--kill", str(script), "--kill-every", "2s", "--log", str(log),
+    )  # fmt: skip
+    kills, end = tmp_path / "kills", time.monotonic() + WAIT_S
+    while not (kills.exists() and kills.stat().st_size >= 3):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    told: dict[str, Any] = json.loads(process.communicate(timeout=WAIT_S)[0])
+    assert process.returncode == 0, told["stories"]
+    assert told["kills"] >= 3
+    assert (told["undrained"], told["rounds"], told["queue_recreated"]) == ("", 1, 0)
+    assert all(told["calls"][kind]["ok"] for kind in ("send", "receive", "extend", "release", "delete"))
+    assert set(told["errors"]) <= {
+        "refused: TransportError", "unknown: TransportError", "refused: LeaseTaken", "refused: LeaseExpired",
+        "refused: MessageGone", "refused: ReceiptInvalid",
+    }  # fmt: skip
+    assert "s3cret" not in log.read_text()
+    checked = run("verify", "--check", str(log), "--json")
+    assert checked.code == 0
+    assert checked.json[0]["operations"] == told["operations"]
+
+
+@pytest.mark.slow
+def test_a_server_that_loses_its_data_is_found_out(restart: Restart) -> None:
+    script, place = restart("rm -r data")
+    process = verifying(
+        "--endpoint", f"veil://{place}/", "--minutes", "0.1", "--json", "--kill", str(script), "--kill-every", "3s"
+    )
+    told = json.loads(process.communicate(timeout=WAIT_S)[0])
+    assert process.returncode == 1
+    assert told["queue_recreated"] > 0
+    assert told["violations"]["acknowledged message lost"] > 0
+
+
+@for_each(
+    ("arguments", "said"),
+    [
+        ((), "--endpoint: which account? Give its URL, or a log with --check"),
+        (("--endpoint", "sqs://a:s3cret@host:1/jobs"), "--endpoint: it makes a queue of its own"),
+        (("--endpoint", "sqs://:s3cret@host/"), "--endpoint: before the host it takes key:secret@"),
+        (("--endpoint", "azure:///account/", "--fifo"), "--fifo: not over azure"),
+        (("--endpoint", "mns://a:s3cret@host/", "--dead-letters"), "--dead-letters: not over mns"),
+        (("--endpoint", "veil://host/", "--clients", "0"), "--clients: expected at least 1, not 0"),
+        (("--endpoint", "veil://host/", "--log", "none/log"), "--log: none/log: No such file or directory"),
+        (("--check", "none"), "--check: none: No such file or directory"),
+    ],
+)
+def test_what_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    ended = run("verify", *arguments)
+    assert ended.code == 2
+    assert said in ended.err
+    assert "s3cret" not in ended.err
+
+
+def test_a_log_knows_what_its_queues_promised(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(HISTORY)
+    assert run("verify", "--check", str(log)).code == 0  # it may be among the dead letters
+    log.write_text(HISTORY + DRAIN)
+    ended = run("verify", "--check", str(log))
+    assert ended.code == 1
+    assert "1 violations (acknowledged message lost: 1)" in ended.out
+    log.write_text(HISTORY.replace("jobs", "\\q", 1))
+    assert "line 1 of the log" in run("verify", "--check", str(log)).err
