@@ -402,6 +402,8 @@ class TestCoroutines:
             async with AsyncReceiver(queue) as receiver:
                 assert await receiver.receive(0.05) is None
                 assert await receiver.receive(0) is None
+                # The request of the first caller, for one message, is over.
+                await until(lambda: queue.parked == 0)
                 queue.send_batch(["1", "2"])
                 assert [message.body for message in await receiver.receive_batch(5, 5)] == ["1", "2"]
 

@@ -76,9 +76,27 @@ async def test_an_unread_answer_counts_until_its_client_is_gone(
 
 
 async def test_the_end_of_a_last_answer_comes_with_tls(serve: Serve, files: tuple[Path, Path]) -> None:
-    port = await serve(answer, ssl=Certificate(*files, wall()).context(16))
+    """However long a client takes that keeps the pace."""
+    brief = {"linger_s": 0.001, "tick_s": 0.001}
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=brief)
     reader, writer = await connected(port.listener.address, files[0])
     writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     received = await reader.read(-1)
     assert received.endswith(b"\r\n\r\n" + b"x" * SIZE)
     writer.transport.abort()
+
+
+async def test_a_client_that_does_not_close_its_side_is_dropped(serve: Serve, files: tuple[Path, Path]) -> None:
+    limits = {"linger_s": 0.05, "tick_s": 0.01}
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=limits)
+    context = ssl.create_default_context(cafile=str(files[0]))
+
+    def read_all() -> tuple[ssl.SSLSocket, int]:
+        client = context.wrap_socket(socket.create_connection(port.listener.address), server_hostname="localhost")
+        client.sendall(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        return client, sum(map(len, iter(lambda: client.recv(65_536), b"")))
+
+    client, size = await asyncio.to_thread(read_all)
+    assert size > SIZE
+    await port.left()
+    client.close()

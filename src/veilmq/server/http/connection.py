@@ -11,7 +11,7 @@ listener's tick checks, so no request needs a timer.
     HANDLER   the handler's answer         (none)                 answered, or the client is gone
     WRITING   the client, to read          drop, if slow          the write buffer is nearly empty
     LINGERING the client, to see a refusal drop                   the client closes
-    CLOSING   the last answer to be read   drop, if slow          all is written
+    CLOSING   the last answer to be read   drop, if slow or read  all is written, and with TLS the client closes
 
 Before changing it: a client that hangs up cannot be told from one that only stops sending: both send a FIN. Every
 request that came before it is answered. The handler of a waiting request (it set `on_gone`) is notified, and answers
@@ -442,6 +442,7 @@ class Connection(asyncio.Protocol):
             rest, self._rest = self._rest, memoryview(b"")
             self._transport.write(rest)
         self._measure_writing()
+        self.deadline = self._listener.due(self._listener.limits.linger_s)
         self._transport.close()
 
     def drop(self) -> None:
@@ -475,9 +476,12 @@ class Connection(asyncio.Protocol):
             if not self._keeps_pace(self._intake.fed_bytes, limits.body_deadline_s, now):
                 self._refuse(Refusal(408, "the body took too long"))
         elif self.phase in (WRITING, CLOSING):
-            read_bytes = self._progress_bytes - self._unread_bytes()
-            if not self._keeps_pace(read_bytes, limits.answer_deadline_s, now):
+            unread_bytes = self._unread_bytes()
+            keeps_pace = self._keeps_pace(self._progress_bytes - unread_bytes, limits.answer_deadline_s, now)
+            if not keeps_pace or (self.phase == CLOSING and not unread_bytes):
                 self.drop()
+            elif self.phase == CLOSING:
+                self.deadline = self._listener.due(limits.linger_s)
         else:
             self.drop()
 

@@ -13,7 +13,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_deadline_s: for the body, and one second more for each `rate_bytes_per_s_min` received. Longer: 408.
     answer_deadline_s: for the client to read an answer, extended in the same way. Longer: the connection is dropped.
     idle_s: a connection without a request; above the 60 s of the usual load balancers, so that they close first.
-    linger_s: after a refusal, input is read and thrown away this long, so that the client gets to see the refusal.
+    linger_s: after a refusal, input is read and thrown away this long, so that the client gets to see the refusal. With
+        TLS a client also has this long to close its side, after it has read everything.
     connections_max: more are answered 503 and closed.
     held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503.
     pipeline_bytes_max: of one connection while a request of it is being answered; then nothing more is read.

@@ -153,7 +153,8 @@ class Listener:
             backlog=limits.accept_backlog,
             ssl=context,
             ssl_handshake_timeout=limits.header_deadline_s if secure else None,
-            ssl_shutdown_timeout=limits.linger_s if secure else None,
+            # By default it cuts off a last answer that is not read soon; the connections' own deadlines do better.
+            ssl_shutdown_timeout=86_400.0 if secure else None,
         )
         self._timer = self.loop.call_later(limits.tick_s, self._tick)
         self._tick_date()
