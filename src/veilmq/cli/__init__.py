@@ -6,6 +6,7 @@ Strategy: this module declares the commands and imports almost nothing; a comman
 """
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -72,12 +73,18 @@ def application() -> typer.Typer:
     return app
 
 
+@cache
+def _command() -> Any:
+    """All commands, ready to run. They take 20 ms to build, and a process may run several."""
+    return typer.main.get_command(application())
+
+
 def main() -> None:
     """Run the command in the arguments."""
     prepare_output()
     try:
         try:
-            application()(prog_name="veilmq")
+            _command()(prog_name="veilmq")
         finally:
             flush_output()
     except Failure as failure:
