@@ -322,6 +322,7 @@ class TestBadInput:
         with pytest.raises(HistoryGap, match=r"no offset 999999999"):
             Wanted({"path": str(exported), "from": "999999999"}).first()
 
+    @pytest.mark.slow
     def test_a_stream_over_days_that_were_dropped(self, spark: Any, exported: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(exported, tmp_path / "copy")
         place = {"path": str(tmp_path / "table"), "checkpointLocation": str(tmp_path / "checkpoint")}

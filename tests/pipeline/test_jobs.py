@@ -282,6 +282,7 @@ def test_beyond_its_reach_it_says_at_least(cases: Callable[[str], Analysed], nam
     assert plain.basis == "level"
 
 
+@pytest.mark.slow
 def test_a_curve_by_window_functions_is_the_curve_by_hand(spark: Any) -> None:
     workload = Workload("q", lognormal(20, 0.8), "t", 2_000, lease=30.0, extend=10.0, crashes_per_second=1 / 60)
     cells = cells_of(spark, workload)
@@ -366,6 +367,7 @@ def test_today_is_what_leases_were_granted(cases: Callable[[str], Analysed]) -> 
     assert extended.today_lease_s == pytest.approx(30)
 
 
+@pytest.mark.slow
 def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None:
     how: dict[str, Any] = {"messages": 1_500, "lease": 900.0, "crashes_per_second": 1 / 2_000}
     cells = cells_of(

@@ -263,6 +263,7 @@ def test_a_history_that_was_trimmed_is_known_from_its_snapshot_on(spark: Any) ->
     assert rules(spark, amid) == set()
 
 
+@pytest.mark.slow
 def test_a_trimmed_history_that_is_false_is_found_out(spark: Any) -> None:
     events = trimmed(
         changed(4, detail=told(24, held(3, 2, due=51), free(4, 2))["detail"]),

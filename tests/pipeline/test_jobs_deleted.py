@@ -49,6 +49,7 @@ def after(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(then(table, *happened), tmp_path_factory.mktemp("after"))
 
 
+@pytest.mark.slow
 def test_queues_that_were_deleted_are_left_out(spark: Any, after: Path) -> None:
     assert Analysis(spark.read.format("veilmq-events").option("path", str(after)).load()).left_out == [OLD]
 

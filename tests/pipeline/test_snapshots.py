@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
 from tests.support.histories import write
 
@@ -50,6 +51,7 @@ def rows(found: Any) -> list[str]:
     return sorted(str(row) for row in found.collect())
 
 
+@pytest.mark.slow
 def test_the_jobs_pass_them_over(spark: Any) -> None:
     plainly, told = frame(spark, table_of(LIFE)), frame(spark, table_of(TOLD))
     assert told.count() == plainly.count() + 4
