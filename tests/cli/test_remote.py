@@ -12,8 +12,8 @@ import pytest
 from tests.admin import server as admin
 from tests.support.commands import WAYS, Run, reaching
 
+from veilmq.cli.output import duration, instant, printable
 from veilmq.cli.remote.options import duration_us as read_duration
-from veilmq.cli.remote.tables import duration, instant, printable
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
@@ -53,6 +53,25 @@ def test_a_message_lives_its_life(veilmq: Run) -> None:
     ]  # fmt: skip
     assert "delete refused" in veilmq("trace", sent["id"]).out
     assert veilmq("trace", "0" * 32).code == 1
+
+
+def test_a_message_is_found_by_its_id(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    (sent,) = veilmq("send", "orders", "the body", "--type", "order", "--json").json
+    shown = veilmq("find", sent["id"])
+    assert "queue   000000000000/us-east-1/orders\n  state   visible, expires " in shown.out
+    assert "the body" not in shown.out
+    (message,) = veilmq("receive", "orders", "--json").json
+    assert "state   in flight until " in veilmq("find", sent["id"]).out
+    assert veilmq("find", sent["id"], "--body", "--json").json[0]["places"][0]["body"] == "the body"
+    assert veilmq("delete", "orders", message["handle"]).code == 0
+    gone = veilmq("find", sent["id"])
+    assert gone.code == 1
+    assert f"{sent['id']} is in no queue: deleted at " in gone.err
+    assert veilmq("find", "0" * 32).code == 1
+    assert [event["kind"] for event in veilmq("trace", sent["id"], "--json").json[0]["events"]] == [
+        "sent", "received", "peeked", "deleted",
+    ]  # fmt: skip
 
 
 def test_settings_are_set_and_listed(veilmq: Run) -> None:

@@ -107,7 +107,7 @@ def test_a_trace_finds_what_reading_everything_finds(
     monkeypatch.setattr(SqliteView, "spans", lambda view, *_: [Span(*view.bounds(), indexed=False)])
     everything = [traced(stage, message) for message in messages]
     assert [each.events for each in found] == [each.events for each in everything]
-    assert [each.sequences for each in found] == [each.sequences for each in everything]
+    assert [each.places for each in found] == [each.places for each in everything]
     kinds = {event.kind for each in found for event in each.events}
     assert {"sent", "dead_lettered", "delete_refused", "purged"} <= kinds, "the history has something of everything"
     assert any(len({event.message for event in each.events} - {None}) > 1 for each in found), "and a message moved"
@@ -137,7 +137,7 @@ def test_a_message_whose_send_was_trimmed_is_found_in_the_snapshot(stage: Stage)
         stage.do(Sweep())
     found = traced(stage, sent.id)
     assert (found.events, found.complete) == ([], False)
-    assert found.sequences == {sent.sequence}
+    assert list(found.places) == [sent.sequence]
 
 
 def test_it_is_trimmed_with_the_history_and_counts_against_its_bound(stage: Stage) -> None:

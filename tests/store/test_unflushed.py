@@ -10,7 +10,7 @@ import pytest
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, impossible, refused, sending
 from tests.support.sqlite import store_of
 
-from veilmq.admin.history.reading import message_page
+from veilmq.admin.history.messages import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US

@@ -21,6 +21,7 @@ from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
+from veilmq.admin.history.message_routes import Messages
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.quarantine import Quarantine
 from veilmq.admin.queues import Queues
@@ -86,6 +87,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Route("/api/v1/settings", settings_of, methods=["GET"]),
             Route("/api/v1/account", account_of, methods=["GET"]),
             *queues.routes(),
+            *Messages(service).routes(),
             *Topics(service).routes(),
             *Quarantine(service).routes(),
             *Feed(service, copies).routes(),

@@ -13,7 +13,8 @@ from veilmq.admin.answers import answer, body_of, caller_of, members_of
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OPERATIONS, Asked, Operation
-from veilmq.admin.history.reading import message_page, oldest_ages_us
+from veilmq.admin.history.messages import message_page
+from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError

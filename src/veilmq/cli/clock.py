@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def accept_clock(asked: "Asked") -> None:
     """Say that the machine's clock is right: what only its step has kept from expiring now expires."""
-    from veilmq.cli.remote.tables import duration, print_json
+    from veilmq.cli.output import duration, print_json
 
     shown = asked.access.accept_clock()
     if asked.as_json:

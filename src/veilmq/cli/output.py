@@ -1,8 +1,9 @@
-"""Output of commands: in any encoding, to a file that may be full or a pipe that may close; and a progress bar.
+"""Output of commands: in any encoding, to a file that may be full or a pipe that may close; tables and a progress bar.
 
 Strategy: a character that stdout cannot encode is written as a JSON escape (`\\u20ac`), so that JSON stays valid. The
 command flushes its own buffer: otherwise the interpreter would report an error at exit in its own words. The bar is for
-long work, on stderr if that is a terminal.
+long work, on stderr if that is a terminal. rich is imported only when a table is printed. Control characters in all
+foreign text are escaped: a body must not drive a terminal.
 """
 
 import codecs
@@ -12,8 +13,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,8 @@ _DRIVING: Final = re.compile("[\x7f-\x9f]")
 """Control characters that JSON need not escape but terminals obey; a message's body may contain them."""
 Advance = Callable[[str, int, int], None]
 """Called with the current step, how much of it is done, and its total."""
+_WIDTH_PIPED: Final = 200
+_UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
@@ -48,6 +52,51 @@ def time_text(seconds: float) -> str:
 def tamed(text: str) -> str:
     """Equivalent JSON without terminal control characters."""
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns for a person."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+    for column in shown.columns:
+        column.no_wrap = column.header == "message"  # to be copied
+    for row in rows:
+        cells = [Text(printable(str(cell)), justify="right" if isinstance(cell, int) else "left") for cell in row]
+        shown.add_row(*cells)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
+    console.print(shown)
+
+
+def printable(text: str) -> str:
+    """The text with all invisible characters but blanks escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def instant(instant_us: int | None) -> str:
+    """UTC to the millisecond; `never` for None."""
+    if instant_us is None:
+        return "never"
+    try:
+        return datetime.fromtimestamp(instant_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):
+        return "never"
+
+
+def duration(duration_us: int) -> str:
+    """In the largest unit that keeps it readable: 30 s, 4 d, 1.5 h."""
+    for unit_us, name in _UNITS:
+        if abs(duration_us) >= unit_us:
+            return f"{duration_us / unit_us:.3g} {name}"
+    return f"{duration_us} us" if duration_us else "0 s"
+
+
+def print_json(value: object) -> None:
+    """Print the value as one line of JSON."""
+    print(in_json(value))
 
 
 def write_new(path: Path, lines: Iterable[str]) -> int:

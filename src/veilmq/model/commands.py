@@ -260,6 +260,13 @@ class RecordPush(Command, tag=True, kw_only=True, gc=False):
     took_us: int
 
 
+class RecordPeek(Command, tag=True, kw_only=True, gc=False):
+    """Append to the history that somebody reads the body of a message by its id. Outcome `Recorded`."""
+
+    message: bytes
+    sequence: int
+
+
 class RecordPolls(msgspec.Struct, tag=True, kw_only=True, gc=False):
     """Append the engine's poll counts of one minute to the history. Outcome `Recorded`."""
 
@@ -432,7 +439,7 @@ AnyTopicCommand = (
     | ListSubscriptions
 )
 MoveCommand = StartMove | CancelMove | ListMoves
-UpkeepCommand = Sweep | CheckClock | RecordPolls | RecordPush
+UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush
 AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
 
 

@@ -66,6 +66,8 @@ class Kind(IntEnum):
     """The delay of RELEASED_FOR_RETRY is over."""
     QUARANTINE_DROPPED = 34
     """An operator deleted a message from quarantine. It left its queue, for the books, when it was QUARANTINED."""
+    PEEKED = 35
+    """Somebody read the body of the message by its id, without a lease."""
 
 
 class Refusal:

@@ -137,6 +137,19 @@ class ListedMessage(HeldMessage, array_like=True, gc=False):
     extras: Extras
 
 
+class FoundMessage(NamedTuple):
+    """A message in a queue or in quarantine, with what its queue holds of it."""
+
+    queue: QueueKey
+    retention_us: int
+    listed: ListedMessage
+    md5: bytes
+    """As it was sent: a damaged body has another."""
+    body: bytes
+    holder: int | None
+    """The origin that has, or last had, its lease."""
+
+
 class DamagedMessage(NamedTuple):
     """A message in quarantine, as it is stored."""
 
@@ -195,6 +208,10 @@ class View(Protocol):
 
     def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
         """Up to `limit` delayed or leased messages after (due, sequence), by due instant and sequence."""
+        ...
+
+    def message(self, incarnation: int, sequence: int) -> FoundMessage | None:
+        """The message with this sequence, if it is in this queue or its quarantine."""
         ...
 
     def quarantined(

@@ -335,9 +335,15 @@ class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rena
 
 
 class TraceInput(_Input):
-    """How many events to search, newest first."""
+    """How many of the events that no index covers are searched, newest first."""
 
     scan: Annotated[int, Meta(ge=1, le=20_000_000)] = 2_000_000
+
+
+class FindInput(TraceInput):
+    """One message by its id."""
+
+    bodies: bool = False
 
 
 def decode(raw: bytes, shape: type[T]) -> T:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veilmq.model.errors import VeilError
+from veilmq.model.events import HeldMessage
 from veilmq.model.instant import FOREVER
 from veilmq.model.messages.message import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
@@ -95,6 +96,22 @@ def shown_extras(extras: Extras) -> dict[str, Any]:
         shown["dead_letter_source"] = shown_key(extras.dead_letter_source)
         shown["dead_letter_receives"] = extras.dead_receives
     return shown
+
+
+def shown_lease(held: HeldMessage) -> dict[str, Any]:
+    """A message's state, from its row in `lease` or the lack of one."""
+    attempt = held.attempt
+    if attempt is None:
+        return {"state": "visible", "receive_count": 0}
+    state = "visible" if not held.hidden else ("in flight" if attempt else "delayed")
+    shown: dict[str, Any] = {
+        "state": state,
+        "receive_count": attempt,
+        "rotation": held.rotation,
+        "due": held.due,
+        "first_received": held.first,
+    }
+    return shown | {"granted": held.granted} if attempt else shown
 
 
 def shown_delivery(message: Delivery) -> dict[str, Any]:

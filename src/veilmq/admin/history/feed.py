@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import JSON_LINES, answer, caller_of, in_thread, members_of, stream
+from veilmq.admin.answers import JSON_LINES, caller_of, in_thread, members_of, stream
 from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import PIECE_BYTES, Copies
@@ -42,7 +42,6 @@ from veilmq.admin.history.reading import (
     snapshot_lines,
     visible,
 )
-from veilmq.admin.history.trace import trace
 from veilmq.admin.service import Service
 from veilmq.model.commands import LeaseSource
 from veilmq.model.errors import DiskLow
@@ -267,7 +266,6 @@ class Feed:
         """All routes of this file."""
         return [
             Route("/api/v1/events", self.events, methods=["GET"]),
-            Route("/api/v1/trace/{message}", self.trace, methods=["GET"]),
             Route("/api/v1/snapshot", self.snapshot, methods=["GET"]),
             Route("/api/v1/backup", self.backup, methods=["POST"]),
         ]
@@ -370,20 +368,6 @@ class Feed:
             start = end
             self._service.reader.hold(start, _READ_S)
             yield piece
-
-    async def trace(self, request: Request) -> Response:
-        """All events of one message."""
-        scope = self._scope(request)
-        message = inputs.message_id(request.path_params["message"])
-        wanted = inputs.convert(members_of(request), inputs.TraceInput)
-        found = await run_in_threadpool(self._trace, message, wanted.scan, scope)
-        return answer(found)
-
-    def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, object]:
-        with self._service.reader.look() as view:
-            found = trace(view, message, scan_max, scope)
-        shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
-        return {"message": id_text(message)} | shown
 
     async def snapshot(self, request: Request) -> Response:
         """Queues and messages as they are at one offset, as JSON lines."""

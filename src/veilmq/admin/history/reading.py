@@ -1,7 +1,7 @@
-"""Bulk reads: pages of a queue's messages, a snapshot, the packed history, lists.
+"""Bulk reads: a snapshot, the packed history, lists.
 
-Strategy: functions of a `View`, one committed state of the store; they block and belong in a thread. Pages seek by
-index and never count. `Scope` cuts every one of them down to what a key may see.
+Strategy: functions of a `View`, one committed state of the store; they block and belong in a thread. `Scope` cuts every
+one of them down to what a key may see.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.admin.api.inputs import Wanted
-from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_settings
-from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.admin.api.views import shown_instant, shown_key, shown_lease, shown_settings
+from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
@@ -21,7 +21,7 @@ from veilmq.model.settings.access import AccessKey, Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
 from veilmq.store import Reader, View
-from veilmq.store.reader import ListedMessage, QueueState
+from veilmq.store.reader import QueueState
 
 MOVES_MAX: Final = 10_000
 _PIECE_BYTES_MAX: Final = 2_000_000
@@ -68,58 +68,6 @@ class Errors(NamedTuple):
         if self.readable is None or detail is None or kind not in _WITH_ERRORS or queue in self.readable:
             return detail
         return {name: value for name, value in detail.items() if name != "error"} or None
-
-
-def message_page(reader: Reader, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
-    """Up to `limit` messages, visible ones by sequence, hidden ones by due instant, behind the page that ended at
-    `after`. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
-    queue = reader.queues.get(key)
-    if queue is None:
-        raise QueueMissing(queue=str(key))
-    leading, _, trailing = after.partition("-")
-    with reader.look() as view:
-        if state == "visible":
-            found = view.visible(queue, int(leading or 0), limit)
-        else:
-            found = view.hidden(queue, int(leading or -1), int(trailing or 0), limit)
-    following = None
-    if len(found) >= limit:
-        last = found[-1]
-        following = str(last.sequence) if state == "visible" else f"{last.due}-{last.sequence}"
-    retention_us = queue.settings.retention_us
-    return {"messages": [_message(each, retention_us) for each in found], "after": following}
-
-
-def _message(held: ListedMessage, retention_us: int) -> dict[str, Any]:
-    return (
-        {
-            "id": id_text(held.id),
-            "sequence": held.sequence,
-            "priority": held.priority,
-            "sent": held.sent,
-            "expires": shown_instant(held.sent + retention_us if held.own_expiry is None else held.own_expiry),
-            "sender": held.sender,
-            "body_bytes": held.body_bytes,
-        }
-        | _lease(held)
-        | shown_extras(held.extras)
-    )
-
-
-def _lease(held: HeldMessage) -> dict[str, Any]:
-    """A message's state, from its row in `lease` or the lack of one."""
-    attempt = held.attempt
-    if attempt is None:
-        return {"state": "visible", "receive_count": 0}
-    state = "visible" if not held.hidden else ("in flight" if attempt else "delayed")
-    shown: dict[str, Any] = {
-        "state": state,
-        "receive_count": attempt,
-        "rotation": held.rotation,
-        "due": held.due,
-        "first_received": held.first,
-    }
-    return shown | {"granted": held.granted} if attempt else shown
 
 
 def event_lines(view: View, start: int, stop: int, scope: Scope) -> bytes:
@@ -217,7 +165,7 @@ def _live(held: HeldMessage, retention_us: int) -> dict[str, Any]:
         "group": held.group,
         "type": held.type,
         "body_bytes": held.body_bytes,
-    } | _lease(held)
+    } | shown_lease(held)
     return shown if held.quarantined is None else shown | {"state": "quarantined"}
 
 

@@ -21,7 +21,7 @@ from veilmq.store.reader import Span
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
 _EMPTIED: Final = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
-_GONE: Final = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED, Kind.DEAD_LETTERED, Kind.MOVED})
+_GONE: Final = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINE_DROPPED, Kind.DEAD_LETTERED, Kind.MOVED})
 _THERE: Final = frozenset(
     {
         Kind.SENT,
@@ -35,9 +35,10 @@ _THERE: Final = frozenset(
         Kind.EXPIRED_AFTER_CHANGE,
         Kind.UNDELIVERED,
         Kind.CONTENT_UPDATED,
+        Kind.QUARANTINED,
     }
 )
-"""Kinds of events of a message that its queue holds."""
+"""Kinds of events of a message that its queue holds, also in quarantine."""
 _BEGINNINGS: Final = frozenset({Kind.SENT, Kind.PUBLISHED})
 _PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
 """An unsigned number in MessagePack; match with DOTALL."""
@@ -50,8 +51,9 @@ class Trace(NamedTuple):
     complete: bool
     scanned: int
     """How many events were looked at."""
-    sequences: frozenset[int]
-    """All that the message ever had: every move gives it a new one, and a published message has one in each queue."""
+    places: dict[int, int]
+    """Where it is now, by the history: the incarnations of its queues, by its sequences. Dead letters and moves have a
+    new sequence."""
 
 
 def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
@@ -62,12 +64,17 @@ def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
     spans: list[Span] = []
     found: list[tuple[int, Event]] = []
     ids: set[bytes] = set()
+    whereabouts = _Whereabouts(sought)
     while True:
         before, spans = spans, _newest(view.spans(sought.ids, sought.sequences, sought.queues), scan_max)
         if spans == before and sought.ids == ids:
             break
         ids = sought.ids.copy()
-        found = list(_read(view, spans, sought))
+        whereabouts = _Whereabouts(sought)
+        found = list(_read(view, spans, sought, whereabouts))
+    places = {
+        sequence: queue for sequence, queue in whereabouts.queues.items() if permitted is None or queue in permitted
+    }
     records = []
     for offset, event in found:
         if permitted is None or event.queue in permitted:
@@ -75,7 +82,7 @@ def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
             records.append(names.record(offset, event))
     complete = any(event.kind in _BEGINNINGS for _, event in found)
     scanned = sum(span.stop - span.start for span in spans)
-    return Trace(records, complete, scanned, frozenset(sought.sequences))
+    return Trace(records, complete, scanned, places)
 
 
 def _newest(spans: list[Span], scan_max: int) -> list[Span]:
@@ -92,9 +99,8 @@ def _newest(spans: list[Span], scan_max: int) -> list[Span]:
     return kept[::-1]
 
 
-def _read(view: View, spans: list[Span], sought: "_Sought") -> Iterator[tuple[int, Event]]:
-    """The events of the message in the spans; what they say of it is added to `sought`."""
-    whereabouts = _Whereabouts(sought)
+def _read(view: View, spans: list[Span], sought: "_Sought", whereabouts: "_Whereabouts") -> Iterator[tuple[int, Event]]:
+    """The events of the message in the spans; what they say of it is added to `sought` and `whereabouts`."""
     for span in spans:
         for first, packed in view.oldest_first(span.start, span.stop):
             if not (sought.may_be_in(packed) or whereabouts.may_end_in(packed)):
@@ -159,7 +165,7 @@ class _Whereabouts:
 
     def __init__(self, sought: _Sought) -> None:
         self._sought = sought
-        self._queues: dict[int, int] = {}
+        self.queues: dict[int, int] = {}
         self._emptied: re.Pattern[bytes] | None = None
 
     def may_end_in(self, packed: bytes) -> bool:
@@ -171,27 +177,27 @@ class _Whereabouts:
         detail = event.detail or {}
         if event.kind == Kind.SNAPSHOT and event.queue is not None:
             listed = (sequence for sequence, *_ in detail["messages"])
-            self._queues.update((each, event.queue) for each in listed if each in self._sought.sequences)
+            self.queues.update((each, event.queue) for each in listed if each in self._sought.sequences)
         elif event.sequence is not None and event.queue is not None:
             if event.kind in _THERE:
-                self._queues[event.sequence] = event.queue
+                self.queues[event.sequence] = event.queue
             elif event.kind in _GONE:
-                self._queues.pop(event.sequence, None)
+                self.queues.pop(event.sequence, None)
         if "target_sequence" in detail:
-            self._queues[detail["target_sequence"]] = detail["target"]
+            self.queues[detail["target_sequence"]] = detail["target"]
         self._watch()
 
     def ends(self, event: Event) -> bool:
         """Whether the event emptied a queue that held the message, which then is gone from there."""
-        if event.kind not in _EMPTIED or event.queue not in self._queues.values():
+        if event.kind not in _EMPTIED or event.queue not in self.queues.values():
             return False
-        self._queues = {sequence: queue for sequence, queue in self._queues.items() if queue != event.queue}
+        self.queues = {sequence: queue for sequence, queue in self.queues.items() if queue != event.queue}
         self._watch()
         return True
 
     def _watch(self) -> None:
         """Build the pattern of such an event from its first fields: kind, instant and queue, packed in order."""
-        self._sought.queues.update(self._queues.values())
-        queues = b"|".join(re.escape(_PACKED.encode(queue)) for queue in set(self._queues.values()))
+        self._sought.queues.update(self.queues.values())
+        queues = b"|".join(re.escape(_PACKED.encode(queue)) for queue in set(self.queues.values()))
         kinds = b"".join(_PACKED.encode(int(kind)) for kind in _EMPTIED)
         self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, _PACKED_NUMBER, queues), re.DOTALL) if queues else None

@@ -86,6 +86,10 @@ class AdminAccess(Protocol):
         """Damaged messages that these queues set apart, by sequence; account `*` means all."""
         ...
 
+    def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
+        """Where one message is: {message, complete, scanned, places, last}."""
+        ...
+
     def trace(self, message: str) -> dict[str, Any]:
         """The history of one message: {message, complete, scanned, events}."""
         ...

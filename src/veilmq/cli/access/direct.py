@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import to_builtins
+
 import veilmq
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS, Asked
+from veilmq.admin.history.messages import find_message, peeks
 from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
@@ -163,10 +166,17 @@ class DirectAccess:
             yield from page["messages"]
             after = page["after"]
 
+    def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
+        """See `AdminAccess.message`."""
+        with _failures():
+            with self._store.reader.look() as view:
+                shown = find_message(view, inputs.message_id(message), _SCAN_MAX, Scope(), bodies=bodies)
+            if bodies and shown["places"]:
+                self._call(peeks(shown, _ORIGIN))
+        return to_builtins(shown)  # type: ignore[no-any-return]
+
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
-        from msgspec import to_builtins
-
         with _failures(), self._store.reader.look() as view:
             sought = inputs.message_id(message)
             found = trace(view, sought, _SCAN_MAX, Scope())

@@ -163,6 +163,11 @@ class HttpAccess:
             yield from page[name]
             after = page.get("after")
 
+    def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
+        """See `AdminAccess.message`."""
+        members = {"bodies": "true"} if bodies else {}
+        return self._json("GET", f"/api/v1/messages/{quote(message, safe='')}", members, answer_s=_WORK_S)
+
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=_WORK_S)

@@ -42,7 +42,7 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> 
     if not rows:
         print("the history has nothing about that", file=sys.stderr)
         return
-    from veilmq.cli.remote.tables import table
+    from veilmq.cli.output import table
 
     # Queues of one name are told apart where there is more than one account or region.
     places = [name for name in PLACE if len({row.get(name) for row in rows}) > 1]

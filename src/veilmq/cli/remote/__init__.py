@@ -20,7 +20,7 @@ from veilmq.cli.clock import accept_clock
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote.events import print_events
-from veilmq.cli.remote.messages import delete, extend, peek, receive, send, trace
+from veilmq.cli.remote.messages import delete, extend, find, peek, receive, send, trace
 from veilmq.cli.remote.moves import cancel_move, list_moves, start_move
 from veilmq.cli.remote.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues import change_queue, create, list_queues, list_topics, plan, purge, remove
@@ -148,6 +148,7 @@ def register(app: typer.Typer) -> None:
         "delete": delete,
         "extend": extend,
         "peek": peek,
+        "find": find,
         "purge": purge,
         "trace": trace,
     }

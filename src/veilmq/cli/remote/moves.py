@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.output import print_json
 from veilmq.cli.remote.options import Everything, Prefix, queue_names
-from veilmq.cli.remote.tables import print_json, show_list
+from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -68,7 +69,7 @@ def _goal(task: Mapping[str, Any]) -> str:
 
 
 def _move_table(tasks: list[Mapping[str, Any]]) -> None:
-    from veilmq.cli.remote.tables import instant, table
+    from veilmq.cli.output import instant, table
 
     rows = [
         [

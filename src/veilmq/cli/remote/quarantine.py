@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.output import in_json, write_new
+from veilmq.cli.output import in_json, print_json, write_new
 from veilmq.cli.remote.options import Everything, Prefix, Queue, Yes, confirm
-from veilmq.cli.remote.tables import print_json, show_list
+from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -94,7 +94,7 @@ def drop_quarantined(
 
 
 def _table(messages: list[Mapping[str, Any]]) -> None:
-    from veilmq.cli.remote.tables import instant, table
+    from veilmq.cli.output import instant, table
 
     heads = ["account", "region", "queue", "message", "sent (UTC)", "bytes", "MD5 when sent", "MD5 now"]
     rows = []

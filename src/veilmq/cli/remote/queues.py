@@ -108,7 +108,7 @@ def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = Fa
 
 
 def _topic_table(topics: list[Mapping[str, Any]]) -> None:
-    from veilmq.cli.remote.tables import duration, table
+    from veilmq.cli.output import duration, table
 
     rows = []
     for topic in topics:
@@ -280,7 +280,7 @@ def _would(shown: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _print(queue: str, shown: dict[str, Any]) -> None:
-    from veilmq.cli.remote.tables import duration, instant, printable, table
+    from veilmq.cli.output import duration, instant, printable, table
 
     settings, plans = shown["settings"], shown["plan"]
     least_us, timeout_us = settings["first_lease_min_us"], settings["visibility_timeout_us"]

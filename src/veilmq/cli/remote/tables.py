@@ -1,19 +1,15 @@
 """Prints queues, messages and events for people, or as JSON.
 
-Strategy: rich is imported only when a table is printed. Control characters in all foreign text are escaped: a body must
-not drive a terminal.
-
-In a trace, repeated events of one message become one line with a count and a time span (`runs`). Events are equal if
-everything but their times and lease lengths is. A run is one event or a sequence of up to three (an extension that
-stores a checkpoint is two events) that repeats at least three times without a gap. Any kind of event is folded.
+Strategy: in a trace, repeated events of one message become one line with a count and a time span (`runs`). Events are
+equal if everything but their times and lease lengths is. A run is one event or a sequence of up to three (an extension
+that stores a checkpoint is two events) that repeats at least three times without a gap. Any kind of event is folded.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from veilmq.cli.output import in_json
+from veilmq.cli.output import duration, instant, print_json, printable, table
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -22,9 +18,7 @@ _LENGTH_MAX: Final = 3
 """Longest sequence that is recognized as repeating."""
 _TIMES_MIN: Final = 3
 _ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "principal", "client", "detail")
-_WIDTH_PIPED: Final = 200
 _BODY_SHOWN: Final = 400
-_UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
 _EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
 _HELD: Final = _EVENT_HEADS.index("held")
 
@@ -91,7 +85,7 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
 
 
 def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
-    """Each message with its handle, to paste into the next command."""
+    """Each message, with its handle, to paste into the next command, or with its queue, its state and its holder."""
     for message in messages:
         count = message["receive_count"]
         times = f"received {count} time{'s' * (count != 1)}"
@@ -99,6 +93,13 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
         if "handle" in message:
             print(f"  handle  {message['handle']}")
             print(f"  until   {instant(message['due'])} UTC")
+        elif "state" in message:
+            until = f" until {instant(message['due'])} UTC" if message["state"] in {"in flight", "delayed"} else ""
+            print(f"  queue   {message['account']}/{message['region']}/{message['name']}")
+            print(f"  state   {message['state']}{until}, expires {instant(message['expires'])} UTC")
+        if "holder" in message:
+            holder = message["holder"]
+            print(f"  last received by  {printable(' '.join(filter(None, (holder['principal'], holder['client']))))}")
         for name in ("group", "type", "deduplication_id"):
             if name in message:
                 print(f"  {name}  {printable(message[name])}")
@@ -111,8 +112,9 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
         if "last_error" in message:
             error = message["last_error"]
             print(f"  last error  {printable(': '.join(part for part in (error['type'], error['text']) if part))}")
-        body = message["body"]
-        print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
+        body = message.get("body", message.get("body_base64"))
+        if body is not None:
+            print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
 
 
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:
@@ -158,51 +160,6 @@ def _why(kind: str, detail: Mapping[str, Any]) -> str:
         times = detail.get("receives")
         return ", ".join(part for part in (f"after {times} receives" if times else "", error) if part)
     return error or str(detail.get("reason") or detail.get("part", ""))
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns for a person."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
-    for column in shown.columns:
-        column.no_wrap = column.header == "message"  # to be copied
-    for row in rows:
-        cells = [Text(printable(str(cell)), justify="right" if isinstance(cell, int) else "left") for cell in row]
-        shown.add_row(*cells)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
-    console.print(shown)
-
-
-def printable(text: str) -> str:
-    """The text with all invisible characters but blanks escaped."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def instant(instant_us: int | None) -> str:
-    """UTC to the millisecond; `never` for None."""
-    if instant_us is None:
-        return "never"
-    try:
-        return datetime.fromtimestamp(instant_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    except (ValueError, OverflowError, OSError):
-        return "never"
-
-
-def duration(duration_us: int) -> str:
-    """In the largest unit that keeps it readable: 30 s, 4 d, 1.5 h."""
-    for unit_us, name in _UNITS:
-        if abs(duration_us) >= unit_us:
-            return f"{duration_us / unit_us:.3g} {name}"
-    return f"{duration_us} us" if duration_us else "0 s"
-
-
-def print_json(value: object) -> None:
-    """Print the value as one line of JSON."""
-    print(in_json(value))
 
 
 def show_list(

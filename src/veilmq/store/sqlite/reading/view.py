@@ -15,7 +15,7 @@ from veilmq.model.events import Event, HeldMessage
 from veilmq.model.messages.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.reader import DamagedMessage, ListedMessage, QueueState, Span, StoredQueue
+from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, QueueState, Span, StoredQueue
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
@@ -60,6 +60,14 @@ _OF_GROUPS: Final = (
     " UNION ALL SELECT sequence FROM lease INDEXED BY lease_returned"
     " WHERE generation = ?1 AND hidden = 0 AND line > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
     " CROSS JOIN message m ON m.sequence = s.sequence LEFT JOIN lease l ON l.sequence = s.sequence"
+)
+_QUEUE: Final = (
+    "SELECT account, region, name, generation, settings FROM queue WHERE incarnation = ? AND deleted IS NULL"
+)
+_MESSAGE: Final = (
+    f"SELECT {HELD_COLUMNS}, d.at, m.sender, m.extras, m.md5, m.body, nullif(l.origin, 0) FROM message m"
+    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " WHERE m.sequence = ? AND m.generation = ?"
 )
 _QUARANTINE: Final = "SELECT sequence, generation FROM quarantine WHERE sequence > ? ORDER BY sequence"
 _QUARANTINED: Final = (
@@ -116,6 +124,23 @@ class SqliteView:
         unflushed = replay(self._connection, queue.generation).values()
         rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
+
+    def message(self, incarnation: int, sequence: int) -> FoundMessage | None:
+        """See `View.message`."""
+        queue: Any = self._connection.execute(_QUEUE, (incarnation,)).fetchone()
+        if queue is None:
+            return None
+        *key, generation, packed = queue
+        unflushed = replay(self._connection, generation).get(sequence)
+        row: Any = self._connection.execute(_MESSAGE, (sequence, generation)).fetchone()
+        if unflushed is not None:
+            holder = unflushed.origin if unflushed.leased else None
+            row = (*_listed(unflushed), unflushed.row.md5, unflushed.row.body, holder)
+        if row is None:
+            return None
+        retention_us = SETTINGS_DECODER.decode(packed).retention_us
+        *listed, digest, body, holder = row
+        return FoundMessage(QueueKey(*key), retention_us, _shown(tuple(listed)), digest, body, holder)
 
     def quarantined(
         self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int

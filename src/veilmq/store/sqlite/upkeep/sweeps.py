@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.commands import CheckClock, RecordPolls, Sweep
+from veilmq.model.commands import CheckClock, RecordPeek, RecordPolls, Sweep
+from veilmq.model.errors import QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import ClockChecked, Outcome, Recorded, Swept
@@ -136,6 +137,17 @@ def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
         detail = {"receives": poll.receives, "empty": poll.empty, "refused": poll.refused}
         incarnation = None if queue is None else queue.incarnation
         writer.events.append(Event(Kind.POLLED, writer.now, incarnation, writer.origin(poll.origin), detail=detail))
+    return Recorded()
+
+
+def record_peek(writer: Writer, command: RecordPeek) -> Outcome:
+    """Record who read a body."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    origin = writer.origin(command.origin)
+    event = Event(Kind.PEEKED, writer.now, queue.incarnation, origin, command.message, command.sequence)
+    writer.events.append(event)
     return Recorded()
 
 

@@ -1,0 +1,64 @@
+"""Routes of one message: where it is and what it holds, and its trace."""
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from veilmq.admin.answers import answer, caller_of, members_of
+from veilmq.admin.api import inputs
+from veilmq.admin.history.messages import find_message, peeks
+from veilmq.admin.history.reading import Scope
+from veilmq.admin.history.trace import trace
+from veilmq.admin.service import Service
+from veilmq.model.errors import VeilError
+from veilmq.model.messages.message import id_text
+from veilmq.model.settings.access import Action
+
+
+class Messages:
+    """The routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/api/v1/messages/{message}", self.message, methods=["GET"]),
+            Route("/api/v1/trace/{message}", self.trace, methods=["GET"]),
+        ]
+
+    async def message(self, request: Request) -> Response:
+        """The message in every queue that holds it. Bodies are shown once the history has recorded who reads them."""
+        caller = caller_of(request)
+        caller.check(Action.PEEK)
+        message = inputs.message_id(request.path_params["message"])
+        wanted = inputs.convert(members_of(request), inputs.FindInput)
+        scope = Scope(caller.key, Action.PEEK)
+        shown = await run_in_threadpool(self._message, message, wanted.scan, scope, wanted.bodies)
+        if wanted.bodies and shown["places"]:
+            for outcome in await self._service.shell.call(*peeks(shown, caller.origin)):
+                if isinstance(outcome, VeilError):  # the queue was deleted meanwhile
+                    raise outcome
+        return answer(shown)
+
+    def _message(self, message: bytes, scan_max: int, scope: Scope, bodies: bool) -> dict[str, Any]:
+        with self._service.reader.look() as view:
+            return find_message(view, message, scan_max, scope, bodies=bodies)
+
+    async def trace(self, request: Request) -> Response:
+        """All events of one message."""
+        caller = caller_of(request)
+        caller.check(Action.EVENTS)
+        message = inputs.message_id(request.path_params["message"])
+        wanted = inputs.convert(members_of(request), inputs.TraceInput)
+        return answer(await run_in_threadpool(self._trace, message, wanted.scan, Scope(caller.key)))
+
+    def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
+        with self._service.reader.look() as view:
+            found = trace(view, message, scan_max, scope)
+        shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
+        return {"message": id_text(message)} | shown
