@@ -21,7 +21,7 @@ NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants fuzz pipeline-demo lock clean
+.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants fuzz simulate pipeline-demo lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
@@ -31,6 +31,7 @@ help:
 	@echo 'make bench              measure against the peers'
 	@echo 'make yardstick          CPU of a request: ARGS="--against DIR" compares with another checkout'
 	@echo 'make mutants            put one bug after the other into the code: which test fails? ARGS="store/ --thorough"'
+	@echo 'make simulate           an hour of simulated lives on a faulty disk: ARGS="--minutes N --seed N --seeds COUNT"'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make setup              set up what make run needs, and stop there'
@@ -115,6 +116,10 @@ yardstick: setup
 # In copies of the tree; each patch in tools/mutants names the tests that must fail.
 mutants: setup-test
 	@$(BIN)/python tools/mutants/run.py $(ARGS)
+
+# A seed decides a life; one that breaks a promise ends the run with its story.
+simulate: setup-test
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 # What it finds interesting is kept in .tools/fuzz/corpus for the next time.
 fuzz: .tools/fuzz/.installed

@@ -221,10 +221,11 @@ class FaultDisk(apsw.VFS):
 
     def take_room(self, image: Image, end: int) -> None:
         """The file is to be at least that long. Raises apsw.FullError."""
-        if self.capacity is not None and end > image.size and end - image.size > self.capacity - self._used():
+        if self.capacity is not None and end > image.size and end - image.size > self.capacity - self.used():
             raise full()
 
-    def _used(self) -> int:
+    def used(self) -> int:
+        """Bytes of all files."""
         with self.lock:
             return sum(image.size for image in self.files.values())
 
@@ -297,7 +298,7 @@ class FaultDisk(apsw.VFS):
         """See `Disk.space`."""
         if self.capacity is None:
             return REAL.space(path)
-        return max(0, self.capacity - self._used()), self.capacity
+        return max(0, self.capacity - self.used()), self.capacity
 
     def beside(self, work: Callable[[], None], name: str) -> Job:
         """See `Disk.beside`."""

@@ -54,6 +54,9 @@ class Committer:
         self._begun = threading.Lock()
         """Released when the thread has begun its job."""
         self._begun.acquire()
+        self._start()
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="veilmq-commit", daemon=True)
         self._thread.start()
 

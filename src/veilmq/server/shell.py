@@ -163,15 +163,25 @@ class Shell:
     """Runs one engine on the running loop, from `start` to `stop`."""
 
     def __init__(
-        self, engine: Engine, store: Store, clock: Clock, stopwatch: Callable[[], float] = perf_counter
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        stopwatch: Callable[[], float] = perf_counter,
+        cpu_time: Callable[[], float] = thread_time,
+        committer: type[Committer] = Committer,
     ) -> None:
-        """stopwatch: the committer's clock for durations, in seconds."""
+        """stopwatch: the committer's clock for durations, in seconds. cpu_time: CPU seconds of the loop's thread.
+
+        A simulation gives both, and a committer without a thread, so that it can repeat itself (tests/simulation).
+        """
         self.engine = engine
         self.store = store
         self.stats = Stats()
         self.broken: StoreUnknown | None = None
         self._clock = clock
-        self._stopwatch = stopwatch
+        self._stopwatch, self._cpu_time = stopwatch, cpu_time
+        self._committer_class = committer
         self._gathering = Gathering()
         self._committing: Batch | None = None
         self._applied: Applied | None = None
@@ -191,7 +201,7 @@ class Shell:
         self._idle = asyncio.Event()
         self._idle.set()
         self.engine.unread.on_room = self._soon
-        self._committer = Committer(self._loop, self._committed, self._stopwatch)
+        self._committer = self._committer_class(self._loop, self._committed, self._stopwatch)
         self._soon()
 
     def now(self) -> Instant:
@@ -338,7 +348,7 @@ class Shell:
             self._sleep(now)
             return
         self._idle.clear()
-        begun = thread_time()
+        begun = self._cpu_time()
         try:
             applied = self.store.apply(batch.commands, now)
         except StoreUnknown as error:
@@ -348,7 +358,7 @@ class Shell:
             logger.exception("apply")
             self._break(batch, StoreUnknown(reason=str(error)))
             return
-        engine.paced(int((thread_time() - begun) * 1e6))
+        engine.paced(int((self._cpu_time() - begun) * 1e6))
         self.stats.batches += 1
         self.stats.commands += len(batch.commands)
         if applied.wrote:
