@@ -222,6 +222,10 @@ class TestModules:
     def test_are_named_after_what_they_hold(self) -> None:
         assert offenders(badly_named) == []
 
+    def test_have_nothing_else_beside_them(self) -> None:
+        files = (path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"})
+        assert [path.name for path in files] == ["py.typed"]
+
     def test_have_a_docstring(self) -> None:
         assert offenders(without_docstring) == []
 
