@@ -7,7 +7,7 @@ from veilmq.engine.poll_counts import POLLERS_MAX, Polls
 from veilmq.model.commands import Delete, Extend, Origin, Receive, RecordPolls, Send, Sweep
 from veilmq.model.errors import LeaseTaken, Overloaded, StoreFailed
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.outcomes import Deleted, Received, Sent
+from veilmq.model.outcomes import Applied, Deleted, Received, Sent
 
 
 class TestGathering:
@@ -99,6 +99,20 @@ class TestHousekeeping:
         batch = shell.engine.take_batch(shell.clock.now)
         assert [type(command) for command in batch.commands] == [Sweep]
         shell.give_back(batch)
+
+    def test_a_sweep_that_fails_on_a_full_disk_is_not_tried_again_at_once(self, shell: Shell) -> None:
+        """Though a lease has ended and a receive waits: the loop would turn until there is space."""
+        shell.send("1", delay_us=SECOND_US // 2)
+        shell.wait("w", 20 * SECOND_US)
+        now = shell.clock.advance(SECOND_US // 2)
+        batch = shell.engine.take_batch(now)
+        assert [type(command) for command in batch.commands] == [Sweep]
+        failed = Applied(at=now, outcomes=[StoreFailed(reason="full")], wrote=False, next_due=now)
+        shell.deliver(shell.engine.committed(batch, failed))
+        assert shell.engine.take_batch(now) is None
+        assert shell.engine.next_due(now) > now
+        shell.later(SECOND_US)
+        assert shell.got("w") == ["1"]
 
     def test_a_sweep_goes_on_while_there_is_more(self, shell: Shell) -> None:
         shell.send(*[str(number) for number in range(2_000)], ttl_us=SECOND_US)

@@ -13,7 +13,7 @@ from hashlib import md5
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
-from tests.simulation.plan import DEAD, FIFO, JOBS, RECEIVES_MAX, Plan
+from tests.simulation.plan import DEAD, FIFO, JOBS, Plan
 from tests.support.contract.stage import TESTER, sending
 
 from veilmq.checking.log import Grant, Kind, Operation
@@ -38,7 +38,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import StoreUnknown, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages.message import Extras
-from veilmq.model.outcomes import Extended, Outcome, QueueDeleted, Received, Sent
+from veilmq.model.outcomes import Extended, MoveStarted, Outcome, QueueDeleted, Received, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.server.shell import Shell
 from veilmq.testing.seeded import Random
@@ -48,12 +48,16 @@ DELAY_US_MAX: Final = 20 * SECOND_US
 _HANDLES_KEPT: Final = 24
 
 
-def making(queue: QueueKey) -> CreateQueue:
-    """The command that makes one of the queues."""
+def making(queue: QueueKey, receives_max: int) -> CreateQueue:
+    """The command that makes one of the queues. receives_max: before a message goes to the dead letters."""
     change: dict[str, Any] = {"fifo": True} if queue is FIFO else {}
     if queue is JOBS:
-        change = {"redrive": RedrivePolicy(DEAD, RECEIVES_MAX)}
+        change = {"redrive": RedrivePolicy(DEAD, receives_max)}
     return CreateQueue(queue=queue, origin=TESTER, change=change)
+
+
+Drawn = tuple[list[AnyCommand], list[int]] | None
+"""Commands of a call, and the numbers of their operations; None: nothing to do."""
 
 
 class Held(NamedTuple):
@@ -72,6 +76,8 @@ class Book:
         self.now = now
         self.log: list[Operation] = []
         self.handles: list[Held] = []
+        self.tasks: list[bytes] = []
+        """Move tasks that were started."""
         self.bodies = 0
         self.leases = 0
         self.trace: Callable[[str], None] | None = None
@@ -208,6 +214,8 @@ class Client:
         if isinstance(command, Receive) and isinstance(first, Received) and self._chance.random() < 0.02:
             self._server.shell.undeliver(command, first)
         else:
+            if isinstance(first, MoveStarted):
+                self._book.tasks.append(first.info.id)
             for number, asked, outcome in zip(call.begun, call.commands, outcomes, strict=False):
                 self._write(number, asked, outcome)
         self._think()
@@ -243,12 +251,12 @@ class Client:
         sequence = outcome.sequence if queue is FIFO else None
         self._book.end(number, Known.OK, message=outcome.id.hex(), sequence=sequence, lease=lease)
 
-    def _draw(self) -> tuple[list[AnyCommand], list[int]] | None:
-        """Commands of the next call, and the numbers of their operations; None: nothing to do."""
+    def _draw(self) -> Drawn:
+        """The next call."""
         chance = self._chance
         if self._to_make is not None:
             queue, self._to_make = self._to_make, None
-            return [making(queue)], []
+            return [making(queue, self._plan.receives_max)], []
         queue = FIFO if chance.random() < self._plan.fifo_share else JOBS
         draw = chance.random()
         if draw < 0.36:
@@ -276,7 +284,11 @@ class Client:
             known = {"group": extras["group"], "deduplication": name}
         else:
             delay_us = chance.choice((0, 0, 0, 0, SECOND_US, DELAY_US_MAX))
-            ttl_us = chance.choice((None, None, None, 30 * SECOND_US)) if self._plan.expires else None
+            ttl_us = (
+                chance.choice((None, None, None, 30 * SECOND_US))
+                if self._plan.expires and not self._plan.moves
+                else None
+            )
             fields = {"delay_us": delay_us, "ttl_us": ttl_us, "wants_handle": chance.random() < 0.1}
             fields["priority"] = chance.choice((8, 8, 8, 1, 16))
             known = {"delay_us": delay_us, "ttl_us": ttl_us}
@@ -294,7 +306,7 @@ class Client:
         )  # fmt: skip
         return [command], [self._book.begin(self.name, Kind.RECEIVE, queue, lease_us=known)]
 
-    def _use(self) -> tuple[list[AnyCommand], list[int]] | None:
+    def _use(self) -> Drawn:
         chance, book = self._chance, self._book
         if not book.handles:
             return None
@@ -303,7 +315,7 @@ class Client:
         known: dict[str, Any] = {"lease": held.lease, "rotation": held.rotation}
         late = chance.choice((AfterExpiry.ALLOW, AfterExpiry.REFUSE))
         draw = chance.random()
-        if draw < 0.6:
+        if draw < (0.2 if self._plan.moves else 0.6):
             number = book.begin(self.name, Kind.DELETE, held.queue, **known)
             command: AnyCommand = Delete(
                 queue=held.queue, origin=TESTER, handle=held.handle, arrived=arrived, after_expiry=late
@@ -312,7 +324,7 @@ class Client:
         lease_us = 0 if draw < 0.8 else chance.choice((SECOND_US, 10 * SECOND_US, LEASE_US_MAX))
         rotates = lease_us > 0 and chance.random() < 0.3
         body: dict[str, Any] = {}
-        if lease_us and chance.random() < 0.2 and held.queue is not FIFO:
+        if lease_us and chance.random() < 0.2 and held.queue is not FIFO and not self._plan.moves:
             book.bodies += 1
             text = f"b{book.bodies}.rewritten"
             body = {"body": text, "md5": md5(text.encode(), usedforsecurity=False).digest(), "size_bytes": len(text)}
@@ -325,7 +337,7 @@ class Client:
         )  # fmt: skip
         return [command], [number]
 
-    def _look(self, queue: QueueKey) -> tuple[list[AnyCommand], list[int]] | None:
+    def _look(self, queue: QueueKey) -> Drawn:
         """Calls that change nothing, or nothing that the log has."""
         chance = self._chance
         match chance.randint(0, 3):

@@ -17,6 +17,9 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.server.committer import Committer
 from veilmq.testing.seeded import Random
 
+_TURNS_MAX = 2_000
+"""Turns of the loop in which no time passes."""
+
 
 class Time:
     """The world's clocks, in microseconds."""
@@ -58,6 +61,10 @@ class Time:
             spent[0], self._apart = self._apart, before
 
 
+class Spins(Exception):
+    """The server goes on and on, and no time passes: it would keep a processor busy."""
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """asyncio's loop, without sockets."""
 
@@ -66,6 +73,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._virtual = time
         self._selector = self
         self._clock_resolution = 1e-7
+        self._turned_us = self._turns = 0
 
     def time(self) -> float:
         """See `asyncio.AbstractEventLoop.time`."""
@@ -76,6 +84,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         assert timeout is not None, "nothing will ever happen"
         if timeout > 0:
             self._virtual.us += math.ceil(timeout * 1e6)
+        self._turns = self._turns + 1 if self._virtual.us == self._turned_us else 0
+        self._turned_us = self._virtual.us
+        if self._turns > _TURNS_MAX:
+            raise Spins(f"{self._turns} turns of the loop, and no time has passed")
         return []
 
     def _process_events(self, event_list: list[Any]) -> None:

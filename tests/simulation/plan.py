@@ -6,12 +6,15 @@ from tests.support.clock import EPOCH
 
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import TopicKey
+from veilmq.testing import seeded
 from veilmq.testing.seeded import Random
 
 JOBS: Final = QueueKey("000000000000", "us-east-1", "jobs")
 DEAD: Final = QueueKey("000000000000", "us-east-1", "dead")
 FIFO: Final = QueueKey("000000000000", "us-east-1", "jobs.fifo")
-RECEIVES_MAX: Final = 3
+COPIES: Final = QueueKey("000000000000", "us-east-1", "copies")
+TOPIC: Final = TopicKey("000000000000", "us-east-1", "news")
 START: Final = EPOCH
 
 
@@ -47,9 +50,16 @@ class Plan(NamedTuple):
     """Writes and syncs fail now and then."""
     flips: bool
     """A bit flips while the server is down."""
+    moves: bool
+    """Messages go from queue to queue (moving.py)."""
+
+    @property
+    def receives_max(self) -> int:
+        """Receives before a message goes to the dead letters."""
+        return 1 if self.moves else 3
 
 
-def plan_of(chance: Random) -> Plan:
+def plan_of(seed: int, chance: Random) -> Plan:
     """Draw a plan."""
     ends = chance.choice((0, 1, 1, 2, 2, 3))
     steps_clock = chance.random() < 0.2
@@ -72,4 +82,5 @@ def plan_of(chance: Random) -> Plan:
         fills=chance.random() < 0.15,
         fails=chance.random() < 0.2,
         flips=ends > 0 and chance.random() < 0.1,
+        moves=seeded.chance(seed).random() < 0.2,
     )

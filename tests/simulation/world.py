@@ -22,8 +22,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import apsw
 from tests.simulation.clients import LEASE_US_MAX, Book, Client, Server, making
 from tests.simulation.disk import SimulatedDisk
-from tests.simulation.loop import Time, VirtualLoop, committers
-from tests.simulation.plan import DEAD, FIFO, JOBS, Plan, plan_of
+from tests.simulation.loop import Spins, Time, VirtualLoop, committers
+from tests.simulation.moving import MovingClient, is_moving, make_topic, misplaced
+from tests.simulation.plan import COPIES, DEAD, FIFO, JOBS, Plan, plan_of
 from tests.support.contract.stage import TESTER
 from tests.support.faults import full, io_error
 
@@ -50,6 +51,7 @@ _STEPS: Final = 60
 """A server's end comes within about so many steps of the disk."""
 _STARTS_MAX: Final = 20
 _SETTLE_US: Final = 3 * SECOND_US
+_LOOK_S: Final = 1.3
 
 
 class Verdict(NamedTuple):
@@ -77,7 +79,7 @@ class World:
     def __init__(self, seed: int, directory: Path, trace: Callable[[str], None] | None = None) -> None:
         self.seed, self.directory = seed, directory
         self.chance: Random = chance(seed)
-        self.plan: Plan = plan_of(self.chance)
+        self.plan: Plan = plan_of(seed, self.chance)
         self.time = Time()
         self.disk = SimulatedDisk(f"simulated-{next(_NAMES)}", directory, self.time, self.chance)
         self.disk.kind = self.plan.kind
@@ -85,6 +87,8 @@ class World:
         self.book.trace = self.tell if trace else None
         self._trace = trace
         self.happened: Counter[str] = Counter()
+        self._queues = (JOBS, COPIES) if self.plan.moves else (JOBS, FIFO)
+        self._asleep = ""
         self._shift_us = 0
         self._behind_us = 0
         self._calls_left = 0
@@ -118,6 +122,8 @@ class World:
                 violations = self._decide()
             except Violated as broken:
                 violations = [str(broken)]
+            except Spins as spinning:
+                violations = [f"the server spins: {spinning}"]
             except Told as reason:
                 told = str(reason)
             finally:
@@ -252,10 +258,12 @@ class World:
     async def _begin(self, shell: Shell, watch: ClockWatch) -> None:
         shell.start()
         await watch.start()
-        for queue in (DEAD, JOBS, FIFO):
-            (made,) = await shell.call(making(queue))
+        for queue in (DEAD, *self._queues):
+            (made,) = await shell.call(making(queue, self.plan.receives_max))
             if not isinstance(made, QueueCreated) and shell.broken is None:
                 raise Violated(f"{queue.name} could not be made: {made}")
+        if self.plan.moves:
+            await make_topic(shell)
 
     def _work(self, shell: Shell, is_last: bool) -> None:
         loop = self._loop
@@ -264,12 +272,16 @@ class World:
         if not is_last:
             self._plan_the_end()
         server = Server(shell, loop.call_later, lambda: self._is_over or self.disk.dead)
+        kind = MovingClient if self.plan.moves else Client
         clients = [
-            Client(f"c{number}", server, self.book, self.plan, self.chance, self._another_call)
+            kind(f"c{number}", server, self.book, self.plan, self.chance, self._another_call)
             for number in range(self.plan.clients)
         ]
         self._plan_mischief(is_last)
+        self._watch(shell, frozenset())
         self._run(loop)
+        if self._asleep:
+            raise Violated(self._asleep)
         if shell.broken is not None and not self.disk.dead and (is_last or not self.plan.fails):
             self._refused(f"the store failed: {shell.broken}")
         if is_last:
@@ -277,6 +289,21 @@ class World:
             for client in clients:
                 client.leave()
             self._drain(shell)
+
+    def _watch(self, shell: Shell, before: frozenset[object]) -> None:
+        """No receive without a cap waits from one look to the next beside a visible message. before: those that did so
+        at the last look."""
+        engine, queues = shell.engine, shell.store.reader.queues
+        beside = set()
+        for queue in (JOBS, DEAD, COPIES):
+            waiting = engine.waiting._free.get(queue)
+            if waiting and queue in queues and queues[queue].visible and not self.plan.fills and not shell._at_work:
+                beside.add(waiting[0].ticket)
+        if beside & before:
+            self._asleep = f"a receive waits beside visible messages: {beside & before}"
+            self._halt()
+        if not self._is_over and self._loop is not None:
+            self._loop.call_later(_LOOK_S, self._watch, shell, frozenset(beside))
 
     def _another_call(self) -> bool:
         self._calls_left -= 1
@@ -359,12 +386,14 @@ class World:
             self.time.us += LEASE_US_MAX + 2 * SECOND_US  # as after a sleep of the machine
         else:
             loop.run_until_complete(asyncio.sleep(LEASE_US_MAX / 1e6 + 2))
-        for queue in (JOBS, FIFO, DEAD):
+        while self.plan.moves and loop.run_until_complete(is_moving(shell)):
+            loop.run_until_complete(asyncio.sleep(1))
+        for queue in (*self._queues, DEAD):
             loop.run_until_complete(self._drain_queue(shell, queue))
 
     async def _drain_queue(self, shell: Shell, queue: QueueKey) -> None:
         book = self.book
-        await shell.call(making(queue))  # somebody may have deleted it last
+        await shell.call(making(queue, self.plan.receives_max))  # somebody may have deleted it last
         claim = book.begin("drain", Kind.DRAIN, queue)
         waits = True
         while True:
@@ -399,6 +428,8 @@ class World:
             book.end(number, Known.OK)
 
     def _decide(self) -> list[str]:
+        if self.plan.moves:
+            return misplaced(self.book.log)
         promises = Promises(dead_letters={JOBS.name: DEAD.name}, tolerance_us=1_000 + self._behind_us)
         report = decide(self.book.log, promises)
         found = [str(each) for each in report.violations]

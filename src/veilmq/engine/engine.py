@@ -88,6 +88,8 @@ class Engine:
         self._polled: Instant | None = None
         self._store_due: Instant | None = Instant(0)
         self._sweep_more = True
+        self._sweep_failed = False
+        """The disk is full: the next sweep comes in its turn, whatever is due."""
         self._sweep_every_us = self.limits.sweep_every_us
         self._draining = False
 
@@ -231,7 +233,7 @@ class Engine:
             if type(call.commands[0]) is Receive:
                 self._received(call, call.commands[0], mine, applied.at, answers)
             elif call.ticket is None:
-                self._housekeeping(mine)
+                self._housekeeping(call.commands, mine)
             else:
                 self._gone.discard(call.ticket)
                 answers.append(Answer(call.ticket, mine))
@@ -291,7 +293,7 @@ class Engine:
         deadline = self.waiting.next_deadline()
         if deadline is not None:
             dues.append(deadline)
-            if self._store_due is not None:
+            if self._store_due is not None and not self._sweep_failed:
                 dues.append(self._store_due)
         return Instant(min(dues))
 
@@ -412,8 +414,10 @@ class Engine:
     def _withhold(self, queue: QueueKey, count: int) -> None:
         self._withheld[queue] = self._withheld.get(queue, 0) + count
 
-    def _housekeeping(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
+    def _housekeeping(self, commands: Sequence[AnyCommand], outcomes: list[Outcome]) -> None:
+        for command, outcome in zip(commands, outcomes, strict=True):
+            if type(command) is Sweep:
+                self._sweep_failed = type(outcome) is not Swept
             if type(outcome) is Swept:
                 self._sweep_more = outcome.more
                 limits = self.limits
@@ -456,7 +460,7 @@ class Engine:
 
     def _schedule(self, now: Instant) -> None:
         """Append the maintenance commands that are due."""
-        due = self._store_due is not None and self._store_due <= now and len(self.waiting) > 0
+        due = self._store_due is not None and self._store_due <= now and bool(self.waiting) and not self._sweep_failed
         if self._sweep_more or due or now - self._swept >= self._sweep_every_us:
             self._swept = now
             self._sweep_more = False
