@@ -1,14 +1,19 @@
 """What a stranger may send to the admin port before anybody has looked at it."""
 
+import json
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tests.admin.server import TOKEN
 
-from veilmq.cli.serve import admin_port
-from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX
+from veilmq.admin.history.feed import Feed
+from veilmq.cli.serve import admin_connection
+from veilmq.cli.serve.admin_connection import HEAD_BYTES_MAX
+from veilmq.model.events import HistoryTrimmed
 
 READ_BYTES_MAX = 256 * 1024
 """What uvloop or asyncio hands over at once."""
@@ -78,7 +83,7 @@ def test_a_head_may_be_long_and_come_in_pieces(port: int) -> None:
     ids=["nothing", "a line", "half a head", "a second one"],
 )
 def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 0.2)
     with connected(port) as client:
         client.sendall(beginning)
         while client.recv(READ_BYTES_MAX):
@@ -86,7 +91,7 @@ def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_body_of_a_refused_request_keeps_no_connection_open(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 0.2)
     with connected(port) as client:
         client.sendall(b"POST /api/v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
         assert client.recv(READ_BYTES_MAX).startswith(b"HTTP/1.1 401 ")
@@ -112,7 +117,7 @@ def test_who_hangs_up_within_a_body_is_no_failure(port: int, caplog: pytest.LogC
 
 
 def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 0.2)
     target = b"GET /api/v1/events?from=next&follow=0.6 HTTP/1.1"
     with connected(port) as client:
         client.sendall(OPEN.replace(b"GET /api/v1/queues HTTP/1.1", target) + b"\r\n")
@@ -125,12 +130,14 @@ def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPat
         (b"GET /health/live HTTP/1.0\r\n", 200),
         (b"GET /health/live HTTP/1.0\r\nConnection: keep-alive\r\n", 200),
         (b"GET /health/live HTTP/1.0\r\nHost: evil.example\r\n", 403),
-        (b"GET /health/live HTTP/1.1\r\nConnection: close\r\n", 403),
+        (b"GET /health/live HTTP/1.1\r\nConnection: close\r\n", 400),
         (b"GET /api/v1/queues HTTP/1.0\r\n", 403),
         (b"GET /api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 200),
         (b"GET /api/v1/queues HTTP/1.0\r\nHost: evil.example\r\nHost: 127.0.0.1\r\n", 400),
         (b"GET http://127.0.0.1/api/v1/queues HTTP/1.0\r\nHost: evil.example\r\n", 200),
         (b"GET http://evil.example/api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 403),
+        (b"GET /health/live HTTP/1.0\r\nHost: a b\r\n", 400),
+        (b"GET http://u@127.0.0.1/api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 400),
     ],
 )
 def test_http_1_0_and_the_host_that_decides(port: int, head: bytes, status: int) -> None:
@@ -139,3 +146,107 @@ def test_http_1_0_and_the_host_that_decides(port: int, head: bytes, status: int)
         answer = b"".join(iter(lambda: client.recv(READ_BYTES_MAX), b""))  # until the server closes
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nconnection: close\r\n" in answer
+
+
+def exchanged(client: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    return b"".join(iter(lambda: client.recv(READ_BYTES_MAX), b""))
+
+
+def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connection(port: int) -> None:
+    made = OPEN.replace(b"GET /api/v1/queues", b"PUT /api/v1/queues/000000000000/us-east-1/made")
+    with connected(port) as client:
+        client.sendall(made + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}")
+        assert exchanged(client).startswith(b"HTTP/1.1 201 ")
+    asked = OPEN.replace(b"/api/v1/queues", b"/api/v1/events?from=0")
+    with connected(port) as client:
+        client.sendall(asked.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: keep-alive\r\n\r\n")
+        head, _, body = exchanged(client).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"content-length" not in head.lower()
+    assert [json.loads(line)["kind"] for line in body.splitlines()] == ["queue_created"]
+
+
+def test_a_stream_to_an_http_1_0_client_that_fails_is_no_whole_answer(port: int, monkeypatch: Any) -> None:
+    def fails(*_: object) -> Iterator[bytes]:
+        yield b"{}\n"
+        raise HistoryTrimmed(7)
+
+    monkeypatch.setattr(Feed, "_lines", fails)
+    with connected(port) as client:
+        client.sendall(OPEN.replace(b"/api/v1/queues HTTP/1.1", b"/api/v1/events?from=0 HTTP/1.0") + b"\r\n")
+        with pytest.raises(ConnectionResetError):
+            exchanged(client)
+
+
+def test_who_ends_its_input_gets_its_late_answer(port: int) -> None:
+    with connected(port) as client:
+        client.sendall(OPEN.replace(b"/api/v1/queues", b"/api/v1/events?from=next&follow=0.5") + b"\r\n")
+        client.shutdown(socket.SHUT_WR)
+        answer = exchanged(client)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in answer or answer.endswith(b"0\r\n\r\n")
+    with connected(port) as client:
+        client.sendall(2 * (OPEN + b"\r\n"))
+        client.shutdown(socket.SHUT_WR)
+        assert exchanged(client).count(b"HTTP/1.1 200 ") == 2
+
+
+def test_a_receive_of_one_who_ends_its_input_waits_no_longer(port: int) -> None:
+    queue = b"/api/v1/queues/000000000000/us-east-1/waiting"
+    put = OPEN.replace(b"GET /api/v1/queues", b"PUT " + queue)
+    with connected(port) as client:
+        client.sendall(put + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}")
+        assert exchanged(client).startswith(b"HTTP/1.1 201 ")
+    wanted = b'{"wait_us": 20000000}'
+    with connected(port) as client:
+        asked = OPEN.replace(b"GET /api/v1/queues", b"POST " + queue + b"/receive")
+        client.sendall(asked + b"Content-Length: %d\r\n\r\n" % len(wanted) + wanted)
+        time.sleep(0.1)  # until it waits
+        began = time.monotonic()
+        client.shutdown(socket.SHUT_WR)
+        head, _, body = exchanged(client).partition(b"\r\n\r\n")
+    assert time.monotonic() - began < 5
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(body)["messages"] == []
+
+
+def test_connections_are_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_connection, "CONNECTIONS_MAX", 3)
+    with ExitStack() as opened:
+        for _ in range(3):
+            client = opened.enter_context(connected(port))
+            client.sendall(OPEN + b"\r\n")
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+        assert exchanged(opened.enter_context(connected(port))).startswith(b"HTTP/1.1 503 ")
+    for _ in range(100):  # the server notices when they end
+        with connected(port) as client:
+            client.sendall(OPEN + b"Connection: close\r\n\r\n")
+            if exchanged(client).startswith(b"HTTP/1.1 200 "):
+                break
+    else:
+        raise AssertionError("none is let in again")
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (b"no HTTP\r\n\r\n", "400 no HTTP request"),
+        (b"GET /api/v1/queues HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", "401 not_authenticated"),
+        (OPEN.replace(b"queues", b"nothing") + b"Connection: close\r\n\r\n", "404 not_found"),
+    ],
+    ids=["garbage", "a stranger", "a path"],
+)
+def test_refusals_do_not_fill_the_log(port: int, caplog: pytest.LogCaptureFixture, asked: bytes, reason: str) -> None:
+    caplog.set_level("INFO")
+    for _ in range(40):
+        with connected(port) as client:
+            client.sendall(asked)
+            exchanged(client)
+    end = time.monotonic() + 10
+    while f"like these: {reason}" not in caplog.text and time.monotonic() < end:
+        time.sleep(0.05)
+    lines = [each.getMessage() for each in caplog.records if each.name in ("veilmq.admin", "uvicorn.error")]
+    counts = [int(text.split()[2]) for text in lines if text.endswith(f"more requests like these: {reason}")]
+    assert len(lines) - len(counts) < 40
+    assert len(lines) - len(counts) + sum(counts) == 40

@@ -10,6 +10,7 @@ import pytest
 from veilmq.protocols.http import Request, Response
 from veilmq.server.http.limits import Limits
 from veilmq.server.http.listener import Exchange
+from veilmq.server.refusals.log import LINES_MAX
 from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -325,3 +326,14 @@ async def test_the_date_of_answers_moves_on(serve, limits):
 def test_a_limit_of_nothing_is_refused(name):
     with pytest.raises(ValueError, match=name):
         Limits(**{name: 0})
+
+
+async def test_connections_that_send_no_http_do_not_fill_the_log(serve, caplog):
+    caplog.set_level("INFO")
+    port = await serve(echo)
+    for _ in range(3 * LINES_MAX):
+        client = await port.client()
+        await client.send(b"\x16\x03\x01 no HTTP\r\n\r\n")
+        await client.rest()
+    lines = [text for text in caplog.messages if ": refused " in text and "more requests" not in text]
+    assert 0 < len(lines) < 3 * LINES_MAX

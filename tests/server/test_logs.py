@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from veilmq.server.logs import set_up
+from veilmq.server.logs import LINES_MAX, Flood, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +60,24 @@ def test_json_lines() -> None:
 def test_the_level_is_kept() -> None:
     assert "quiet" in logged("human", "debug")[0]
     assert len(logged("json", "error")) == 2
+
+
+def test_lines_of_one_kind_do_not_fill_the_log() -> None:
+    set_up("human", "info", io.StringIO())
+    flood = Flood()
+    records = [
+        logging.LogRecord("veilmq.push", logging.WARNING, "", 0, "%s is unavailable", (f"host-{number}",), None)
+        for number in range(3 * LINES_MAX)
+    ]
+    other = logging.LogRecord("veilmq.push", logging.WARNING, "", 0, "%s answers again", ("host-1",), None)
+    for place, record in enumerate([*records, other]):
+        record.created = 7.0 + place / 1_000
+    assert [flood.filter(record) for record in records].count(True) == LINES_MAX
+    assert flood.filter(other)
+    assert other.getMessage() == "host-1 answers again"
+    late = logging.LogRecord("veilmq.push", logging.WARNING, "", 0, "%s is unavailable", ("host-1",), None)
+    late.created = 8.5
+    assert flood.filter(late)
+    assert late.getMessage() == f"host-1 is unavailable ({2 * LINES_MAX} lines like this one were left out)"
+    (handler,) = logging.getLogger().handlers
+    assert [type(each) for each in handler.filters] == [Flood]

@@ -8,7 +8,7 @@ from veilmq.engine.limits import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
 from veilmq.model.settings.queue import QueueKey
-from veilmq.server.refusals.waits import QUIET_S, RefusedWaits
+from veilmq.server.refusals.waits import QUEUES_MAX, QUIET_S, RefusedWaits
 
 ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders", "mail"))
 
@@ -47,3 +47,19 @@ def test_a_queue_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> N
     assert watch.refused["parked_per_queue_max"] == 123
     watch.look(10 * QUIET_S)
     assert len(caplog.messages) == 3, "a queue with room is not told of"
+
+
+def test_queues_without_end_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    room, watch = watched(parked_per_queue_max=0)
+    for number in range(3 * QUEUES_MAX):
+        room.has_room(QueueKey("111111111111", "us-east-1", f"q{number}"))
+    watch.look(0.0)
+    assert len(caplog.messages) == QUEUES_MAX + 1
+    assert caplog.messages[-1].startswith(f"other queues: answered {2 * QUEUES_MAX} receives empty")
+    room.has_room(QueueKey("111111111111", "us-east-1", "q0"))
+    room.has_room(QueueKey("111111111111", "us-east-1", "one more"))
+    watch.look(1.0)
+    assert len(caplog.messages) == QUEUES_MAX + 1
+    watch.look(QUIET_S)
+    assert len(caplog.messages) == QUEUES_MAX + 3

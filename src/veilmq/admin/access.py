@@ -24,7 +24,13 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
 from veilmq.server.auth.hosts import is_loopback_name
+from veilmq.server.http.plain import is_host
+from veilmq.server.refusals.log import RefusalLog
 
+INPUT_ENDED: Final = "veilmq.input_ended"
+"""In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""
+REFUSALS: Final = "veilmq.refusals"
+"""In the state of the scope: the RefusalLog of the port."""
 logger = logging.getLogger("veilmq.admin")
 
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
@@ -112,8 +118,11 @@ class Access:
         try:
             scope["veilmq.caller"] = self._caller(scope)
         except Refused as refused:
-            told = asked(scope, refused.key_id if isinstance(refused, _SecretWrong) else None)
-            logger.info("%s: refused with %d: %s", told, refused.status, refused.message, extra={"request": request_id})
+            refusals: RefusalLog = scope["state"][REFUSALS]
+            if refusals.takes(f"{refused.status} {refused.error}"):
+                told = asked(scope, refused.key_id if isinstance(refused, _SecretWrong) else None)
+                extra = {"request": request_id}
+                logger.info("%s: refused with %d: %s", told, refused.status, refused.message, extra=extra)
             await _refuse(send, refused, request_id)
             return
         scope["veilmq.request_id"] = request_id
@@ -122,10 +131,9 @@ class Access:
     def _caller(self, scope: Scope) -> Caller:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         keyring = self._keyring()
-        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            raise Refused(400, "host_refused", "more than one Host header")
+        _check_hosts(scope, headers)
         # Load balancers ask for the health in HTTP/1.0 without a Host; browsers always send one.
-        if b"host" in headers or scope["http_version"] != "1.0" or not scope["path"].startswith("/health/"):
+        if b"host" in headers or not scope["path"].startswith("/health/"):
             self._check_host(headers, keyring)
         client = headers.get(b"user-agent", b"").decode("latin-1")[:CLIENT_NAME_CHARACTERS_MAX]
         sole = keyring.sole_account
@@ -161,6 +169,16 @@ class Access:
             return False
         # A page whose name points at loopback comes from a loopback peer, too.
         return is_loopback_name(headers.get(b"host", b"").decode("latin-1"), self._suffixes)
+
+
+def _check_hosts(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """The rules of RFC 9112, 3.2, as on the data ports. Raises Refused (400)."""
+    if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        raise Refused(400, "host_refused", "more than one Host header")
+    if b"host" not in headers and scope["http_version"] != "1.0":
+        raise Refused(400, "host_refused", "HTTP/1.1 requires a host header")
+    if not is_host(headers.get(b"host", b"")):
+        raise Refused(400, "host_refused", "the host of a request is a name or an address, with or without a port")
 
 
 def _key_of(given: bytes, keyring: Keyring) -> AccessKey:

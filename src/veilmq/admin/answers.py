@@ -15,10 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from veilmq.admin.access import Caller, asked
+from veilmq.admin.access import REFUSALS, Caller, asked
 from veilmq.admin.api.errors import STATUS, Refused, described
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
+from veilmq.server.refusals.log import RefusalLog
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 JSON_LINES: Final = "application/x-ndjson"
@@ -80,9 +81,11 @@ async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Response:
     request_id = request.scope.get("veilmq.request_id")
     said = f"{body['field']}: {body['message']}" if body["field"] else body["message"]
-    key = caller_of(request).key
-    told = asked(request.scope, None if key is None else key.id)
-    logger.info("%s: %d %s: %s", told, status, body["error"], said, extra={"request": request_id})
+    refusals: RefusalLog = request.scope["state"][REFUSALS]
+    if refusals.takes(f"{status} {body['error']}"):
+        key = caller_of(request).key
+        told = asked(request.scope, None if key is None else key.id)
+        logger.info("%s: %d %s: %s", told, status, body["error"], said, extra={"request": request_id})
     return answer(body | {"request_id": request_id}, status)
 
 

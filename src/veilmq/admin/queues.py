@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from veilmq.admin.access import INPUT_ENDED
 from veilmq.admin.answers import answer, body_of, caller_of, members_of
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import Refused
@@ -117,7 +118,8 @@ class Queues:
             raise ParameterInvalid(parameter="account", reason=reason)
 
     async def _run(self, request: Request, commands: list[AnyCommand]) -> list[Outcome]:
-        """The commands' outcomes. If the client hangs up, a receive ends and its messages are released."""
+        """The commands' outcomes. If the client hangs up, a receive ends and its messages are released; if it only ends
+        its input, the receive waits no longer."""
         shell = self._service.shell
         first = commands[0]
         self.commands[type(first)] += len(commands)
@@ -125,7 +127,7 @@ class Queues:
             return [await shell.query(first)]
         if not isinstance(first, Receive) or not first.wait_us:
             return await shell.call(*commands)
-        call = asyncio.ensure_future(shell.call(first))
+        call = asyncio.ensure_future(shell.receive(first, request.scope[INPUT_ENDED]))
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -249,6 +249,25 @@ class Shell:
             self._abandon(ticket)
             raise
 
+    async def receive(self, command: Receive, ended: asyncio.Event) -> list[Outcome]:
+        """Run a receive that waits no longer once its client has ended its input."""
+        ticket = _Waiting((command,), self._loop.create_future())
+        self.submit(ticket, self._clock.now())
+
+        def answer_soon(_: object) -> None:
+            if ended.is_set() and not ticket.future.done():
+                self.answer_soon(ticket)
+
+        ending = asyncio.ensure_future(ended.wait())
+        ending.add_done_callback(answer_soon)
+        try:
+            return await ticket.future
+        except asyncio.CancelledError:
+            self._abandon(ticket)
+            raise
+        finally:
+            ending.cancel()
+
     def _abandon(self, ticket: _Waiting) -> None:
         """Cancel a call that nobody awaits; its answer may have come in this very turn of the loop."""
         if not ticket.future.done() or ticket.future.cancelled():

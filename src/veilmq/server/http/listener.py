@@ -23,6 +23,7 @@ from veilmq.server.http.answer import CLOSE, Answers
 from veilmq.server.http.connection import Connection, Exchange
 from veilmq.server.http.intake import Intake, Refusal
 from veilmq.server.http.limits import Limits
+from veilmq.server.refusals.log import RefusalLog
 
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 
@@ -79,32 +80,10 @@ class Listener:
     """
 
     __slots__ = (
-        "_date_timer",
-        "_empty",
-        "_failure",
-        "_refuse",
-        "_server",
-        "_timer",
-        "answers",
-        "bytes_received",
-        "bytes_sent",
-        "closing",
-        "connections",
-        "failures",
-        "handler",
-        "held_bytes",
-        "idle_due",
-        "intake",
-        "limits",
-        "loop",
-        "name",
-        "next_request_id",
-        "now",
-        "refusals",
-        "requests",
-        "secure",
-        "unread",
-    )
+        "_date_timer", "_empty", "_failure", "_refusals", "_refuse", "_server", "_timer", "answers", "bytes_received",
+        "bytes_sent", "closing", "connections", "failures", "handler", "held_bytes", "idle_due", "intake", "limits",
+        "loop", "name", "next_request_id", "now", "refusals", "requests", "secure", "unread",
+    )  # fmt: skip
 
     _server: asyncio.Server
     _timer: asyncio.TimerHandle
@@ -133,6 +112,7 @@ class Listener:
         self.now = self.loop.time()
         self.idle_due = self.due(limits.idle_s)
         self.answers = Answers()
+        self._refusals = RefusalLog(name, log)
         self.connections: set[Connection] = set()
         self.requests = self.refusals = self.failures = 0
         self.bytes_received = self.bytes_sent = self.held_bytes = 0
@@ -237,12 +217,12 @@ class Listener:
         self.refusals += 1
         request = refusal.request
         request_id = self.next_request_id() if request is None else request.request_id
-        extra = {"request": request_id}
-        log.info("%s: refused %s: %d %s", self.name, peer, refusal.status, refusal.reason, extra=extra)
+        self._refusals.write(peer, refusal.status, refusal.reason, request_id)
         try:
             return self.answers.write(self._refuse(refusal.status, refusal.reason, request_id, request), CLOSE)
         except Exception as error:
-            log.error("%s: the refused request gets a plain answer", self.name, exc_info=error, extra=extra)
+            text, extra = "%s: the refused request gets a plain answer", {"request": request_id}
+            log.error(text, self.name, exc_info=error, extra=extra)
             return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request_id), CLOSE)
 
     def _tick_date(self) -> None:

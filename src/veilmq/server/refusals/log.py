@@ -40,6 +40,12 @@ class RefusalLog:
             self._timer = loop.call_later(WINDOW_S, self.report)
         return taken
 
+    def write(self, peer: str, status: int, reason: str, request_id: str | None = None) -> None:
+        """Log a refusal that HTTP's rules or a bound demand, or count it."""
+        if self.takes(f"{status} {reason}"):
+            extra = {"request": request_id}
+            self._logger.info("%s: refused %s: %d %s", self._port, peer, status, reason, extra=extra)
+
     def takes_at(self, reason: str, now_s: float) -> bool:
         """The same without a timer. now_s: seconds of any monotonic clock."""
         if now_s - self._begun_s >= WINDOW_S:

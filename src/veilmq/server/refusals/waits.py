@@ -3,7 +3,8 @@ do not read their answers.
 
 Strategy: the engine counts them by queue and limit. Once a second the counts are taken, added to the metrics, and
 logged in one line per queue and limit, at most once a minute: a client that polls in a tight loop must not fill the
-log. Of unread answers there is one line a second while receives are refused.
+log, nor one that makes a queue for each poll, so beyond `QUEUES_MAX` the others share a line. Of unread answers there
+is one line a second while receives are refused.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from veilmq.model.settings.queue import QueueKey
 
 LOOK_S: Final = 1.0
 QUIET_S: Final = 60.0
+QUEUES_MAX: Final = 100
+"""Lines a minute about queues, and then one for all others."""
 _LIMITS: Final = ("parked_max", "parked_per_account_max", "parked_per_queue_max")
 
 logger = logging.getLogger("veilmq.waits")
@@ -33,8 +36,9 @@ class RefusedWaits:
         self._limits = limits
         self._unread = unread
         self._refused_unread = 0
-        self._unreported: Counter[tuple[QueueKey, str]] = Counter()
-        self._reported_s: dict[tuple[QueueKey, str], float] = {}
+        self._unreported: Counter[tuple[QueueKey | None, str]] = Counter()
+        """By queue and limit; None: the queues that share a line."""
+        self._reported_s: dict[tuple[QueueKey | None, str], float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -60,16 +64,21 @@ class RefusedWaits:
             logger.warning(text, count, unread.bytes, unread.bytes_max, unread.account_bytes_max)
         if self._waiting.refused:
             taken, self._waiting.refused = self._waiting.refused, Counter()
-            self._unreported += taken
-            for (_, limit), count in taken.items():
+            for (queue, limit), count in taken.items():
                 self.refused[limit] += count
+                self._unreported[self._place(queue, limit)] += count
         if self._reported_s:
             self._reported_s = {
                 each: reported_s for each, reported_s in self._reported_s.items() if now_s - reported_s < QUIET_S
             }
         for each in [each for each in self._unreported if each not in self._reported_s]:
             self._reported_s[each] = now_s
-            queue, limit = each
+            told, limit = each
             count, value = self._unreported.pop(each), getattr(self._limits, limit)
             text = "%s: answered %d receives empty instead of letting them wait: %s is %d"
-            logger.warning(text, queue, count, limit, value)
+            logger.warning(text, "other queues" if told is None else told, count, limit, value)
+
+    def _place(self, queue: QueueKey, limit: str) -> tuple[QueueKey | None, str]:
+        """Where the queue's receives are counted until a line tells of them."""
+        known = self._unreported.keys() | self._reported_s.keys()
+        return (queue, limit) if (queue, limit) in known or len(known) < QUEUES_MAX else (None, limit)
