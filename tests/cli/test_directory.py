@@ -159,6 +159,12 @@ DAMAGE = [
         "UPDATE history SET events = unhex(replace(hex(events), hex('us-east-1'), hex('us-east-') || 'FF'))",
         "cannot be read",
     ),
+    ("history", "UPDATE message SET sent = sent - 1", "its row does not say what was recorded"),
+    ("history", "UPDATE queue SET name = 'other' WHERE name = 'work'", "another name"),
+    ("queue", "UPDATE queue SET settings = x'c1' WHERE name = 'gone'", "cannot be read"),
+    ("lease", "UPDATE lease SET due = due + 1000000000000000 WHERE hidden = 1", "later than any"),
+    ("file", "UPDATE mark SET clock = clock + 4000000000", "ahead of what was committed last"),
+    ("file", "CREATE INDEX another ON message (sent); UPDATE mark SET id = 1", "its statement in the schema"),
     ("books", "DELETE FROM message WHERE sequence = (SELECT max(sequence) FROM message)", "by its history"),
 ]
 

@@ -3,17 +3,18 @@
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import CreateTopic, ListMoves, Publish, StartMove, Subscribe
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages.message import Attribute, Extras
 from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
-from veilmq.store.sqlite.disk.rows import pack_extras
+from veilmq.store.sqlite.disk.rows import pack_extras, read_extras
 from veilmq.store.sqlite.tools.integrity import check
 
 TYPED = Extras(type="film")
@@ -32,6 +33,20 @@ def damage(stage: Stage, sequence: int, extras: bytes = NO_MSGPACK) -> Path:
     connection.close()
     stage.store = stage.factory.open()
     return path
+
+
+def test_no_flipped_bit_in_them_goes_unnoticed() -> None:
+    extras = Extras(attributes=(Attribute("kind", "String", "value"),), group="a", error="text")
+    stored = pack_extras(extras)
+    assert read_extras(stored) == extras
+    for bit in range(8 * len(stored)):
+        damaged = bytearray(stored)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert read_extras(bytes(damaged)) in (None, extras), bit
+
+
+def test_what_was_stored_without_a_checksum_is_read() -> None:
+    assert read_extras(msgspec.msgpack.encode(TYPED)) == TYPED
 
 
 def quarantined(stage: Stage) -> list[int | None]:

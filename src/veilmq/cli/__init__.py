@@ -180,12 +180,33 @@ def _backup(
 
 
 def _check(
-    data: Data = Path("veilmq-data"), admin: Admin = None, token_file: TokenFile = None, as_json: Json = False
+    data: Data = Path("veilmq-data"),
+    admin: Admin = None,
+    token_file: TokenFile = None,
+    repair: Annotated[
+        Path | None,
+        typer.Option("--repair", metavar="NEW", help="Write what can be had into this new directory; no server runs."),
+    ] = None,
+    backup: Annotated[
+        Path | None,
+        typer.Option("--backup", metavar="DIR", help="With --repair: the newest backup, for what is nowhere else."),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong."""
+    """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong.
+
+    With --repair, also what can be had of a damaged directory is written into a new one, and the old one stays.
+    """
     from veilmq.cli.access import Target, holder_access
     from veilmq.cli.directory import check
+    from veilmq.cli.repair import repair as write_new
 
+    if repair is not None:
+        if admin is not None:
+            raise Failure(Exit.USAGE, "--repair: it works on files, and no server may run on them")
+        raise typer.Exit(int(write_new(data, repair, backup, as_json=as_json)))
+    if backup is not None:
+        raise Failure(Exit.USAGE, "--backup: it is for --repair alone")
     with holder_access(Target(admin, token_file, data), os.environ) as access:
         code = check(data, as_json=as_json, access=access)
     raise typer.Exit(int(code))

@@ -24,8 +24,9 @@ from veilmq.store.sqlite.tools.integrity import check as check_database
 
 _HEAD: Final = b"SQLite format 3\0"
 """The file's first bytes (SQLite Database File Format, 1.3)."""
-_RESTORE: Final = "Restore a backup, or ask for help."
-_FREE: Final = "Free space if the disk is full; else restore a backup, or ask for help."
+REPAIR: Final = "veilmq check --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
+_RESTORE: Final = f"See what can be had: {REPAIR}"
+_FREE: Final = f"Free space if the disk is full; else see what can be had: {REPAIR}"
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess | None = None) -> None:
@@ -126,6 +127,8 @@ def _shown(report: Report) -> str:
     if more:
         lines.append(f"and {more} more")
     lines.append("everything is in order" if not report.problems_count else f"{report.problems_count} problems")
+    if any(problem.kind != "quarantine" for problem in report.problems):
+        lines.append(f"what can be had, in a new directory: {REPAIR}")
     return "\n".join(lines)
 
 

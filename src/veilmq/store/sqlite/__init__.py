@@ -10,6 +10,7 @@ The rooms; each imports only from those below it:
 
     store, loading   the store, and how it is opened
     reader           reads beside the batches (veilmq.store.reader)
+    repair           check --repair
     tools            backup, check
     reading          peeks, rows, history
     upkeep           sweeps, move tasks, snapshots, trimming
@@ -17,5 +18,6 @@ The rooms; each imports only from those below it:
     leases           receives; extend, release, delete
     messages         sends, places, groups, expiry, dead letters
     batch            the writer, and the state in memory
+    raw              the files past SQLite, for repair
     disk             connections, redo log, schema
 """

@@ -154,7 +154,9 @@ def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
 
 
 def open_reader(path: Path, options: Options) -> apsw.Connection:
-    """Open a read-only connection."""
+    """Open a read-only connection. Raises NotOurs for an empty file: SQLite would delete its WAL."""
+    if _is_empty(path):
+        raise NotOurs(f"{path} is empty or missing")
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.disk.vfs)
     connection.set_busy_timeout(5_000)
     connection.pragma("query_only", True)

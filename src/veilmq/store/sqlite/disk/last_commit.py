@@ -165,6 +165,16 @@ def losses(database: Path, connection: apsw.Connection, found: Found) -> list[st
     return [reason for reason in reasons if reason is not None]
 
 
+def ahead_us(connection: apsw.Connection, found: Found) -> int:
+    """How far the mark of the lease clock is ahead of the last commit, if that is the same one; else 0."""
+    rows: Any = connection.execute("SELECT clock, offset, epoch FROM mark, secret").fetchall()
+    ((clock, offset, epoch),) = rows
+    noted = found.noted
+    if noted is None or found.missing or (noted.epoch, noted.offset) != (epoch, offset):
+        return 0
+    return int(clock) - noted.clock
+
+
 def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequence[Entry]) -> str | None:
     """What was committed and is neither in the database nor among the log's entries."""
     secret = connection.execute("SELECT epoch FROM secret").fetchone()

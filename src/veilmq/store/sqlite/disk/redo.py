@@ -36,8 +36,8 @@ from veilmq.store.sqlite.disk.rows import Execute, MessageRow, Row, insert_rows
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_MEMTABLE: Final = "INSERT INTO memtable VALUES (?, ?)"
 UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
-_HEAD: Final = struct.Struct("<II")
-_END: Final = bytes(_HEAD.size)
+HEAD: Final = struct.Struct("<II")
+_END: Final = bytes(HEAD.size)
 DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
 _SKIPPED_MAX: Final = 64
 """Incomplete records to skip before the search for complete ones ends."""
@@ -71,7 +71,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
-_ENTRY: Final = msgspec.msgpack.Decoder(Entry)
+ENTRY: Final = msgspec.msgpack.Decoder(Entry)
 
 
 class Run(NamedTuple):
@@ -162,9 +162,9 @@ class Redo:
     def record(self, entry: Entry) -> bytes | None:
         """The entry as a record of the file; None: there is no room."""
         packed = _ENCODE(entry)
-        if self._at + _HEAD.size + len(packed) + len(_END) > self._size:
+        if self._at + HEAD.size + len(packed) + len(_END) > self._size:
             return None
-        return _HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
+        return HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
 
     def append(self, entry: Entry, record: bytes) -> None:
         """Write a record durably. Raises apsw.FullError if it was not written, apsw.IOError if that is unknown."""
@@ -213,6 +213,8 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
     entries in between, the database has them. Raises OSError if the file may not be read.
     """
     key: Any = connection.execute("SELECT receipts FROM secret").get
+    if not isinstance(key, bytes):
+        raise apsw.CorruptError("the receipt key is missing")
     run = read(path, key)
     if not connection.in_transaction:
         connection.execute("BEGIN")
@@ -266,7 +268,7 @@ def read(path: Path, key: bytes) -> Run:
     seed = crc32(key)
     found: list[Entry] = []
     at = 0
-    while (record := _record(content, at, seed)) is not None:
+    while (record := record_at(content, at, seed)) is not None:
         entry, end = record
         if found and (entry.run, entry.offset) != (found[-1].run, found[-1].following):
             break
@@ -280,33 +282,33 @@ def is_blank(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return not any(file.read(_HEAD.size))
+            return not any(file.read(HEAD.size))
     except FileNotFoundError:
         return True
 
 
-def _record(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
+def record_at(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
     """The entry at byte `at`, if it is complete, and the byte where it ends."""
-    if at + _HEAD.size > len(content):
+    if at + HEAD.size > len(content):
         return None
-    length, checksum = _HEAD.unpack_from(content, at)
-    begin = at + _HEAD.size
+    length, checksum = HEAD.unpack_from(content, at)
+    begin = at + HEAD.size
     packed = content[begin : begin + length]
     if not length or len(packed) < length or crc32(packed, seed) != checksum:
         return None
-    return _ENTRY.decode(packed), begin + length
+    return ENTRY.decode(packed), begin + length
 
 
 def _behind(content: bytes, at: int, seed: int, found: Sequence[Entry]) -> Entry | None:
     """The next complete record of the run after byte `at`, as far as it can be found by the lengths of records."""
     for _ in range(_SKIPPED_MAX):
-        if at + _HEAD.size > len(content):
+        if at + HEAD.size > len(content):
             break
-        (length, _) = _HEAD.unpack_from(content, at)
+        (length, _) = HEAD.unpack_from(content, at)
         if not length:
             break
-        at += _HEAD.size + length
-        record = _record(content, at, seed)
+        at += HEAD.size + length
+        record = record_at(content, at, seed)
         if record is not None and (not found or record[0].run == found[0].run):
             return record[0]
     return None

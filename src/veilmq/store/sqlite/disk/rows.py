@@ -14,6 +14,7 @@ from functools import cache
 from hashlib import md5 as md5_of
 from itertools import chain
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -126,15 +127,33 @@ def _of_rows(statement: str, count: int) -> str:
 
 
 _decode: Final = msgspec.msgpack.Decoder(Extras).decode
-pack_extras: Final = msgspec.msgpack.Encoder().encode
-"""Encodes the column `extras` of a message that has some; NULL stands for `NO_EXTRAS`."""
+_encode: Final = msgspec.msgpack.Encoder().encode
+_FIELDS: Final = len(Extras.__struct_fields__)
+_SUMMED: Final = bytes([0x90 | _FIELDS + 1])
+"""How the MessagePack of an array with one more member begins."""
+_MARK: Final = b"\xd6\x43"
+"""MessagePack of an extension of 4 bytes: the last member of stored extras is the CRC-32 of what is before it. What was
+stored without one ends with a text, and no text contains these two bytes."""
+SUM_BYTES: Final = len(_MARK) + 4
 _FAILURE: Final = msgspec.msgpack.Decoder(tuple[str, str]).decode
+
+
+def pack_extras(extras: Extras) -> bytes:
+    """Encode the column `extras` of a message that has some; NULL stands for `NO_EXTRAS`."""
+    return with_sum(_SUMMED + _encode(extras)[1:])
+
+
+def with_sum(packed: bytes) -> bytes:
+    """Extras with their last member, the checksum of all before it."""
+    return packed + _MARK + crc32(packed).to_bytes(4)
 
 
 def read_extras(packed: bytes | None) -> Extras | None:
     """The stored extras, or the shared empty ones; None if they are damaged."""
     if packed is None:
         return NO_EXTRAS
+    if packed[-SUM_BYTES:-4] == _MARK and crc32(packed[:-SUM_BYTES]) != int.from_bytes(packed[-4:]):
+        return None
     try:
         return _decode(packed)
     except (ValueError, RecursionError):  # msgspec's errors, and UnicodeDecodeError for text that is no longer UTF-8
@@ -148,7 +167,7 @@ def intact(body: bytes, md5: bytes, packed: bytes | None) -> Extras | None:
 
 def pack_failure(error_type: str, error: str) -> bytes:
     """Encode the column `lease.failure`."""
-    return pack_extras((error_type, error))
+    return _encode((error_type, error))
 
 
 def with_failure(extras: Extras, packed: bytes) -> Extras:

@@ -270,6 +270,21 @@ def check_ours(connection: apsw.Connection) -> int:
     return check(connection)
 
 
+_STATEMENTS: Final = "SELECT hex(name), hex(sql) FROM sqlite_schema WHERE sql IS NOT NULL"
+"""In hexadecimal: damaged text may not be UTF-8."""
+
+
+def strangers(connection: apsw.Connection) -> list[str]:
+    """The names of tables and indexes that are missing, more than there must be, or not as they were created: SQLite
+    may still read a statement in which a bit flipped."""
+    new = apsw.Connection(":memory:")
+    for script in MIGRATIONS:
+        new.execute(script)
+    expected, found = (set(each.execute(_STATEMENTS).fetchall()) for each in (new, connection))
+    new.close()
+    return sorted({bytes.fromhex(str(name)).decode(errors="replace") for name, _ in expected ^ found})
+
+
 def migrate(connection: apsw.Connection) -> int:
     """Migrate the file to `VERSION` in one transaction; returns the version it had. Raises as `check` does."""
     found = check(connection)

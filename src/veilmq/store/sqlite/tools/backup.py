@@ -50,7 +50,7 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         _copy(database, part, progress, is_owner)
-        _renew(part)
+        renew(part)
         os.rename(part, copy)
     except BaseException as error:
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
@@ -68,7 +68,7 @@ def backup_directory(database: Path, destination: Path, progress: Progress = _un
     Raises as `backup` does; DestinationTaken also for a directory that is not empty, FileNotFoundError if the parent is
     missing.
     """
-    with _made(destination):
+    with made(destination):
         backup(database, destination / DATABASE, progress)
     sync_directory(destination.parent)
     return (destination / DATABASE).stat().st_size
@@ -80,7 +80,7 @@ def receive_directory(destination: Path, write: Callable[[Writing], None]) -> in
     Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
     """
     part = destination / f"{DATABASE}.part"
-    with _made(destination):
+    with made(destination):
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 write(SyncedInPieces(file))
@@ -96,7 +96,7 @@ def receive_directory(destination: Path, write: Callable[[Writing], None]) -> in
 
 
 @contextmanager
-def _made(destination: Path) -> Iterator[None]:
+def made(destination: Path) -> Iterator[None]:
     """Create the directory; if the body fails, remove it, unless it existed before."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
@@ -135,7 +135,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
         os.close(descriptor)
 
 
-def _renew(part: Path) -> None:
+def renew(part: Path) -> None:
     """Give the copy its own secret, and make it a single file."""
     connection = apsw.Connection(str(part))
     try:

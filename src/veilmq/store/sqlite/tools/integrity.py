@@ -1,13 +1,11 @@
 """Checks a data directory: the file, every body, every lease, and the books of every queue.
 
 Strategy: read in one transaction, plus what the redo log has beyond it, so that a running server's database is checked
-as one committed state. The books compare two numbers: by the history, what was sent or moved into a queue must equal
-what is in it now plus what was deleted, expired, purged, moved or quarantined. They begin at offset 0, or else at the
-newest complete snapshot in the history.
+as one committed state. SQLite has no checksums in its pages: a body has its MD5, attributes a CRC-32, and the rest is
+compared with what the history recorded of it (books.py) or with what is possible.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import md5
 from itertools import chain
@@ -17,14 +15,16 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.events import Event, HeldMessage, Kind, Part
+from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
+from veilmq.model.settings.plan import PlanState
+from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
-from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
 from veilmq.store.sqlite.disk import last_commit, redo, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
@@ -32,9 +32,20 @@ from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.reading.history import bounds, events_from
+from veilmq.store.sqlite.tools.books import Books, Recorded, incarnations
 from veilmq.store.sqlite.upkeep.snapshots import newest
 
 _ROWS_STEP: Final = 500
+_LOADED: Final[dict[str, tuple[str, Any]]] = {
+    "queue": ("SELECT name, account || region, settings FROM queue", SETTINGS_DECODER),
+    "topic": ("SELECT name, account || region, settings FROM topic", msgspec.msgpack.Decoder(TopicSettings)),
+    "subscription": ("SELECT name, topic, settings FROM subscription", msgspec.msgpack.Decoder(SubscriptionSettings)),
+    "plan": ("SELECT incarnation, incarnation, plans FROM plan", msgspec.msgpack.Decoder(PlanState)),
+    "origin": ("SELECT id, protocol || principal || client, x'c0' FROM origin", msgspec.msgpack.Decoder(None)),
+}
+"""What a start decodes: name, other text, content."""
+_DAMAGE: Final = (apsw.Error, ValueError, TypeError, LookupError)
+"""Errors of reading a damaged file: SQLite notices a torn page, but not a changed value."""
 
 
 def _unseen(_stage: str, _done: int, _total: int) -> None:
@@ -55,13 +66,16 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
             unflushed = _unflushed(connection, missing, report)
             _check_bodies(connection, unflushed, report, progress)
             _check_rows(connection, unflushed, report, progress)
+            _check_loaded(connection, report)
             _check_history(connection, missing, unflushed, report, progress)
         if not is_owner:
             for reason in last_commit.losses(database, connection, found):
                 report.add("file", reason)
+            if (ahead_us := last_commit.ahead_us(connection, found)) > HOUR_US:
+                report.add("file", f"the lease clock is {ahead_us // SECOND_US} s ahead of what was committed last")
         if found.is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
-    except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
+    except _DAMAGE as error:
         report.add("file", f"the database cannot be read to the end: {error}")
     finally:
         connection.close()
@@ -93,6 +107,8 @@ def _check_file(connection: apsw.Connection, report: Report, progress: Progress)
     for text in found:
         if text != "ok":
             report.add("file", str(text))
+    for name in schema.strangers(connection):
+        report.add("file", f"{name}: its statement in the schema is not the one that created it")
     return not report.problems
 
 
@@ -110,11 +126,11 @@ def _unflushed(connection: apsw.Connection, missing: Sequence[Entry], report: Re
         report.add(
             "history", f"the journal of unflushed messages has a batch at offset {offset}, and the history has none"
         )
-    incarnations = _incarnations(connection)
+    queues = incarnations(connection)
     last = missing[-1].sequence if missing else _count(connection, "SELECT sequence FROM mark")
     for sequence, each in unflushed.items():
         found = each.row
-        if found.generation not in incarnations:
+        if found.generation not in queues:
             report.add("message", f"message {sequence}: in the journal of unflushed messages, but of no queue")
         if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
             report.add("message", f"message {sequence}: in the journal of unflushed messages and in the tables")
@@ -130,9 +146,9 @@ def _check_bodies(
 ) -> None:
     total = _count(connection, "SELECT count(*) FROM message") + len(unflushed)
     apart: dict[int, int] = dict(connection.execute("SELECT sequence, generation FROM quarantine ORDER BY sequence"))
-    incarnations = _incarnations(connection)
+    queues = incarnations(connection)
     for sequence, generation in apart.items():
-        if generation in incarnations:  # else it was purged, and a sweep takes it away
+        if generation in queues:  # else it was purged, and a sweep takes it away
             text = f"message {sequence} is in quarantine, damaged: see `veilmq quarantine list`"
             report.add("quarantine", text)
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
@@ -149,6 +165,8 @@ def _check_bodies(
     progress("bodies", report.messages, total)
 
 
+HIDDEN_US_MAX: Final = 8 * DAY_US
+"""No delay and no lease is longer than 7 days."""
 _FIFO: Final = "SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '.fifo'"
 # Each: kind, message for a row, and a query that returns the wrong rows.
 _ROWS: Final = (
@@ -164,6 +182,11 @@ _ROWS: Final = (
         "lease of message {}: impossible values",
         "SELECT sequence FROM lease WHERE hidden NOT IN (0, 1) OR attempt < 0 OR rotation < 0 OR (attempt > 0) <>"
         " (first IS NOT NULL)",
+    ),
+    (
+        "lease",
+        "lease of message {}: it ends later than any can",
+        f"SELECT sequence FROM lease WHERE hidden = 1 AND due > (SELECT clock FROM mark) + {HIDDEN_US_MAX}",
     ),
     (
         "lease",
@@ -269,6 +292,17 @@ def _check_rows(
     progress("leases", len(_ROWS), len(_ROWS))
 
 
+def _check_loaded(connection: apsw.Connection, report: Report) -> None:
+    for table, (query, decoder) in _LOADED.items():
+        last: Any = ""
+        try:
+            for name, _, packed in connection.execute(query):
+                last = name
+                decoder.decode(packed)
+        except (ValueError, RecursionError) as error:
+            report.add("queue", f"{table} {last}: it cannot be read: {error}")
+
+
 def _check_history(
     connection: apsw.Connection,
     missing: Sequence[Entry],
@@ -280,7 +314,7 @@ def _check_history(
     following = missing[-1].following if missing else following
     report.history_first_offset = first
     begin = newest(connection)
-    books = _Books(begin)
+    books, recorded = Books(begin), Recorded(connection, unflushed)
     last = first - 1
     try:
         events = chain(events_from(connection, first), redo.events(missing))
@@ -288,6 +322,7 @@ def _check_history(
             last = offset
             report.events += 1
             books.add(offset, event)
+            recorded.compare(event)
             if report.events % _ROWS_STEP == 0:
                 progress("history", report.events, following - first)
     except (ValueError, RecursionError) as error:
@@ -297,6 +332,8 @@ def _check_history(
     progress("history", report.events, following - first)
     if last != following - 1:
         report.add("history", f"it ends at offset {last}, and the next to be given is {following}")
+    for text in chain(recorded.messages(), recorded.queues()):
+        report.add("history", text)
     if begin is None:
         report.books = f"not checked: the history begins at offset {first}, and holds no snapshot yet"
         return
@@ -304,96 +341,6 @@ def _check_history(
     for text in problems:
         report.add("books", text)
     report.books = "not balanced" if problems else "balanced"
-
-
-class _Books:
-    """How many messages must be in each queue (by incarnation) and in its quarantine, according to the history."""
-
-    def __init__(self, begin: int | None) -> None:
-        """begin: the offset where they begin: 0, or the begin of a complete snapshot."""
-        self._balance: Counter[int] = Counter()
-        self._apart: Counter[int] = Counter()
-        """How many damaged messages are in quarantine."""
-        self._begin = begin
-        self._is_complete = begin == 0
-        """Whether the snapshot has ended, if the books begin with one."""
-        self._last = self._reached = 0
-        """Sequences: the last that the snapshot covers, and the last that it has listed."""
-
-    def add(self, offset: int, event: Event) -> None:
-        kind, queue, detail = event.kind, event.queue, event.detail or {}
-        if self._begin is None or offset < self._begin:
-            return
-        if kind == Kind.SNAPSHOT:
-            self._add_snapshot(queue, detail)
-        if queue is None:
-            return
-        if kind == Kind.SENT:
-            self._balance[queue] += 1
-        elif kind in {Kind.DELETED, Kind.EXPIRED}:
-            self._leaves(self._balance, queue, event.sequence)
-        elif kind == Kind.QUARANTINED:
-            self._leaves(self._balance, queue, event.sequence, into=self._apart)
-        elif kind == Kind.QUARANTINE_DROPPED:
-            self._leaves(self._apart, queue, event.sequence)
-        elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
-            self._leaves(self._balance, queue, event.sequence)
-            self._balance[detail["target"]] += 1
-        elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
-            # During the snapshot this count includes messages that it has not listed; all of them are gone now.
-            self._balance[queue] = self._balance[queue] - detail["count"] if self._is_complete else 0
-            self._apart[queue] = 0
-
-    def _leaves(self, counts: Counter[int], queue: int, sequence: int | None, into: Counter[int] | None = None) -> None:
-        """A message left. What the snapshot has not reached it will list where it is then, or not at all, so that one
-        is not counted."""
-        if self._is_complete or not self._reached < (sequence or 0) <= self._last:
-            counts[queue] -= 1
-            if into is not None:
-                into[queue] += 1
-
-    def _add_snapshot(self, queue: int | None, detail: dict[str, Any]) -> None:
-        if self._is_complete:
-            return
-        if detail["part"] == Part.BEGIN:
-            self._last = detail["last"]
-        elif detail["part"] == Part.END:
-            self._is_complete = True
-        elif detail["part"] == Part.MESSAGES and queue is not None:
-            held = msgspec.convert(detail["messages"], list[HeldMessage])
-            apart = sum(message.quarantined is not None for message in held)
-            self._balance[queue] += len(held) - apart
-            self._apart[queue] += apart
-            self._reached = max(self._reached, held[-1].sequence)
-
-    def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
-        """One text for each queue that holds more or fewer messages than it must."""
-        rows: list[tuple[Any, ...]] = connection.execute(
-            "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
-            " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
-        ).fetchall()
-        live: Counter[int] = Counter(dict(rows))
-        incarnations = _incarnations(connection)
-        live.update(incarnations[each.row.generation] for each in unflushed if each.row.generation in incarnations)
-        names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
-        set_apart: list[tuple[Any, ...]] = connection.execute(_APART).fetchall()
-        apart: Counter[int] = Counter(dict(set_apart))
-        for what, expected, found in (("holds", self._balance, live), ("has in quarantine", self._apart, apart)):
-            for queue in sorted(expected.keys() | found.keys()):
-                if expected[queue] != found[queue]:
-                    name = names.get(queue, f"number {queue}")
-                    yield f"queue {name}: {what} {found[queue]} messages, by its history {expected[queue]}"
-
-
-_APART: Final = (
-    "SELECT q.incarnation, count(*) FROM quarantine d JOIN queue q ON q.generation = d.generation"
-    " WHERE q.deleted IS NULL GROUP BY 1"
-)
-
-
-def _incarnations(connection: apsw.Connection) -> dict[int, int]:
-    """Incarnations of existing queues, by generation."""
-    return dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
 
 
 def _count(connection: apsw.Connection, query: str) -> int:

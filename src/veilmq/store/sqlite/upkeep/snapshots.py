@@ -25,7 +25,7 @@ MESSAGES_MAX: Final = 16
 """Per event, so that a reader of events by the thousand needs no more memory for these."""
 QUEUE_STEPS: Final = 4
 """How many messages a queue's settings count as."""
-_HELD: Final = (
+HELD: Final = (
     f"SELECT m.generation, {HELD_COLUMNS}, d.at"
     " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
     " WHERE m.sequence > ? AND m.sequence <= ? ORDER BY m.sequence LIMIT ?"
@@ -113,7 +113,7 @@ class Snapshots:
             self._task = _write_queue(writer, self._task)
             left -= QUEUE_STEPS
         if left > 0:
-            rows = writer.read(_HELD, (self._task.reached, self._task.last, left))
+            rows = writer.read(HELD, (self._task.reached, self._task.last, left))
             _write_messages(writer, self._task, rows)
             if len(rows) < left:
                 self._end(writer, self._task)

@@ -1,0 +1,310 @@
+"""`veilmq check --repair`: writes a new data directory with everything that can be had of a damaged one.
+
+Strategy: the source is only read. First its database is put together as the last commit left it: the file, the good
+frames of the WAL, the records of the redo log that follow. If SQLite and `check` find that in order, it is the new
+database. If not, its rows are taken over one by one (`salvage`), and what is missing is looked for in older pages and
+in the backup. The new database has a receipt key and an epoch of its own, as the copy of a backup has: old handles are
+void, and readers of the history begin anew.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import apsw
+import msgspec
+
+from veilmq.store.directory import COMMITTED, DATABASE, REDO, DirectoryHeld, is_held, read_holder
+from veilmq.store.errors import DatabaseFailed, NotOurs
+from veilmq.store.files import sync_directory, sync_file
+from veilmq.store.options import Options
+from veilmq.store.sqlite.batch.memtable import replay
+from veilmq.store.sqlite.disk import last_commit, redo_file, schema
+from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk.last_commit import Noted
+from veilmq.store.sqlite.disk.redo import apply_log
+from veilmq.store.sqlite.raw import log, wal
+from veilmq.store.sqlite.raw.image import Image, assemble, page_bytes
+from veilmq.store.sqlite.raw.log import Log
+from veilmq.store.sqlite.raw.wal import NO_WAL, Frame, Wal
+from veilmq.store.sqlite.repair.ending import clock_of, end
+from veilmq.store.sqlite.repair.report import Export, Repair
+from veilmq.store.sqlite.repair.salvage import Backup, Salvage
+from veilmq.store.sqlite.repair.settle import settle
+from veilmq.store.sqlite.repair.tables import read
+from veilmq.store.sqlite.tools import integrity
+from veilmq.store.sqlite.tools.backup import made, renew
+
+EXPORT: Final = "not-placed.jsonl"
+_REASON_MAX: Final = 120
+_PART: Final = "salvage.part"
+_LOCK: Final = "lock"
+_NAMES: Final = "queue_by_name"
+_QUEUES: Final = (
+    "SELECT generation, account || '/' || region || '/' || name FROM queue WHERE deleted IS NULL ORDER BY 2"
+)
+_CONTENT: Final = (
+    "SELECT message.generation, iif(q.sequence IS NOT NULL, 'quarantined', iif(ifnull(hidden, 0) = 0, 'visible',"
+    " iif(attempt > 0, 'in_flight', 'delayed'))) AS state, count(*) FROM message LEFT JOIN lease USING (sequence)"
+    " LEFT JOIN quarantine q USING (sequence) GROUP BY 1, 2"
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+class _State(NamedTuple):
+    """A database as it was put together."""
+
+    key: bytes
+    epoch: bytes
+    following: int
+    """The next offset of its history, with what the redo log adds."""
+    problems: list[str]
+    later: bool
+    """Whether the redo log has batches that do not follow: something before them is missing."""
+
+
+def repair(source: Path, destination: Path, backup: Path | None, progress: Progress) -> Repair:
+    """Write what can be had of `source` (and of `backup`, a data directory) into the new directory.
+
+    Raises DestinationTaken, DirectoryHeld, DatabaseFailed (nothing can be had), SchemaRefused, OSError; then the new
+    directory is removed.
+    """
+    check_version()
+    report = Repair(directory=str(destination))
+    with _looking(source), made(destination):
+        try:
+            _Work(source, destination, backup, report, progress).run()
+        except BaseException:
+            for left in destination.iterdir():
+                left.unlink()
+            raise
+    sync_directory(destination)
+    sync_directory(destination.parent)
+    return report
+
+
+@contextmanager
+def _looking(source: Path) -> Iterator[None]:
+    """No server starts on the source meanwhile. Raises DirectoryHeld if one runs."""
+    try:
+        lock = os.open(source / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        if is_held(lock):
+            raise DirectoryHeld(source, read_holder(source))
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Work:
+    """One repair."""
+
+    def __init__(
+        self, source: Path, destination: Path, backup: Path | None, report: Repair, progress: Progress
+    ) -> None:
+        self._database = source / DATABASE
+        self._target = destination / DATABASE
+        self._part = destination / _PART
+        self._export = Export(destination / EXPORT, report)
+        self._backup_database = None if backup is None else backup / DATABASE
+        self._frames: list[Frame] = []
+        self._key: bytes | None = None
+        """The receipt key of the redo log, if the database has another."""
+        self._doubts = False
+        """Whether some page is not the newest, and nobody knows which."""
+        self._report = report
+        self._progress = progress
+        self._noted = self._read_noted(source / COMMITTED)
+
+    def _read_noted(self, path: Path) -> Noted | None:
+        noted = last_commit.read(path)
+        if noted is None:
+            self._report.found.append(f"{COMMITTED}: missing or damaged, so nobody knows what was committed last")
+        return noted
+
+    def run(self) -> None:
+        """Write the new directory's database, and complete the report."""
+        with self._opened_backup() as backup:
+            image, state = self._put_together()
+            if backup is not None and state is not None and self._is_older(state, backup):
+                image.close()
+                self._key = state.key
+                image, state = self._assembled(backup.database, NO_WAL)
+                self._report.found.append(
+                    f"veilmq.db: older than the backup {backup.database.parent}, which was taken instead"
+                )
+            with closing(image), closing(self._export):
+                if state is None or state.problems or state.later or image.suspects or self._doubts:
+                    following = self._salvage(image, backup, state)
+                else:
+                    following = state.following
+                    os.rename(self._part, self._target)
+                    renew(self._target)
+        self._part.unlink(missing_ok=True)
+        sync_file(self._target)
+        self._count(following, state)
+
+    def _put_together(self) -> tuple[Image, _State | None]:
+        """The database with the WAL and the redo log. Frames in doubt are used only if something is missing without
+        them."""
+        found = wal.read(Path(f"{self._database}-wal"), page_bytes(self._database))
+        self._tell_wal(found)
+        self._frames = found.frames
+        firm = found.firm()
+        image, state = self._assembled(self._database, firm)
+        if firm.frames == found.frames or (state is not None and not self._lacks(state)):
+            return image, state
+        image.close()
+        image, other = self._assembled(self._database, found)
+        is_better = self._noted is not None if other is None else state is None or other.following > state.following
+        if state is not None and not is_better:
+            image.close()
+            return self._assembled(self._database, firm)
+        self._doubts = found.lost > 0
+        self._report.found.append("veilmq.db-wal: what is behind destroyed frames was used")
+        return image, other
+
+    def _lacks(self, state: _State) -> bool:
+        """Whether something that was committed is missing, as far as is known."""
+        noted = self._noted
+        return noted is None or (noted.epoch == state.epoch and noted.offset > state.following)
+
+    def _is_older(self, state: _State, backup: Backup) -> bool:
+        """Whether the database is an earlier state of the backup's."""
+        ((offset,),) = read(backup.connection, "SELECT offset FROM mark")
+        if offset <= state.following:
+            return False
+        with closing(apsw.Connection(str(self._part))) as connection:
+            last = read(connection, "SELECT offset, events FROM history ORDER BY offset DESC LIMIT 1")
+        same = "SELECT 1 FROM history WHERE offset = ? AND events = ?"
+        return not last or bool(read(backup.connection, same, last[0]))
+
+    def _tell_wal(self, found: Wal) -> None:
+        damaged = found.lost + sum(not frame.is_good for frame in found.frames)
+        if found.frames or found.unfinished:
+            self._report.found.append(
+                f"veilmq.db-wal: {len(found.frames) + found.lost} frames up to the last commit; {found.mended} had one"
+                f" bit flipped, which was flipped back; {damaged} are damaged"
+            )
+
+    def _assembled(self, database: Path, found: Wal) -> tuple[Image, _State | None]:
+        """The database in a file of its own, and what SQLite says about it."""
+        image = assemble(database, found, self._part)
+        try:
+            state = self._judged()
+        except (apsw.Error, NotOurs, DatabaseFailed, msgspec.MsgspecError, ValueError, TypeError) as error:
+            reason = str(error).partition("\n")[0][:_REASON_MAX]
+            self._report.found.append(f"veilmq.db: SQLite cannot read it: {reason}")
+            state = None
+        for left in ("-wal", "-shm", "-journal"):
+            Path(f"{self._part}{left}").unlink(missing_ok=True)
+        image.refresh()
+        return image, state
+
+    def _judged(self) -> _State:
+        """Apply the redo log, and check."""
+        with closing(apsw.Connection(str(self._part))) as connection:
+            connection.pragma("synchronous", "OFF")
+            schema.check_ours(connection)
+            damage = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)") if row[0] != "ok"]
+            ((key, epoch, offset),) = read(connection, "SELECT receipts, epoch, offset FROM secret, mark")
+            entries = self._read_log([key])
+            missing = entries.following(offset)
+            following = missing[-1].following if missing else offset
+            later = any(at > following for at in entries.entries)
+            if damage:
+                return _State(key, epoch, following, damage, later)
+            schema.migrate(connection)
+            with connection:
+                if missing:
+                    apply_log(connection.execute, missing)
+                redo_file.note_size(connection, 0)
+            connection.pragma("journal_mode", "DELETE")
+        report = integrity.check(self._part, self._progress, is_owner=True)
+        problems = [f"{each.kind}: {each.text}" for each in report.problems if each.kind != "quarantine"]
+        return _State(key, epoch, following, problems, later)
+
+    def _read_log(self, keys: list[bytes]) -> Log:
+        return log.read(self._database.with_name(REDO), keys if self._key is None else [self._key])
+
+    def _salvage(self, image: Image, backup: Backup | None, state: _State | None) -> int:
+        """Take the rows over into a new database; returns the next offset, less the events that are missing before."""
+        with closing(apsw.Connection(str(self._target))) as target:
+            os.chmod(self._target, 0o600)
+            target.pragma("auto_vacuum", "INCREMENTAL")
+            target.pragma("journal_mode", "MEMORY")
+            target.pragma("synchronous", "OFF")
+            schema.migrate(target)
+            with target:
+                salvage = Salvage(target, image, self._frames, self._report, self._export)
+                salvage.names_are_damaged = state is not None and any(_NAMES in each for each in state.problems)
+                following = self._take_over(salvage, backup)
+        return following
+
+    def _take_over(self, salvage: Salvage, backup: Backup | None) -> int:
+        target = salvage.target
+        salvage.copy()
+        if self._doubts:
+            salvage.doubt_everything()
+        following, beyond = self._read_journal(salvage)
+        salvage.learn()
+        salvage.fill(backup)
+        clock = clock_of(target, self._noted)
+        salvage.believe(clock)
+        settle(salvage, clock)
+        names: dict[int, str] = dict(
+            read(target, "SELECT incarnation, account || '/' || region || '/' || name FROM queue")
+        )
+        salvage.list_missing(names)
+        end(target, clock, following)
+        return following + beyond
+
+    def _read_journal(self, salvage: Salvage) -> tuple[int, int]:
+        """Learn from the redo log; returns the next offset of what is known without a gap, and how many events are
+        known behind it."""
+        entries = self._read_log(salvage.keys())
+        known = "SELECT max(ifnull((SELECT max(offset + count) FROM history), 0), ifnull((SELECT offset FROM mark), 0))"
+        ((following,),) = read(salvage.target, known)
+        follow = entries.following(following)
+        salvage.read_journal(each for _, each in sorted(entries.entries.items()))
+        if follow:
+            following = follow[-1].following
+        return following, sum(each.count for at, each in entries.entries.items() if at > following)
+
+    def _count(self, following: int, state: _State | None) -> None:
+        """Complete the report from the new database."""
+        noted, report = self._noted, self._report
+        if noted is not None and (state is None or noted.epoch == state.epoch or noted.offset > following):
+            report.events_missing = max(0, noted.offset - following)
+        report.may_miss |= report.events_missing > 0 or noted is None
+        checked = integrity.check(self._target, self._progress, is_owner=True)
+        report.problems = [f"{each.kind}: {each.text}" for each in checked.problems if each.kind != "quarantine"]
+        with closing(open_reader(self._target, Options())) as connection:
+            contents = {generation: report.of(name) for generation, name in read(connection, _QUEUES)}
+            for generation, place, count in read(connection, _CONTENT):
+                if generation in contents:  # else it is garbage
+                    setattr(contents[generation], place, count)
+            for each in replay(connection).values():
+                content = contents[each.row.generation]
+                if each.leased:
+                    content.in_flight += 1
+                else:
+                    content.visible += 1
+
+    @contextmanager
+    def _opened_backup(self) -> Iterator[Backup | None]:
+        if self._backup_database is None:
+            yield None
+            return
+        with closing(open_reader(self._backup_database, Options())) as connection:
+            schema.check_ours(connection)
+            connection.execute("BEGIN")
+            yield Backup(connection, self._backup_database)

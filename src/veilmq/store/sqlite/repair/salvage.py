@@ -1,0 +1,431 @@
+"""Takes over every row that can be read, and looks elsewhere for those that cannot.
+
+Strategy: copy the tables row by row into a new database. Where rows may be missing, the range of their numbers is in
+doubt: only there do older versions of the damaged pages, pages that no table leads to any more, and the backup count,
+and only there does the history decide which messages had left. What the history does not know is delivered again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event
+from veilmq.model.messages.message import id_text
+from veilmq.store.sqlite.disk.redo import Entry
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
+from veilmq.store.sqlite.raw.image import Image
+from veilmq.store.sqlite.raw.pages import Accepts, Gap, Row, Values, leaf_rows, rows
+from veilmq.store.sqlite.raw.wal import Frame
+from veilmq.store.sqlite.repair.facts import Facts
+from veilmq.store.sqlite.repair.report import Export, MissingMessage, Repair
+from veilmq.store.sqlite.repair.tables import Table, accepts_schema, is_whole, mended_message, read, readable, tables
+from veilmq.store.sqlite.tools.books import Entered, Recorded, entered
+
+NUMBER_MAX: Final = (1 << 63) - 1
+_LEFT_OUT: Final = frozenset({"secret", "receive_attempt", "redo_log", "snapshot", "history_index"})
+"""Tables that mean nothing in the new database: it has a key of its own, and its history begins with a snapshot."""
+EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_JOURNAL: Final = msgspec.msgpack.Decoder(list[MessageRow])
+STRAYS: Final = (
+    "SELECT sequence FROM message WHERE generation NOT IN (SELECT generation FROM queue WHERE deleted IS NULL)"
+    " AND generation NOT IN (SELECT generation FROM garbage)"
+)
+"""Messages of no queue."""
+_HIGHEST: Final = "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0))"
+
+Range = tuple[int, int]
+"""The first and the last number of rows that may be missing."""
+
+
+class Backup(NamedTuple):
+    """The database of a backup."""
+
+    connection: apsw.Connection
+    database: Path
+
+
+class Salvage:
+    """The rows of one damaged database, on their way into a new one."""
+
+    def __init__(
+        self, target: apsw.Connection, image: Image, frames: Sequence[Frame], report: Repair, export: Export
+    ) -> None:
+        """target: a new database, in a transaction. frames: everything in the WAL."""
+        self.target = target
+        self.report = report
+        self.export = export
+        self.damaged: dict[int, bytes] = {}
+        """Messages that cannot be delivered: ids by sequence."""
+        self.facts = Facts(self._is_wanted)
+        self.history_is_whole = True
+        self.names_are_damaged = False
+        """Whether an index has another name for a queue than its row: then the history decides."""
+        self._image = image
+        self._frames = frames
+        self._tables = tables(target)
+        self._doubt: dict[str, list[Range]] = {name: [] for name in self._tables}
+        self._seen: set[int] = set()
+        self._root_of = self._roots()
+        self._astray: list[Values] = []
+        """Messages whose sequence is not what it was."""
+        self._journal: dict[int, MessageRow] = {}
+        self._strays: set[int] = set()
+        self._first_event = NUMBER_MAX
+
+    def in_doubt(self, table: str, number: int) -> bool:
+        """Whether that row may be missing."""
+        return any(low <= number <= high for low, high in self._doubt[table])
+
+    def doubt_everything(self) -> None:
+        """Some page is not the newest, and nobody knows which."""
+        for ranges in self._doubt.values():
+            ranges.append((0, NUMBER_MAX))
+
+    def _is_wanted(self, sequence: int) -> bool:
+        if sequence in self._journal or sequence in self._strays or sequence in self.damaged:
+            return True
+        return self.in_doubt("message", sequence)
+
+    def copy(self) -> None:
+        """Take over all tables."""
+        self.target.execute("DELETE FROM expiry_hold")
+        for name, table in self._tables.items():
+            if name not in _LEFT_OUT:
+                self._copy(table, self._root_of[name])
+        for name, ranges in self._doubt.items():
+            if ranges and name not in _LEFT_OUT:
+                self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
+
+    def keys(self) -> list[bytes]:
+        """The receipt keys with which the redo log may have been written."""
+        table = self._tables["secret"]
+        found = rows(self._image, self._root_of["secret"], table.accepts, set(), set())
+        return [each.values[1] for each in found if isinstance(each, Row)]
+
+    def _roots(self) -> dict[str, int]:
+        """Root pages by table; what cannot be read is where a new database has it."""
+        new: Any = self.target.execute("SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'").fetchall()
+        roots: dict[str, int] = dict(new)
+        for each in rows(self._image, 1, accepts_schema, set(), self._seen):
+            if isinstance(each, Row) and each.values[0] == "table" and each.values[1] in roots:
+                roots[each.values[1]] = each.values[3]
+        return roots
+
+    def _copy(self, table: Table, root: int) -> None:
+        last, is_open = -1, False
+        for each in rows(self._image, root, table.accepts, self._image.suspects, self._seen):
+            if isinstance(each, Gap):
+                is_open = True
+                continue
+            row = table.row(each.rowid, each.values)
+            if each.is_misplaced or each.rowid <= last:
+                self._set_astray(table, row)
+                is_open = True
+                continue
+            if is_open:
+                self._doubt[table.name].append((last, each.rowid))
+                is_open = False
+            last = each.rowid
+            self._take(table, row, "the database has two of them")
+        if is_open:
+            self._doubt[table.name].append((last, NUMBER_MAX))
+
+    def _set_astray(self, table: Table, row: Values) -> None:
+        if table.name == "message":
+            self._astray.append(row)
+        else:
+            self.export.add(table.name, row, "its number is not what it was")
+
+    def _take(self, table: Table, row: Values, reason: str) -> bool:
+        """Insert a row. One that cannot be there twice goes into the export."""
+        plain = readable(row)
+        try:
+            self.target.execute(table.insert, plain)
+        except apsw.Error as error:
+            self.export.add(table.name, row, str(error))
+            return False
+        if not self.target.changes():
+            self.export.add(table.name, row, reason)
+            return False
+        if plain != row:
+            self.report.found.append(f"{table.name} {row[0]}: its text is damaged")
+        if table.name == "message":
+            if plain != row:
+                self.damaged[row[0]] = row[5]
+            elif not is_whole(row[13], row[12], row[11]):
+                self._mend(row)
+        return True
+
+    def _mend(self, row: Values) -> None:
+        """Flip the one bit back that makes a message whole again, or remember that it is damaged."""
+        mended = mended_message(*row[11:])
+        if mended is None:
+            self.damaged[row[0]] = row[5]
+            return
+        self.target.execute("UPDATE message SET (extras, md5, body) = (?, ?, ?) WHERE sequence = ?", (*mended, row[0]))
+        self.report.found.append(f"message {id_text(row[5])}: one bit of it was flipped back")
+
+    def read_journal(self, entries: Iterable[Entry]) -> None:
+        """Learn of the messages that have no rows yet. entries: of the redo log, by offset."""
+        for entry in entries:
+            row = (entry.offset, entry.count, entry.at, entry.bytes_before, entry.version, entry.events)
+            self.target.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._journal |= {each.sequence: each for each in entry.messages}
+        for offset, packed in read(self.target, "SELECT offset, messages FROM memtable"):
+            try:
+                self._journal |= {each.sequence: each for each in _JOURNAL.decode(packed)}
+            except (ValueError, RecursionError):
+                self.export.add("memtable", (offset, packed), "it cannot be decoded")
+                self.report.may_miss = True
+        self.target.execute("DELETE FROM memtable")
+
+    def learn(self) -> None:
+        """Read the history for what it says about the rows in doubt. Rows that cannot be decoded are dropped."""
+        self._strays = {sequence for (sequence,) in self.target.execute(STRAYS)}
+        expected: int | None = None
+        broken: list[Values] = []
+        rows_of_history: Any = self.target.cursor().execute("SELECT * FROM history ORDER BY offset")
+        for row in rows_of_history:
+            offset, count, *_, packed = row
+            self.history_is_whole &= expected in (None, offset)
+            self._first_event = min(self._first_event, offset)
+            expected = offset + count
+            try:
+                self.facts.learn(EVENTS.decode(packed))
+            except (ValueError, RecursionError):
+                broken.append(row)
+        for row in broken:
+            self.history_is_whole = False
+            self.export.add("history", row, "it cannot be decoded")
+            self.target.execute("DELETE FROM history WHERE offset = ?", (row[0],))
+        self.history_is_whole &= self._first_event == 0 or self.facts.has_snapshot
+
+    def believe(self, clock: int) -> None:
+        """Where a row and the history disagree about a time, keep the later one: nothing expires by a flipped bit."""
+        recorded = Recorded(self.target, [])
+        differ: list[Entered] = []
+        packed: Any
+        for (packed,) in self.target.execute("SELECT events FROM history ORDER BY offset"):
+            for event in EVENTS.decode(packed):
+                if recorded.compare(event):
+                    differ += entered(event)
+        for each in differ:
+            self._believe(each, clock)
+        if differ:
+            self.report.found.append(f"{len(differ)} messages: row and history disagree; the later time is kept")
+
+    def _believe(self, each: Entered, clock: int) -> None:
+        if max(each.sent, each.own_expiry or 0) > NUMBER_MAX:
+            return
+        sent = each.sent if each.sent <= clock else 0
+        self.target.execute(
+            "UPDATE message SET sent = min(max(sent, ?), ?), expires = iif(expires IS NULL OR ? IS NULL, NULL,"
+            " max(expires, ?)) WHERE sequence = ? AND id = ? AND (sent, expires) IS NOT (?, ?)",
+            (sent, clock, each.own_expiry, each.own_expiry, each.sequence, each.id, each.sent, each.own_expiry),
+        )
+
+    def fill(self, backup: Backup | None) -> None:
+        """Look for the rows in doubt in all other places."""
+        self.target.execute("CREATE INDEX salvage ON message (id)")
+        self._drop_left()
+        for name in ("queue", "topic", "subscription", "message", "lease", "origin"):
+            table = self._tables[name]
+            if not self._doubt[name]:
+                continue
+            count = self._fill(table, self._elsewhere(table))
+            if count:
+                self.report.found.append(f"{name}: {count} rows came from older or stray pages of veilmq.db")
+            if backup is not None and (count := self._fill(table, self._in_backup(table, backup))):
+                self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
+        self._place_journal()
+        self._place_astray()
+        self._search(backup)
+        self.target.execute("DROP INDEX salvage")
+
+    def _drop_left(self) -> None:
+        """Remove rows of old pages whose messages had left, by the history."""
+        for sequence, message in self.facts.left:
+            self.target.execute("DELETE FROM message WHERE sequence = ? AND id = ?", (sequence, message))
+
+    def _fill(self, table: Table, candidates: Iterable[Values]) -> int:
+        count = 0
+        for row in candidates:
+            number = row[table.key or 0]
+            if not self.in_doubt(table.name, number) or self._is_there(table, number):
+                continue
+            if table.name == "message":
+                if (number, row[5]) in self.facts.left or self._went_on(row):
+                    continue
+                self._count_again(row)
+            count += self._take(table, row, "another has its name")
+        return count
+
+    def _is_there(self, table: Table, number: int) -> bool:
+        return self.target.execute(f"SELECT 1 FROM {table.name} WHERE rowid = ?", (number,)).fetchone() is not None
+
+    def _went_on(self, row: Values) -> bool:
+        """Whether the message is in another queue meanwhile, or its queue was purged or deleted."""
+        if self.target.execute("SELECT 1 FROM message WHERE id = ? AND sequence > ?", (row[5], row[0])).fetchone():
+            return True
+        return bool(self.target.execute("SELECT 1 FROM garbage WHERE generation = ?", (row[1],)).fetchone())
+
+    def _count_again(self, row: Values) -> None:
+        if row[0] not in self.facts.alive or not self.history_is_whole:
+            self.report.again_count += 1
+
+    def _elsewhere(self, table: Table) -> Iterator[Values]:
+        image, accepts = self._image, surely(table)
+        for versions in image.older.values():
+            for content in versions:
+                yield from (
+                    table.row(each.rowid, each.values) for each in leaf_rows(_Replaced(image, content), 2, accepts)
+                )
+        free = free_pages(image)
+        for number in range(2, image.count + 1):
+            if number not in self._seen and number not in free:
+                yield from (table.row(each.rowid, each.values) for each in leaf_rows(image, number, accepts))
+
+    def _in_backup(self, table: Table, backup: Backup) -> Iterator[Values]:
+        for low, high in self._doubt[table.name]:
+            statement = f"SELECT * FROM {table.name} WHERE rowid BETWEEN ? AND ?"
+            yield from backup.connection.cursor().execute(statement, (low, high))
+        if table.name == "message":
+            packed: Any = backup.connection.execute("SELECT messages FROM memtable").fetchall()
+            yield from (msgspec.structs.astuple(each) for (batch,) in packed for each in _JOURNAL.decode(batch))
+
+    def _place_journal(self) -> None:
+        table = self._tables["message"]
+        for sequence, each in self._journal.items():
+            if (sequence, each.id) in self.facts.left or self._is_there(table, sequence):
+                continue
+            if self._take(table, msgspec.structs.astuple(each), "another message has its sequence"):
+                self._lease(each)
+
+    def _lease(self, row: MessageRow) -> None:
+        lease = self.facts.received.get(row.sequence)
+        if lease is not None:
+            values = LeaseRow(
+                row.sequence, row.generation, row.line, row.in_line, 1, lease.due, lease.attempt, 0, lease.at,
+                lease.at, lease.origin,
+            )  # fmt: skip
+            self.target.execute(INSERT_LEASE, values)
+
+    def _place_astray(self) -> None:
+        """Give messages whose sequence was damaged the one that the history knows, or else a new one."""
+        known = {fact.id: sequence for sequence, fact in self.facts.alive.items()}
+        table = self._tables["message"]
+        for row in self._astray:
+            if self.target.execute("SELECT 1 FROM message WHERE id = ?", (row[5],)).fetchone():
+                continue
+            sequence = known.get(row[5])
+            if sequence is None or self._is_there(table, sequence):
+                highest: Any = self.target.execute(_HIGHEST).get
+                sequence = highest + 1
+                self.target.execute("UPDATE mark SET sequence = ?", (sequence,))
+            self._take(table, (sequence, *row[1:]), "another message has its sequence")
+
+    def _search(self, backup: Backup | None) -> None:
+        """Look for the content of messages that must be there in every page that ever was, and in the backup: their ids
+        and MD5s prove it."""
+        wanted = {sequence: fact.id for sequence, fact in self._missing()}
+        wanted |= {sequence: each for sequence, each in self.damaged.items() if sequence not in self.facts.updated}
+        if not wanted:
+            return
+        contents = chain((frame.content for frame in reversed(self._frames)), self._all_pages())
+        found = self._find(wanted, chain.from_iterable(map(self._messages_in, contents)))
+        if found:
+            self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
+        if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted))):
+            self.report.found.append(f"{found} damaged messages came from the backup {backup.database.parent}")
+
+    def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values]) -> int:
+        """Take the wanted messages among these, and remove them from the wanted; returns how many."""
+        before = len(wanted)
+        for row in rows_found:
+            if wanted.get(row[0]) == row[5] and is_whole(*row[13:10:-1]):
+                del wanted[row[0]]
+                if self.damaged.pop(row[0], None) is not None:
+                    self.target.execute("DELETE FROM message WHERE sequence = ?", (row[0],))
+                self._take(self._tables["message"], row, "another message has its sequence")
+            if not wanted:
+                break
+        return before - len(wanted)
+
+    def _wanted_in(self, backup: Backup, wanted: dict[int, bytes]) -> Iterator[Values]:
+        for sequence in list(wanted):
+            yield from read(backup.connection, "SELECT * FROM message WHERE sequence = ?", (sequence,))
+
+    def _all_pages(self) -> Iterator[bytes]:
+        return (self._image[number] for number in range(2, self._image.count + 1))
+
+    def _messages_in(self, content: bytes) -> Iterator[Values]:
+        """Rows of messages in a page, if it is a leaf of `message` or of the journal."""
+        pages = _Replaced(self._image, content)
+        for name in ("message", "memtable"):
+            table = self._tables[name]
+            for each in leaf_rows(pages, 2, surely(table)):
+                if name == "message":
+                    yield table.row(each.rowid, each.values)
+                else:
+                    yield from (msgspec.structs.astuple(row) for row in _JOURNAL.decode(each.values[1]))
+
+    def _missing(self) -> Iterator[tuple[int, Entered]]:
+        """The messages that were there by the history, and are nowhere."""
+        for sequence, fact in sorted(self.facts.alive.items()):
+            found = self.target.execute("SELECT 1 FROM message WHERE sequence = ? OR id = ?", (sequence, fact.id))
+            if found.fetchone() is None:
+                yield sequence, fact
+
+    def drop_undecodable(self, *names: str) -> None:
+        """Take rows out that a start could not load."""
+        for name in names:
+            table = self._tables[name]
+            for row in read(self.target, f"SELECT * FROM {name}"):
+                values = [None if at == table.key else value for at, value in enumerate(row)]
+                if not table.accepts(row[0], tuple(values), True):
+                    self.export.add(name, row, "it cannot be decoded")
+                    self.target.execute(f"DELETE FROM {name} WHERE rowid = ?", (row[0],))
+
+    def list_missing(self, names: dict[int, str]) -> None:
+        """Report the messages that were there by the history, and are nowhere."""
+        for sequence, fact in self._missing():
+            name = names.get(fact.queue, f"number {fact.queue}")
+            self.report.miss(MissingMessage(name, id_text(fact.id), sequence, fact.sent))
+        if self._doubt["message"] and not self.history_is_whole:
+            self.report.may_miss = True
+
+
+def surely(table: Table) -> Accepts:
+    """Accepts only rows that prove themselves."""
+    return lambda rowid, values, _surely: table.accepts(rowid, values, True)
+
+
+class _Replaced:
+    """The pages of an image, with page 2 replaced."""
+
+    def __init__(self, image: Image, content: bytes) -> None:
+        self.count, self.usable = image.count, image.usable
+        self._image, self._content = image, content
+
+    def __getitem__(self, number: int) -> bytes:
+        return self._content if number == 2 else self._image[number]
+
+
+def free_pages(image: Image) -> set[int]:
+    """The pages of the free list, as far as it can be read."""
+    return set(chain.from_iterable(_free(image)))
+
+
+def _free(image: Image) -> Iterator[list[int]]:
+    trunk = int.from_bytes(image[1][32:36]) if image.count else 0
+    passed: set[int] = set()
+    while 1 < trunk <= image.count and trunk not in passed:
+        passed.add(trunk)
+        page = image[trunk]
+        count = min(int.from_bytes(page[4:8]), image.usable // 4 - 2)
+        yield [trunk, *(int.from_bytes(page[8 + 4 * at : 12 + 4 * at]) for at in range(count))]
+        trunk = int.from_bytes(page[:4])

@@ -1,0 +1,147 @@
+"""What a row of each table must look like.
+
+Strategy: the columns and their types are those of a new database. A row that was read by flipping a bit must also prove
+itself, if it can: by the MD5 of its body, the number of its events, settings that can be decoded.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from hashlib import md5
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event
+from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
+from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
+from veilmq.store.sqlite.disk.rows import SUM_BYTES, MessageRow, read_extras, with_sum
+from veilmq.store.sqlite.raw.flips import mend_body, mend_crc32
+from veilmq.store.sqlite.raw.pages import Accepts, Values
+
+SCHEMA_COLUMNS: Final = 5
+_TYPES: Final = {"INTEGER": int, "TEXT": str, "BLOB": bytes}
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_MESSAGES: Final = msgspec.msgpack.Decoder(list[MessageRow])
+
+
+def read(connection: apsw.Connection, statement: str, values: Values = ()) -> list[Values]:
+    """All rows of a query."""
+    return connection.execute(statement, values).fetchall()
+
+
+class Table(NamedTuple):
+    """A table of the database."""
+
+    name: str
+    types: list[type]
+    nullable: list[bool]
+    key: int | None
+    """The column that is the rowid."""
+
+    def row(self, rowid: int, values: Values) -> Values:
+        """The values with the rowid in its column."""
+        return values if self.key is None else (*values[: self.key], rowid, *values[self.key + 1 :])
+
+    @property
+    def accepts(self) -> Accepts:
+        """For the reader of pages."""
+        return partial(_accepts, self, _PROOFS.get(self.name))
+
+    @property
+    def insert(self) -> str:
+        """The statement that inserts a row unless there is one."""
+        return f"INSERT OR IGNORE INTO {self.name} VALUES ({', '.join('?' * len(self.types))})"
+
+
+def tables(connection: apsw.Connection) -> dict[str, Table]:
+    """All tables of a new database, by name."""
+    found = {}
+    for (name,) in read(connection, "SELECT name FROM sqlite_schema WHERE type = 'table'"):
+        columns = read(connection, f"PRAGMA table_info({name})")
+        types = [_TYPES[column[2]] for column in columns]
+        keys = [at for at, column in enumerate(columns) if column[5] and column[2] == "INTEGER"]
+        nullable = [not column[3] for column in columns]
+        found[name] = Table(name, types, nullable, keys[0] if keys else None)
+    return found
+
+
+def accepts_schema(_rowid: int, values: Values, _surely: bool) -> bool:
+    """Whether this is a row of `sqlite_schema`: type, name, table, root page, statement."""
+    return len(values) == SCHEMA_COLUMNS and isinstance(values[1], str) and isinstance(values[3], int)
+
+
+def _accepts(table: Table, proof: Callable[[Values], bool] | None, rowid: int, values: Values, surely: bool) -> bool:
+    if len(values) != len(table.types):
+        return False
+    for at, (value, kind) in enumerate(zip(values, table.types, strict=True)):
+        if at == table.key:
+            if value is not None:
+                return False
+        elif not (table.nullable[at] if value is None else type(value) is kind):
+            return False
+    try:
+        return not surely or (rowid > 0 and readable(values) == values and (proof is None or proof(values)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_message(values: Values) -> bool:
+    *_, extras, digest, body = values
+    return len(values[5]) == 16 and is_whole(body, digest, extras)
+
+
+def is_whole(body: bytes, digest: bytes, extras: bytes | None) -> bool:
+    """Whether a message can be delivered."""
+    return md5(body, usedforsecurity=False).digest() == digest and read_extras(extras) is not None
+
+
+def mended_message(extras: bytes | None, digest: bytes, body: bytes) -> tuple[bytes | None, bytes, bytes] | None:
+    """Extras, MD5 and body of a damaged message as they were before one bit flipped."""
+    found = md5(body, usedforsecurity=False).digest()
+    if (int.from_bytes(found) ^ int.from_bytes(digest)).bit_count() == 1:
+        digest = found
+    elif found != digest:
+        body = mend_body(body, digest) or body
+    elif extras is not None:
+        # Also where the flipped bit is in the mark before the checksum.
+        mended = mend_crc32(extras[:-SUM_BYTES], 0, int.from_bytes(extras[-4:]))
+        extras = extras if mended is None else with_sum(mended)
+    return (extras, digest, body) if is_whole(body, digest, extras) else None
+
+
+def readable(row: Values) -> Values:
+    """The row with `\ufffd` for what is no UTF-8."""
+    return tuple(_text(each) if isinstance(each, str) else each for each in row)
+
+
+def _text(value: str) -> str:
+    return value.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _is_history(values: Values) -> bool:
+    return bool(len(_EVENTS.decode(values[5])) == values[1])
+
+
+def _decodes(decoder: Any, column: int) -> Callable[[Values], bool]:
+    def proof(values: Values) -> bool:
+        decoder.decode(values[column])
+        return True
+
+    return proof
+
+
+def _is_lease(values: Values) -> bool:
+    hidden, attempt, first = values[4], values[6], values[9]
+    return values[3] in (0, 1) and hidden in (0, 1) and attempt >= 0 and (attempt > 0) == (first is not None)
+
+
+_PROOFS: Final[dict[str, Callable[[Values], bool]]] = {
+    "message": _is_message,
+    "lease": _is_lease,
+    "history": _is_history,
+    "memtable": _decodes(_MESSAGES, 1),
+    "queue": _decodes(SETTINGS_DECODER, 9),
+    "topic": _decodes(msgspec.msgpack.Decoder(TopicSettings), 6),
+    "subscription": _decodes(msgspec.msgpack.Decoder(SubscriptionSettings), 5),
+}

@@ -1,0 +1,235 @@
+"""Compares the tables with the history: how many messages each queue holds, and what each message and queue is.
+
+Strategy: the books of a queue are two numbers: what was sent or moved into it must equal what is in it now plus what
+was deleted, expired, purged, moved or quarantined. They begin at offset 0, or else at the newest complete snapshot.
+What an event says of a message that is there must be what its row says; a million messages take 16 MB for that.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from heapq import merge
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event, HeldMessage, Kind, Part
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueSettings
+from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
+from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed
+
+_MESSAGES: Final = (
+    "SELECT sequence, id, sent, expires, group_id, type, priority FROM message"
+    " WHERE sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY sequence"
+)
+_QUEUES: Final = "SELECT incarnation, account, region, name, settings FROM queue WHERE deleted IS NULL"
+_APART: Final = (
+    "SELECT q.incarnation, count(*) FROM quarantine d JOIN queue q ON q.generation = d.generation"
+    " WHERE q.deleted IS NULL GROUP BY 1"
+)
+KEY_PARTS: Final = ("account", "region", "name")
+_COMPARED: Final = ("retention_us", "visibility_timeout_us", "delay_us", "message_bytes_max", "wait_us", "fifo")
+"""Settings: the history does not record tags and labels."""
+
+
+class Entered(NamedTuple):
+    """A message as the history recorded it when it entered a queue, or a snapshot listed it there."""
+
+    sequence: int
+    id: bytes
+    sent: int
+    own_expiry: int | None
+    group: str | None
+    type: str | None
+    priority: int
+    queue: int
+    """The queue's incarnation."""
+
+    def mark(self) -> int:
+        """A number that tells different ones apart."""
+        return hash(self[1:7])
+
+
+def entered(event: Event) -> list[Entered]:
+    """The messages that are in a queue with this event. Raises ValueError for one that says nonsense."""
+    try:
+        return [*_entered(event)]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _entered(event: Event) -> Iterator[Entered]:
+    kind, queue, detail = event.kind, event.queue, event.detail or {}
+    if queue is None:
+        return
+    if kind == Kind.SNAPSHOT:
+        for each in msgspec.convert(detail.get("messages", []), list[HeldMessage]):
+            if each.quarantined is None:
+                told = (each.id, each.sent, each.own_expiry, each.group, each.type, each.priority)
+                yield Entered(each.sequence, *told, queue)
+    elif kind == Kind.SENT:
+        yield _told(event, event.sequence or 0, event.message or b"", event.sent or 0, queue)
+    elif kind == Kind.DEAD_LETTERED:
+        sent: int = detail.get("sent", event.sent) or 0
+        yield _told(event, detail["target_sequence"], event.message or b"", sent, detail["target"])
+    elif kind == Kind.MOVED:
+        message = bytes.fromhex(detail["target_message"])
+        yield _told(event, detail["target_sequence"], message, event.at, detail["target"])
+
+
+def _told(event: Event, sequence: int, message: bytes, sent: int, queue: int) -> Entered:
+    detail = event.detail or {}
+    own_expiry, priority = detail.get("expires"), detail.get("priority", PRIORITY_DEFAULT)
+    return Entered(sequence, message, sent, own_expiry, event.group, event.type, priority, queue)
+
+
+class Recorded:
+    """Compares the rows of messages and queues with the events about them."""
+
+    def __init__(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> None:
+        self._sequences, self._marks = array("q"), array("q")
+        rows: Any = connection.cursor().execute(_MESSAGES)
+        journal = (_row(each.row) for each in sorted(unflushed, key=lambda each: each.row.sequence))
+        for row in merge(rows, journal):
+            self._sequences.append(row[0])
+            self._marks.append(hash(tuple(row[1:])))
+        self._differ: set[int] = set()
+        self._queues: dict[int, tuple[list[str], QueueSettings]] = {}
+        queues: Any = connection.execute(_QUEUES).fetchall()
+        for incarnation, *key, packed in queues:
+            with suppress(ValueError, RecursionError):  # what cannot be decoded is reported elsewhere
+                self._queues[incarnation] = (key, SETTINGS_DECODER.decode(packed))
+        self._settings: dict[int, dict[str, Any]] = {}
+
+    def compare(self, event: Event) -> bool:
+        """Compare what the event says of a message; returns whether the row says something else."""
+        differs = False
+        for each in entered(event):
+            at = bisect_left(self._sequences, each.sequence)
+            if at < len(self._sequences) and self._sequences[at] == each.sequence and self._marks[at] != each.mark():
+                self._differ.add(each.sequence)
+                differs = True
+        note_settings(self._settings, event)
+        return differs
+
+    def messages(self) -> Iterator[str]:
+        """One text for each message whose row says something else."""
+        for sequence in sorted(self._differ):
+            yield f"message {sequence}: its row does not say what was recorded when it came"
+
+    def queues(self) -> Iterator[str]:
+        """The same for queues."""
+        for incarnation, (key, settings) in self._queues.items():
+            known = self._settings.get(incarnation)
+            if known is None:
+                continue
+            if key != [known[part] for part in KEY_PARTS]:
+                yield f"queue {'/'.join(key)}: it was created under another name"
+            elif any(known["settings"].get(name) != getattr(settings, name) for name in _COMPARED):
+                yield f"queue {'/'.join(key)}: its settings are not what was recorded"
+
+
+def note_settings(known: dict[int, dict[str, Any]], event: Event) -> None:
+    """Keep the key and the settings of each queue, by incarnation, as the events tell them."""
+    kind, queue, detail = event.kind, event.queue, event.detail or {}
+    if queue is None:
+        return
+    key = [detail.get(part) for part in KEY_PARTS]
+    if isinstance(detail.get("settings"), dict) and all(isinstance(part, str) for part in key):
+        known[queue] = detail | {"settings": dict(detail["settings"])}
+    elif kind == Kind.QUEUE_CHANGED and queue in known:
+        change = detail.get("change")
+        known[queue]["settings"] |= change if isinstance(change, dict) else {}
+
+
+def _row(row: MessageRow) -> tuple[Any, ...]:
+    return row.sequence, row.id, row.sent, row.own_expiry, row.group, row.type, row.priority
+
+
+class Books:
+    """How many messages must be in each queue (by incarnation) and in its quarantine, according to the history."""
+
+    def __init__(self, begin: int | None) -> None:
+        """begin: the offset where they begin: 0, or the begin of a complete snapshot."""
+        self._balance: Counter[int] = Counter()
+        self._apart: Counter[int] = Counter()
+        """How many damaged messages are in quarantine."""
+        self._begin = begin
+        self._is_complete = begin == 0
+        """Whether the snapshot has ended, if the books begin with one."""
+        self._last = self._reached = 0
+        """Sequences: the last that the snapshot covers, and the last that it has listed."""
+
+    def add(self, offset: int, event: Event) -> None:
+        """Enter an event."""
+        kind, queue, detail = event.kind, event.queue, event.detail or {}
+        if self._begin is None or offset < self._begin:
+            return
+        if kind == Kind.SNAPSHOT:
+            self._add_snapshot(queue, detail)
+        if queue is None:
+            return
+        if kind == Kind.SENT:
+            self._balance[queue] += 1
+        elif kind in {Kind.DELETED, Kind.EXPIRED}:
+            self._leaves(self._balance, queue, event.sequence)
+        elif kind == Kind.QUARANTINED:
+            self._leaves(self._balance, queue, event.sequence, into=self._apart)
+        elif kind == Kind.QUARANTINE_DROPPED:
+            self._leaves(self._apart, queue, event.sequence)
+        elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
+            self._leaves(self._balance, queue, event.sequence)
+            self._balance[detail["target"]] += 1
+        elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
+            # During the snapshot this count includes messages that it has not listed; all of them are gone now.
+            self._balance[queue] = self._balance[queue] - detail["count"] if self._is_complete else 0
+            self._apart[queue] = 0
+
+    def _leaves(self, counts: Counter[int], queue: int, sequence: int | None, into: Counter[int] | None = None) -> None:
+        """A message left. What the snapshot has not reached it will list where it is then, or not at all, so that one
+        is not counted."""
+        if self._is_complete or not self._reached < (sequence or 0) <= self._last:
+            counts[queue] -= 1
+            if into is not None:
+                into[queue] += 1
+
+    def _add_snapshot(self, queue: int | None, detail: dict[str, Any]) -> None:
+        if self._is_complete:
+            return
+        if detail["part"] == Part.BEGIN:
+            self._last = detail["last"]
+        elif detail["part"] == Part.END:
+            self._is_complete = True
+        elif detail["part"] == Part.MESSAGES and queue is not None:
+            held = msgspec.convert(detail["messages"], list[HeldMessage])
+            apart = sum(message.quarantined is not None for message in held)
+            self._balance[queue] += len(held) - apart
+            self._apart[queue] += apart
+            self._reached = max(self._reached, held[-1].sequence)
+
+    def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
+        """One text for each queue that holds more or fewer messages than it must."""
+        rows: list[tuple[Any, ...]] = connection.execute(
+            "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
+            " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
+        ).fetchall()
+        live: Counter[int] = Counter(dict(rows))
+        queues = incarnations(connection)
+        live.update(queues[each.row.generation] for each in unflushed if each.row.generation in queues)
+        names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
+        set_apart: list[tuple[Any, ...]] = connection.execute(_APART).fetchall()
+        apart: Counter[int] = Counter(dict(set_apart))
+        for what, expected, found in (("holds", self._balance, live), ("has in quarantine", self._apart, apart)):
+            for queue in sorted(expected.keys() | found.keys()):
+                if expected[queue] != found[queue]:
+                    name = names.get(queue, f"number {queue}")
+                    yield f"queue {name}: {what} {found[queue]} messages, by its history {expected[queue]}"
+
+
+def incarnations(connection: apsw.Connection) -> dict[int, int]:
+    """Incarnations of existing queues, by generation."""
+    rows: Any = connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL").fetchall()
+    return dict(rows)

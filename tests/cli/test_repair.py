@@ -1,0 +1,49 @@
+"""`veilmq check --repair`: the report, and how it ends."""
+
+import json
+import os
+from pathlib import Path
+
+from tests.support.commands import Run
+from tests.support.damaged import live
+
+from veilmq.cli.failures import Exit
+
+
+def test_check_names_the_command_and_the_report_is_plain(tmp_path: Path, run: Run) -> None:
+    lived = live(tmp_path / "data")
+    os.truncate(lived.directory / "veilmq.db-wal", 400_000)
+    found = run("check", "--data", str(lived.directory))
+    assert (found.code, "veilmq check --repair NEW_DIRECTORY" in found.out) == (Exit.WRONG, True)
+    ended = run("check", "--data", str(lived.directory), "--repair", str(tmp_path / "new"))
+    assert ended.code == Exit.WRONG
+    lines = ended.out.splitlines()
+    assert any(line.startswith("queue 000000000000/us-east-1/jobs: ") and " visible" in line for line in lines), lines
+    assert any(line.startswith("perhaps missing: what ") for line in lines), lines
+    assert lines[-1].endswith(f"serve the new one with: veilmq serve --data {tmp_path / 'new'}")
+    assert run("check", "--data", str(tmp_path / "new")).code == Exit.DONE
+
+
+def test_a_directory_in_order_is_copied_and_the_json_says_all(tmp_path: Path, run: Run) -> None:
+    lived = live(tmp_path / "data")
+    ended = run("check", "--data", str(lived.directory), "--repair", str(tmp_path / "new"), "--json")
+    assert ended.code == Exit.DONE
+    report = json.loads(ended.out)
+    assert (report["missing_count"], report["events_missing"], report["problems"]) == (0, 0, [])
+    kept = sum(each["visible"] + each["delayed"] + each["in_flight"] for each in report["queues"])
+    assert kept == len(lived.there)
+
+
+def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:
+    lived = live(tmp_path / "data")
+    data, new = str(lived.directory), str(tmp_path / "new")
+    for arguments, code, told in (
+        (("--backup", data), Exit.USAGE, "--backup: it is for --repair alone"),
+        (("--repair", new, "--admin", "127.0.0.1:1"), Exit.USAGE, "no server may run"),
+        (("--repair", data), Exit.USAGE, "exists already"),
+        (("--repair", new, "--backup", str(tmp_path)), Exit.DIRECTORY, "has no veilmq.db"),
+        (("--repair", str(tmp_path / "a" / "b")), Exit.USAGE, "its parent is not there"),
+    ):
+        ended = run("check", "--data", data, *arguments)
+        assert (ended.code, told in ended.err) == (code, True), (arguments, ended)
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,315 @@
+"""Damage to the files of a data directory: a start or `check` tells it, a repair brings back what a source holds."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import apsw
+import pytest
+from tests.support.contract.stage import TESTER, Stage
+from tests.support.damaged import FILES, Lived, judge, live
+from tests.support.sqlite import SMALL, store_of
+
+from veilmq.model.commands import Delete
+from veilmq.model.errors import ReceiptInvalid
+from veilmq.store.directory import DirectoryHeld
+from veilmq.store.errors import DestinationTaken, NotOurs
+from veilmq.store.sqlite.repair.repair import EXPORT, repair
+from veilmq.store.sqlite.repair.report import Repair
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.backup import backup_directory
+from veilmq.store.sqlite.tools.integrity import check
+from veilmq.testing.seeded import chance
+
+PAGE_BYTES: Final = 4096
+FRAME_BYTES: Final = 24 + PAGE_BYTES
+"""Of a WAL, behind its header of 32 bytes (SQLite, "WAL File Format")."""
+TABLE: Final = {"veilmq.db": 14, "veilmq.db-wal": 14, "redo": 10, "committed": 4}
+"""Flips in each file; the slow test has many more."""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """Files of a killed store."""
+    return live(tmp_path_factory.mktemp("killed") / "data")
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """Files of a closed store: all is in the database."""
+    return live(tmp_path_factory.mktemp("closed") / "data", closed=True)
+
+
+def repaired(source: Path, destination: Path, backup: Path | None = None) -> Repair:
+    """Repair without a progress bar."""
+    return repair(source, destination, backup, lambda stage, done, total: None)
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def flips(lived: Lived, name: str, count: int, seed: int) -> list[tuple[int, int]]:
+    """Places (byte, bit) in a file, most of them where something is written."""
+    draw = chance(seed)
+    content = (lived.directory / name).read_bytes()
+    used = [at for at in range(len(content)) if any(content[max(0, at - 2) : at + 3])]
+    places = [draw.choice(used) if draw.random() < 0.8 else draw.randrange(len(content)) for _ in range(count)]
+    return [(place, draw.randrange(8)) for place in places]
+
+
+def flipped(lived: Lived, tmp_path: Path, counts: dict[str, int], seed: int) -> Counter[tuple[str, str]]:
+    """Flip bits, one a copy; returns how many ended how, by file."""
+    table: Counter[tuple[str, str]] = Counter()
+    for name, count in counts.items():
+        if not (lived.directory / name).exists():
+            continue
+        for place, bit in flips(lived, name, count, seed):
+            directory = lived.copy(tmp_path / "damaged")
+            flip(directory / name, place, bit)
+            verdict = judge(lived, directory, tmp_path / "repaired")
+            shutil.rmtree(directory)
+            table[name, verdict.name] += 1
+            assert "silent" not in verdict.name, f"bit {bit} of byte {place} of {name}: {verdict.differences}"
+    return table
+
+
+@pytest.mark.parametrize("stopped", ["killed", "closed"])
+def test_a_flipped_bit_is_told_or_harmless_and_repaired(
+    stopped: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    table = flipped(request.getfixturevalue(stopped), tmp_path, TABLE, seed=33)
+    assert not [each for each in table if each[1] == "partly"], table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["killed", "closed"])
+def test_hundreds_of_flipped_bits(stopped: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    table = flipped(request.getfixturevalue(stopped), tmp_path, dict.fromkeys(FILES, 100), seed=10)
+    print(table)
+    assert sum(table[name, "partly"] for name in FILES) <= sum(table.values()) // 100, table
+    assert sum(count for (_, verdict), count in table.items() if verdict.startswith("full")) > 50, table
+
+
+CUTS: Final[dict[str, tuple[str, Callable[[bytes], bytes]]]] = {
+    "the WAL is lost": ("veilmq.db-wal", lambda content: b""),
+    "the WAL ends behind a frame": ("veilmq.db-wal", lambda content: content[: 32 + 100 * FRAME_BYTES]),
+    "the WAL ends within a frame": ("veilmq.db-wal", lambda content: content[: 32 + 60 * FRAME_BYTES + 99]),
+    "the redo log is zeros": ("redo", lambda content: bytes(len(content))),
+    "the redo log is cut": ("redo", lambda content: content[:1500]),
+}
+
+
+@pytest.mark.parametrize("damage", CUTS)
+def test_of_cut_files_the_rest_is_kept_and_the_loss_is_told(killed: Lived, tmp_path: Path, damage: str) -> None:
+    directory = killed.copy(tmp_path / "damaged")
+    name, cut = CUTS[damage]
+    (directory / name).write_bytes(cut((directory / name).read_bytes()))
+    verdict = judge(killed, directory, tmp_path / "repaired")
+    assert verdict.told
+    assert verdict.repair is not None
+    assert verdict.repair.events_missing
+    assert verdict.repair.may_miss
+    lost = sum(" is lost" in difference for difference in verdict.differences)
+    assert 0 < lost <= verdict.repair.events_missing
+
+
+def test_a_lost_database_leaves_what_the_wal_has(killed: Lived, tmp_path: Path) -> None:
+    directory = killed.copy(tmp_path / "damaged")
+    (directory / "veilmq.db").unlink()
+    report = repaired(directory, tmp_path / "new")
+    assert report.may_miss
+    assert sum(each.visible + each.delayed + each.in_flight for each in report.queues) > 20
+    assert not any("is back" in line for line in killed.differences(tmp_path / "new"))
+
+
+def test_a_destroyed_frame_costs_only_what_no_other_frame_has(killed: Lived, tmp_path: Path) -> None:
+    size = (killed.directory / "veilmq.db-wal").stat().st_size // FRAME_BYTES
+    table: Counter[str] = Counter()
+    for number in range(3, size, 20):
+        directory = killed.copy(tmp_path / "damaged")
+        wal = directory / "veilmq.db-wal"
+        content = bytearray(wal.read_bytes())
+        at = 32 + number * FRAME_BYTES
+        content[at : at + FRAME_BYTES] = bytes(FRAME_BYTES)
+        wal.write_bytes(content)
+        verdict = judge(killed, directory, tmp_path / "repaired")
+        table[verdict.name] += 1
+        shutil.rmtree(directory)
+    assert "silent" not in str(table)
+    assert table["full"] >= 7, table
+
+
+@pytest.mark.parametrize("with_backup", [False, True])
+def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Path, with_backup: bool) -> None:
+    backup = tmp_path / "backup"
+    backup_directory(closed.directory / "veilmq.db", backup)
+    counts: Counter[str] = Counter()
+    for page in leaves(closed.directory / "veilmq.db"):
+        directory = closed.copy(tmp_path / "damaged")
+        with (directory / "veilmq.db").open("r+b") as file:
+            file.seek((page - 1) * PAGE_BYTES)
+            file.write(bytes(PAGE_BYTES))
+        verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
+        assert verdict.told
+        assert verdict.repair is not None
+        counts[verdict.name] += 1
+        lost = {line.removesuffix(" is lost") for line in verdict.differences if line.endswith(" is lost")}
+        assert len(verdict.repair.missing) == verdict.repair.missing_count == len(lost)
+        assert {each.queue.rpartition("/")[2] for each in verdict.repair.missing} == {
+            closed.there[body][0] for body in lost
+        }
+        shutil.rmtree(directory)
+    assert counts["full"] == sum(counts.values()) if with_backup else counts["partly"] >= 2
+
+
+def leaves(database: Path) -> list[int]:
+    """The pages with the rows of the table `message`."""
+    connection = apsw.Connection(str(database), flags=apsw.SQLITE_OPEN_READONLY)
+    rows = connection.execute("SELECT pageno FROM dbstat WHERE name = 'message' AND pagetype = 'leaf'").fetchall()
+    connection.close()
+    return [int(str(page)) for (page,) in rows]
+
+
+def test_what_was_deleted_since_the_backup_does_not_come_back(stage: Stage, tmp_path: Path) -> None:
+    queue = stage.create()
+    for number in range(6):
+        stage.send(queue, f"before {number}")
+    stage.sweep()
+    backup_directory(store_of(stage).directory.database, tmp_path / "backup")
+    for message in stage.receive(queue, 2):
+        stage.delete(queue, message.handle)
+    stage.send(queue, "since")
+    stage.store.close()
+    database = store_of(stage).directory.database
+    (page,) = leaves(database)
+    with database.open("r+b") as file:
+        file.seek((page - 1) * PAGE_BYTES)
+        file.write(bytes(PAGE_BYTES))
+    report = repaired(database.parent, tmp_path / "new", tmp_path / "backup")
+    assert report.is_whole, report
+    (content,) = report.queues
+    assert content.visible + content.in_flight == 5  # what came since is still in the redo log
+    stage.open()
+
+
+def test_a_backup_newer_than_the_database_is_taken_in_its_place(stage: Stage, tmp_path: Path) -> None:
+    """A kill long after the last checkpoint, and the WAL is lost."""
+    queue = stage.create()
+    stage.reopen()
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, "x" * 20_000)
+    backup_directory(store_of(stage).directory.database, tmp_path / "backup")
+    stage.factory.kill(stage.store)
+    database = store_of(stage).directory.database
+    database.with_name("veilmq.db-wal").unlink()
+    assert repaired(database.parent, tmp_path / "without").events_missing == 1
+    report = repaired(database.parent, tmp_path / "with", tmp_path / "backup")
+    assert report.is_whole, report
+    database.with_name("committed").write_text("lost\n")
+    stage.open()
+
+
+def test_a_damaged_message_is_quarantined_or_comes_from_the_backup(closed: Lived, tmp_path: Path) -> None:
+    directory = closed.copy(tmp_path / "damaged")
+    backup_directory(directory / "veilmq.db", tmp_path / "backup")
+    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection.execute("UPDATE message SET body = x'00ff' WHERE sequence = (SELECT min(sequence) FROM message)")
+    connection.close()
+    report = repaired(directory, tmp_path / "new")
+    assert sum(each.quarantined for each in report.queues) == 1
+    assert not report.is_whole
+    assert [problem.kind for problem in check(tmp_path / "new" / "veilmq.db").problems] == ["quarantine"]
+    assert repaired(directory, tmp_path / "better", tmp_path / "backup").is_whole
+    assert closed.differences(tmp_path / "better") == []
+
+
+def test_a_queue_that_cannot_be_read_is_made_again(closed: Lived, tmp_path: Path) -> None:
+    """By the history; and if that is gone too, under a name that says so, with a long retention."""
+    directory = closed.copy(tmp_path / "damaged")
+    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection.execute("DELETE FROM queue WHERE name = 'plain'")
+    connection.close()
+    repaired(directory, tmp_path / "new")
+    assert closed.differences(tmp_path / "new") == []
+    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection.execute("DELETE FROM history")
+    connection.close()
+    report = repaired(directory, tmp_path / "without")
+    (made,) = [each for each in report.queues if "recovered-" in each.queue]
+    assert made.visible == sum(queue == "plain" for queue, _ in closed.there.values())
+
+
+def test_old_handles_are_void_and_the_source_is_as_it_was(stage: Stage, tmp_path: Path) -> None:
+    queue = stage.create()
+    stage.send(queue, "held")
+    handle = stage.take(queue).handle
+    stage.factory.kill(stage.store)
+    source = store_of(stage).directory.path
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in source.iterdir()}
+    report = repaired(source, tmp_path / "new")
+    assert report.is_whole
+    assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in source.iterdir()}
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["veilmq.db"]
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    new = SqliteStore(tmp_path / "new", SMALL)
+    command = Delete(queue=queue, origin=TESTER, handle=handle, arrived=stage.now)
+    assert isinstance(new.apply([command], stage.now).outcomes[0], ReceiptInvalid)
+    epochs = []
+    for store in (new, SqliteStore(source, SMALL)):
+        with store.reader.look() as view:
+            epochs.append(view.head()[2])
+        store.close()
+    assert epochs[0] != epochs[1]
+    stage.open()
+
+
+def test_a_held_source_and_a_taken_destination_are_refused(stage: Stage, tmp_path: Path) -> None:
+    source = store_of(stage).directory.path
+    with pytest.raises(DirectoryHeld):
+        repaired(source, tmp_path / "new")
+    stage.store.close()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(DestinationTaken):
+        repaired(source, tmp_path / "taken")
+    with pytest.raises(NotOurs):
+        repaired(source, tmp_path / "new", tmp_path / "taken")  # no backup
+    assert not (tmp_path / "new").exists()
+    stage.open()
+
+
+def test_what_was_never_committed_is_not_taken_for_committed(stage: Stage, tmp_path: Path) -> None:
+    """Frames of a torn transaction may stay behind those of later ones, with the same salts, whole among themselves."""
+    queue = stage.create()
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, "x" * 20_000)
+    stage.factory.kill(stage.store)
+    source = store_of(stage).directory.path
+    wal = source / "veilmq.db-wal"
+    content = wal.read_bytes()
+    ends = 32 + 7 * FRAME_BYTES  # of the first transaction, with its commit frame
+    wal.write_bytes(content + content[ends - 2 * FRAME_BYTES : ends])  # the second continues the first
+    report = repaired(source, tmp_path / "new")
+    assert report.is_whole
+    assert len(report.found) == 1, report.found  # a line about the WAL
+    wal.write_bytes(content)
+    stage.open()
+
+
+def test_rows_without_a_place_are_exported(closed: Lived, tmp_path: Path) -> None:
+    directory = closed.copy(tmp_path / "damaged")
+    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection.execute("UPDATE history SET events = x'c1' WHERE offset = 5")
+    connection.close()
+    report = repaired(directory, tmp_path / "new")
+    assert report.exported == 1
+    assert report.export == str(tmp_path / "new" / EXPORT)
+    assert '"table": "history"' in Path(report.export).read_text()
+    assert os.stat(report.export).st_mode & 0o077 == 0
+    assert closed.differences(tmp_path / "new") == []
