@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 # With a worker gone the scheduler of loadgroup waits for ever: better to end there, and say what it was running.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --max-worker-restart 0
 # What `make run` and `make bench` hand on, e.g. make run ARGS="--data /var/lib/veilmq"
 ARGS ?=
 
@@ -100,10 +100,11 @@ lint: setup-test
 check test: export PYTHONDONTWRITEBYTECODE :=
 
 check: lint
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -n 2 -m "not slow" $(ARGS)
 
+# The slow tests wait for clocks, processes and the disk: three workers keep two cores busy.
 test: lint setup-clients
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 3 $(ARGS)
 
 # bench/run.py installs the load generator and the peers itself.
 bench: setup

@@ -390,6 +390,7 @@ class TestAttributes:
 
 
 class TestFairQueues:
+    @pytest.mark.slow
     def test_a_tenant_with_ten_thousand_does_not_starve_one_with_ten(self, sqs: Any) -> None:
         url = sqs.create_queue(QueueName="tenants")["QueueUrl"]
         noise = [{"Id": str(i), "MessageBody": "noisy", "MessageGroupId": "noisy"} for i in range(10)]

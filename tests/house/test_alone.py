@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 SET = """
@@ -49,6 +51,7 @@ def run(directory: Path, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_no_test_runs_beside_one_that_is_alone(tmp_path: Path) -> None:
     (tmp_path / "running").mkdir()
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,19 @@ def rows() -> list[list[str]]:
     return found
 
 
+@cache
+def parsed(path: Path) -> list[ast.stmt]:
+    """The statements of a file: 200 names are in a few dozen."""
+    return ast.parse(path.read_text()).body
+
+
 def is_test(name: str, root: Path = ROOT) -> bool:
     """Whether `file::test` or `file::Class::test` names a test function."""
     file, *parts = name.split("::")
     path = root / file
     if not parts or not parts[-1].startswith("test_") or not path.is_file():
         return False
-    body = ast.parse(path.read_text()).body
+    body = parsed(path)
     kinds: tuple[type[ast.stmt], ...] = (ast.ClassDef,)
     for place, part in enumerate(parts):
         if place == len(parts) - 1:

@@ -5,6 +5,7 @@ A small test set of its own is run on two workers, as `make test` runs ours.
 
 import re
 
+import pytest
 from tests.house.test_alone import run
 
 SET = """
@@ -21,6 +22,7 @@ def test_on_any(number):
 """
 
 
+@pytest.mark.slow
 def test_a_group_has_one_worker(tmp_path):
     (tmp_path / "test_set.py").write_text(SET)
     said = run(tmp_path, "--dist", "loadgroup", "-v")

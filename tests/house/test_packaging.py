@@ -100,6 +100,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert "veilmq = veilmq.__main__:main" in scripts
 
 
+@pytest.mark.slow
 def test_the_source_distribution_is_complete(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
