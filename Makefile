@@ -21,7 +21,8 @@ NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants fuzz simulate pipeline-demo lock clean
+.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants faults fuzz simulate pipeline-demo \
+	lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
@@ -32,6 +33,7 @@ help:
 	@echo 'make yardstick          CPU of a request: ARGS="--against DIR" compares with another checkout'
 	@echo 'make mutants            put one bug after the other into the code: which test fails? ARGS="store/ --thorough"'
 	@echo 'make simulate           an hour of simulated lives on a faulty disk: ARGS="--minutes N --seed N --seeds COUNT"'
+	@echo 'make faults             half an hour of kills and other faults under load: ARGS="--minutes 3 --seed N"'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make setup              set up what make run needs, and stop there'
@@ -121,6 +123,10 @@ mutants: setup-test
 # A seed decides a life; one that breaks a promise ends the run with its story.
 simulate: setup-test
 	@$(BIN)/python -m tests.simulation $(ARGS)
+
+# Kills, stops, disks and networks that fail, clocks that jump; the checker judges. docs/reliability.md has the figures.
+faults: setup-test
+	@$(BIN)/python -m tests.faults.suite $(ARGS)
 
 # What it finds interesting is kept in .tools/fuzz/corpus for the next time.
 fuzz: .tools/fuzz/.installed

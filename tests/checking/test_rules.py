@@ -334,6 +334,26 @@ def test_a_dead_letter_has_a_sequence_number_of_its_own_and_void_handles_find_no
     assert script.found(promises) == ["CHANGED", "STALE"]  # at 9 it had not moved yet
 
 
+def test_a_late_delete_finds_nothing_where_the_message_has_moved_to_the_dead_letters() -> None:
+    promises = Promises(tolerance_us=0, dead_letters={"jobs": "dead"})
+    for end, found in ((1.4, ["RESURRECTED"]), (3, [])):  # before the lease's end, and after
+        script = Script()
+        script.send("m", 0, 0.1)
+        script.receive(0.5, 1, grant("m", 1, seconds=1, count=1))
+        script.delete(1, end - 0.2, end)
+        script.receive(4, 5, grant("m", 2, count=2), queue="dead")
+        assert script.found(promises) == found
+    script.use(Kind.DELETE, 2, 6, 7, queue="dead")
+    script.receive(40, 41, grant("m", 3, seconds=1, count=3), queue="dead")
+    assert script.found(promises) == ["RESURRECTED"]
+    back = Script()
+    back.send("m", 0, 0.1)
+    back.receive(0.5, 1, grant("m", 1, seconds=1, count=1))
+    back.delete(1, 2, 3)
+    back.receive(4, 5, grant("m", 2, count=2))
+    assert back.found(promises) == ["RESURRECTED"]  # wherever it was, it was not there any more
+
+
 def test_a_void_handle_that_deletes_is_found_where_a_drain_of_the_dead_letters_finds_nothing() -> None:
     script = received()
     script.receive(40, 41, grant("m", 2, seconds=1, count=2))

@@ -14,7 +14,7 @@ from veilmq.client.messages import Extension, Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.driver.recorded import Recorded, Recording
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError
 from veilmq.testing import LocalServer
 from veilmq.testing.seeded import chance
 
@@ -136,6 +136,26 @@ def test_a_drain_asks_again_where_it_is_told_to(queue: Queue) -> None:
     shy.asked = 0
     assert recorded.drain(times=2) == 2
     assert check(recorded.recording.operations).clean
+
+
+class Late(Wrapping):
+    """The first lease ends before its message is deleted."""
+
+    late = True
+
+    def delete(self, handle: str) -> None:
+        if self.late:
+            self.late = False
+            self.inner.extend(handle, 0)
+            raise LeaseExpired(sequence=0, attempt=0)
+        self.inner.delete(handle)
+
+
+def test_a_drain_goes_on_where_a_lease_has_ended(queue: Queue) -> None:
+    recorded = Recorded(Late(queue), Recording())
+    recorded.send("a")
+    assert recorded.drain() == 2
+    assert recorded.recording.operations[-1].outcome is Outcome.OK
 
 
 def test_what_was_taken_keeps_its_numbers(queue: Queue) -> None:

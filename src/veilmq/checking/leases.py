@@ -8,6 +8,7 @@ running is decided by `surely_runs_until`, which takes the least that the acknow
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from veilmq.checking.lives import Granted, History, Life
 from veilmq.checking.log import FOREVER, Kind, Operation, Outcome, end_of
@@ -20,10 +21,10 @@ def check_leases(history: History, life: Life, report: Report) -> None:
     if counted:
         life.grants.sort(key=lambda each: each.grant.count)
     _check_overlaps(history.promises, life, counted, report)
-    deleted = _check_uses(history, life, counted, report)
+    deletes = _check_uses(history, life, counted, report)
     purges = history.purges.get(life.queue)
     purged = purges.first_after(life.born_high) if purges is not None else None
-    _check_returns(history.promises, life, deleted, purged, report)
+    _check_returns(history.promises, life, deletes, purged, report)
     if purges is not None:
         life.gone_low = min(life.gone_low, purges.may_take(life.born_low))
 
@@ -98,8 +99,20 @@ def _check_overlaps(promises: Promises, life: Life, counted: bool, report: Repor
         report.add(Rule.OVERLAP, life.queue, life.message, what, [first.operation, call, second.operation])
 
 
-def _check_uses(history: History, life: Life, counted: bool, report: Report) -> Operation | None:
-    """The delete that surely happened and was answered first."""
+class _Deletes(NamedTuple):
+    """Of the deletes that surely happened, those that were answered first."""
+
+    home: Operation | None
+    """After it the message is not in its queue: it was deleted, or had moved to the dead-letter queue."""
+    anywhere: Operation | None
+    """After it the message is nowhere."""
+
+    def of(self, queue: str, life: Life) -> Operation | None:
+        """After which it is not in that queue."""
+        return self.home if queue == life.queue else self.anywhere
+
+
+def _check_uses(history: History, life: Life, counted: bool, report: Report) -> _Deletes:
     promises = history.promises
     later = _Successors(life, counted)
     sent = {each.lease for each in life.sends if each.lease is not None}
@@ -131,10 +144,14 @@ def _check_uses(history: History, life: Life, counted: bool, report: Report) -> 
             if min(life.gone_low, moved if use.queue == life.queue else FOREVER) > end_of(use):
                 _stale(life, use, [proof], report)
     done = sorted((each for each in deletes if each.outcome is Outcome.OK), key=end_of)
-    deleted = next((each for each in done if _surely_deletes(promises, life, place, each)), None)
-    if deleted is not None:
-        _check_uses_of_deleted(life, deleted, report)
-    return deleted
+    home = anywhere = done
+    if not promises.stale_deletes_refused:
+        home = anywhere = [each for each in done if _surely_held(promises, life, place, each)]
+    elif life.queue in promises.dead_letters:
+        anywhere = [each for each in done if each.queue != life.queue or _surely_held(promises, life, place, each)]
+    found = _Deletes(next(iter(home), None), next(iter(anywhere), None))
+    _check_uses_of_deleted(life, found, report)
+    return found
 
 
 def _moved_low(history: History, life: Life) -> int:
@@ -146,11 +163,12 @@ def _moved_low(history: History, life: Life) -> int:
     return max(each.invoked for each in home)
 
 
-def _check_uses_of_deleted(life: Life, deleted: Operation, report: Report) -> None:
+def _check_uses_of_deleted(life: Life, deletes: _Deletes, report: Report) -> None:
     for uses in life.uses.values():
         for use in uses:
             late = use.kind is not Kind.DELETE and use.outcome is Outcome.OK
-            if late and use.invoked >= end_of(deleted):
+            deleted = deletes.of(use.queue, life)
+            if late and deleted is not None and use.invoked >= end_of(deleted):
                 _stale(life, use, [deleted], report)
 
 
@@ -160,9 +178,8 @@ def _stale(life: Life, use: Operation, proof: list[Operation], report: Report) -
     report.add(Rule.STALE, life.queue, life.message, what, [*grants, *proof, use])
 
 
-def _surely_deletes(promises: Promises, life: Life, place: dict[int, int], delete: Operation) -> bool:
-    if promises.stale_deletes_refused:
-        return True
+def _surely_held(promises: Promises, life: Life, place: dict[int, int], delete: Operation) -> bool:
+    """Whether the lease was surely still running when the delete happened."""
     if delete.lease is None or delete.lease not in place:
         return False
     rotating = [each for each in life.uses[delete.lease] if each.rotates and each.rotation >= delete.rotation]
@@ -214,15 +231,13 @@ class _Rotations:
         return self._highest[at - 1]
 
 
-def _check_returns(
-    promises: Promises, life: Life, deleted: Operation | None, purged: Operation | None, report: Report
-) -> None:
-    if deleted is not None:
-        back = next((each for each in life.grants if each.invoked >= end_of(deleted)), None)
-        if back is not None:
+def _check_returns(promises: Promises, life: Life, deletes: _Deletes, purged: Operation | None, report: Report) -> None:
+    for granted in life.grants:
+        deleted = deletes.of(granted.operation.queue, life)
+        if deleted is not None and granted.invoked >= end_of(deleted):
             what = f"message {life.message} of queue {life.queue} was received after its delete was acknowledged"
             holder = [each.operation for each in life.grants if each.grant.lease == deleted.lease]
-            report.add(Rule.RESURRECTED, life.queue, life.message, what, [*holder, deleted, back.operation])
+            report.add(Rule.RESURRECTED, life.queue, life.message, what, [*holder, deleted, granted.operation])
             return
     if purged is not None:
         # What moved to the dead-letter queue before is no longer the purge's.

@@ -43,12 +43,14 @@ class Load:
     """One client. `run` ends when `stop` is set."""
 
     def __init__(
-        self, queues: Sequence[Recorded], name: str, chance: Random, stop: threading.Event, interval: float
-    ) -> None:
+        self, queues: Sequence[Recorded], name: str, chance: Random, stop: threading.Event, interval: float,
+        *, expiring: bool = True,
+    ) -> None:  # fmt: skip
         """The first queue is sent to, all are received from. `name`: unique, begins each body. `interval`: seconds
-        between two calls, on average."""
+        between two calls, on average. `expiring`: some messages have a time to live, where that exists."""
         self._queues = queues
         self._able = queues[0].capabilities
+        self._ttls = _TTLS if expiring and self._able.ttl else ()
         self._name = name
         self._chance = chance
         self._stop = stop
@@ -98,7 +100,7 @@ class Load:
             self._sent.append(message)
             return message
         delay = chance.choice(DELAYS) if chance.random() < 0.1 else None
-        ttl = chance.choice(_TTLS) if able.ttl and delay is None and chance.random() < 0.1 else None
+        ttl = chance.choice(self._ttls) if self._ttls and delay is None and chance.random() < 0.1 else None
         priority = chance.randint(1, 16) if able.priorities and chance.random() < 0.3 else None
         return Message(body, delay=delay, ttl=ttl, priority=priority)
 

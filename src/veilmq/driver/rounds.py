@@ -18,7 +18,7 @@ import msgspec
 from veilmq.checking.checker import check
 from veilmq.checking.log import Kind, Operation, Outcome
 from veilmq.checking.report import Promises, Report
-from veilmq.client.adapters.connect import connect_account
+from veilmq.client.adapters.connect import connect_account, parse_url
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
@@ -54,11 +54,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two calls of a client, on average."""
     fifo: bool = False
     dead_letters: bool = False
+    expiring: bool = True
+    """With times to live, where the protocol has them."""
 
     def queues(self) -> list[str]:
         """The queue, and the dead-letter queue."""
         end = ".fifo" if self.fifo else ""
         return [self.name + end, *([f"{self.name}-dead{end}"] if self.dead_letters else [])]
+
+    def promises(self) -> Promises:
+        """What queues of this protocol promise."""
+        name, *dead = self.queues()
+        refused = self.fifo or parse_url(self.url).kind != "sqs"
+        return Promises(stale_deletes_refused=refused, dead_letters=dict.fromkeys([name], *dead) if dead else {})
 
 
 class Figures(msgspec.Struct):
@@ -152,7 +160,7 @@ class Run:
                 names = plan.queues()
                 queues = self._patiently(lambda: [account.queue(each) for each in names], account, stop)
                 recorded = [Recorded(queue, self._recording) for queue in queues]
-                Load(recorded, name, Random(name), stop, plan.interval).run()
+                Load(recorded, name, Random(name), stop, plan.interval, expiring=plan.expiring).run()
         except _AWAY:
             pass  # the drain will tell
 

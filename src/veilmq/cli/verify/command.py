@@ -44,7 +44,7 @@ def verify(given: Mapping[str, Any]) -> Exit:
     seed = secrets.randbelow(1_000_000) if given["seed"] is None else given["seed"]
     kills = Kills(given["kill"], seconds("--kill-every", given["kill_every"]), seed)
     plan = _plan(given, seed)
-    promises = _promises(plan, parse_url(plan.url).kind, given)
+    promises = _as_told(plan.promises(), given)
     with ExitStack() as open_files:
         file = None if given["log"] is None else open_files.enter_context(_new_log(given["log"], promises))
         run = Run(plan, promises, Recording(file))
@@ -91,14 +91,6 @@ def _plan(given: Mapping[str, Any], seed: int) -> Plan:
         fifo=given["fifo"],
         dead_letters=given["dead_letters"],
     )
-
-
-def _promises(plan: Plan, protocol: str, given: Mapping[str, Any]) -> Promises:
-    names = plan.queues()
-    promises = Promises(
-        stale_deletes_refused=protocol != "sqs" or plan.fifo, dead_letters={names[0]: names[1]} if names[1:] else {}
-    )
-    return _as_told(promises, given)
 
 
 def _as_told(promises: Promises, given: Mapping[str, Any]) -> Promises:

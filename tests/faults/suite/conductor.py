@@ -1,0 +1,223 @@
+"""Rounds of load under one fault each: the seed chooses the kinds, the history checker judges what the clients saw.
+
+Strategy: one server with a queue for each protocol and form; the clients of the driver (`veilmq.driver`) use all of
+them at the same time. A round strikes, lets the server rest, drains and checks. The queues live on from round to round,
+so that what comes back later is seen. A round that needs a small disk has a server and queues of its own there.
+"""
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from tests.faults.suite.kinds import KINDS
+from tests.faults.suite.proxy import Proxy
+from tests.faults.suite.server import Server
+from tests.faults.suite.stage import Kind, Stage
+from tests.faults.suite.topics import Topics
+from tests.faults.suite.transactions import Transactions
+
+from veilmq.driver.recorded import Recording
+from veilmq.driver.rounds import Figures, Plan, Run
+from veilmq.testing.seeded import Random
+from veilmq.testing.seeded import chance as seeded
+
+SMALL_DISK_BYTES = 48 * 1024 * 1024
+SMALL_DISK_OPTIONS = ("--reserve-bytes", "4194304", "--floor-bytes", "262144")
+CLIENTS = 2
+"""Of each queue."""
+INTERVAL_SECONDS = 0.02
+FORMS = (
+    ("veil", True, True), ("sqs", False, True), ("sqs", True, True), ("azure", False, False), ("mns", False, False),
+)  # fmt: skip
+"""Protocol, FIFO, with dead letters: a queue each."""
+EXPECTED = {
+    "TransportError", "StoreFailed", "StoreUnknown", "DiskLow", "Overloaded",
+    "LeaseTaken", "LeaseExpired", "MessageGone", "ReceiptInvalid",
+    "ServiceError ServiceUnavailable", "ServiceError InternalError", "ServiceError InternalFailure",
+    "ServiceError ServerBusy", "ServiceError InternalServerError",
+}  # fmt: skip
+"""What clients may be told while a server is in trouble, and by the ends of leases."""
+
+
+class Tally(msgspec.Struct):
+    """The figures of one kind of fault, or of all."""
+
+    rounds: int = 0
+    strikes: int = 0
+    kills: int = 0
+    operations: int = 0
+    violations: int = 0
+
+    def add(self, other: "Tally") -> None:
+        """Another round's."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Record(msgspec.Struct):
+    """A whole run."""
+
+    commit: str
+    seed: int
+    seconds: float = 0
+    total: Tally = msgspec.field(default_factory=Tally)
+    kinds: dict[str, Tally] = msgspec.field(default_factory=dict)
+    skipped: dict[str, str] = msgspec.field(default_factory=dict)
+    """Kinds that this machine cannot have, and why."""
+    unexpected: dict[str, int] = msgspec.field(default_factory=dict)
+    """Errors that no client should have seen."""
+    stories: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not (self.total.violations or self.unexpected)
+
+    def row(self) -> str:
+        """Of the table in docs/reliability.md."""
+        total = self.total
+        return (
+            f"| {self.commit} | {self.seed} | {self.seconds / 60:.0f} min | {total.rounds} | {total.kills:,} "
+            f"| {total.strikes:,} | {total.operations:,} | {total.violations} |"
+        )
+
+
+class Arena:
+    """A server, the proxy before it, and its queues."""
+
+    def __init__(self, directory: Path, log: Path, seed: int, *options: str, patterns: bool = False) -> None:
+        """patterns: a topic and transactions in place of plain queues."""
+        self.server = Server(directory, log, *options)
+        self.proxy = Proxy(self.server.ports, seeded(seed))
+        assert self.server.start()
+        urls = self.server.urls()
+        self.patterns: list[Topics | Transactions] = [Topics(urls), Transactions(urls)] if patterns else []
+        plans = [
+            Plan(
+                url=urls[protocol], name=f"{protocol}-{number}", clients=CLIENTS, seed=seed, interval=INTERVAL_SECONDS,
+                fifo=fifo, dead_letters=dead_letters,
+            )
+            for number, (protocol, fifo, dead_letters) in enumerate(() if patterns else FORMS)
+        ]  # fmt: skip
+        self.runs = [Run(plan, plan.promises(), Recording()) for plan in plans]
+        for each in (*self.runs, *self.patterns):
+            each.open()
+
+    def round(self, kind: Kind, chance: Random, seconds: float) -> Tally:
+        """One round of this kind."""
+        self.server.kill()
+        done = sum(each.operations for each in self.patterns)
+        stage = Stage(self.server, self.proxy, chance, seconds)
+        urls = self.server.urls(self.proxy.ports if kind.proxied else None)
+        for run, (protocol, *_) in zip(self.runs, FORMS, strict=False):
+            # Where the clock was moved, a time to live is over at another time than the clients' clocks say.
+            run.plan = msgspec.structs.replace(run.plan, url=urls[protocol], expiring=kind.place != "moved clock")
+        users = [*self.runs, *self.patterns]
+        with ThreadPoolExecutor(len(users), "round") as pool:
+            rounds = [pool.submit(each.round, seconds) for each in users]
+            kind.strike(stage)
+            self.server.kill()
+            assert self.server.start(), f"after {kind.name}, the server does not start: {self.server.log.read_text()}"
+            for each in rounds:
+                each.result()
+        reports = [run.figures.report for run in self.runs]
+        operations = sum(each.operations for each in (*reports, *self.patterns)) - done
+        violations = [*(each.counts.total() for each in reports), *(len(each.violations) for each in self.patterns)]
+        return Tally(1, stage.strikes, stage.kills, operations, sum(violations))
+
+    def tell(self, record: Record, kind: Kind) -> None:
+        """Add what its queues have done wrong since the last call, in a round of this kind."""
+        unexpected = Counter(record.unexpected)
+        stories: list[str] = []
+        for run in self.runs:
+            figures, name = run.figures, run.plan.name
+            unexpected.update({error: count for (_, error), count in figures.reasons.items() if error not in EXPECTED})
+            if figures.undrained or figures.recreated:
+                unexpected[f"{name} {figures.undrained or 'was gone'}"] += 1
+            stories += [f"{name}: {each}" for each in figures.report.violations]
+            run.figures = Figures(rounds=figures.rounds)
+        for pattern in self.patterns:
+            stories += [f"{pattern.name}: {violation}" for violation in pattern.violations]
+            pattern.violations.clear()
+        for story in stories:
+            print(f"\n{kind.name}: {story}\n", flush=True)
+        record.stories += [f"{kind.name}: {story}" for story in stories]
+        record.unexpected = dict(unexpected)
+
+    def close(self) -> None:
+        """End server and proxy."""
+        for each in (*self.runs, *self.patterns):
+            each.close()
+        self.proxy.close()
+        self.server.close()
+
+
+def conduct(
+    directory: Path,
+    seed: int,
+    minutes: float,
+    round_seconds: float,
+    kinds: Sequence[Kind] = KINDS,
+    *,
+    once: bool = False,
+) -> Record:
+    """Strike until the time is over; `once`: each kind once, and then no more."""
+    record = Record(_commit(), seed)
+    record.skipped = {kind.name: why for kind in kinds if (why := kind.missing())}
+    possible = [kind for kind in kinds if kind.name not in record.skipped]
+    chance = seeded(seed)
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        arenas: dict[str, Arena] = {}
+        for kind in iter(possible) if once else _chosen(possible, chance):
+            if not once and time.monotonic() - begun > minutes * 60:
+                break
+            if kind.place not in arenas:
+                arenas[kind.place] = _arena(stack, directory, seed, kind.place)
+            tally = arenas[kind.place].round(kind, chance, round_seconds)
+            record.total.add(tally)
+            record.kinds.setdefault(kind.name, Tally()).add(tally)
+            print(f"{time.monotonic() - begun:6.0f} s  {kind.name:<18} {tally}", flush=True)
+            arenas[kind.place].tell(record, kind)
+    record.seconds = round(time.monotonic() - begun)
+    return record
+
+
+def _chosen(kinds: Sequence[Kind], chance: Random) -> Iterator[Kind]:
+    """Each kind once in any order, then by weight."""
+    yield from chance.sample(kinds, len(kinds))
+    while True:
+        yield from chance.choices(kinds, [kind.weight for kind in kinds])
+
+
+def _arena(stack: contextlib.ExitStack, directory: Path, seed: int, name: str) -> Arena:
+    place = directory / name.replace(" ", "-")
+    place.mkdir(parents=True)
+    options: tuple[str, ...] = ()
+    if name == "small disk":
+        size = f"size={SMALL_DISK_BYTES}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", place], check=True)
+        stack.callback(subprocess.run, ["umount", "--lazy", place], check=True)
+        options = SMALL_DISK_OPTIONS
+    patterns = name == "topics and transactions"
+    if patterns:
+        options = ("--push-allow", "127.0.0.0/8")
+    arena = Arena(place, directory / f"{place.name}.log", seed, *options, patterns=patterns)
+    stack.callback(arena.close)
+    return arena
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    said = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=here, capture_output=True, text=True)
+    return said.stdout.strip() or "?"
+
+
+def temporary() -> "tempfile.TemporaryDirectory[str]":
+    """Where the data lives: a disk, and no tmpfs, where the machine has both."""
+    return tempfile.TemporaryDirectory(prefix="veilmq-faults-", dir="/var/tmp")
