@@ -110,3 +110,54 @@ def test_a_key_finds_what_it_may_peek_at(running: Any, tmp_path: Any) -> None:
         hidden = token.get(f"/api/v1/messages/{mail}?bodies=true", **peeks).json()
         assert (hidden["places"], hidden["last"]) == ([], None)
         assert token.get(f"/api/v1/messages/{orders}", auth=("SENDS", "s" * 20)).status_code == 403
+
+
+def page(http: httpx.Client, **query: Any) -> tuple[list[int], dict[str, Any]]:
+    """Sequences of a page of `orders`, by their place among those sent, and the page."""
+    answer = http.get(ORDERS + "/messages", params=query)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return [each["sequence"] for each in found["messages"]], found
+
+
+def test_a_listing_shows_what_matches(orders: httpx.Client) -> None:
+    for number in range(30):
+        kind = {"type": "odd"} if number % 2 else {"group": "even"}
+        send(orders, f"body {number}", priority=8, **kind)
+    (first, *_), _ = page(orders)
+    for query, places in (
+        ({"type": "odd", "limit": 3}, [1, 3, 5]),
+        ({"group": "even", "text": "body 1", "limit": 9}, [10, 12, 14, 16, 18]),
+        ({"text": "body 29"}, [29]),
+        ({"text": "body 29", "type": "even"}, []),
+        ({"age_us_min": 3_600_000_000}, []),
+        ({"receives_min": 1}, []),
+    ):
+        assert [each - first for each in page(orders, **query)[0]] == places, query
+    orders.post(ORDERS + "/receive", json={"count": 2})
+    assert page(orders, state="hidden", type="odd")[0] == [first + 1]
+    assert len(page(orders, state="hidden", receives_min=1)[0]) == 2
+    wrong = orders.get(ORDERS + "/messages", params={"text": ""})
+    assert (wrong.status_code, wrong.json()["field"]) == (400, "text")
+
+
+def test_a_listing_that_a_bound_stops_says_where_it_goes_on(
+    orders: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from veilmq.admin.history import messages
+
+    for number in range(40):
+        send(orders, f"body {number}", type="rare" if number in {5, 35} else "usual")
+    for name, most in (("LOOKED_AT_MAX", 10), ("SEARCHED_BYTES_MAX", 100)):
+        with monkeypatch.context() as bound:
+            bound.setattr(messages, name, most)
+            found, looked_at, after = [], 0, ""
+            pages = 0
+            while after is not None:
+                one, answer = page(orders, type="rare", text="body", after=after)
+                found += one
+                after = answer["after"]
+                looked_at += answer["looked_at"]
+                pages += 1
+        assert (len(found), looked_at) == (2, 40), name
+        assert pages > 2, name

@@ -74,6 +74,29 @@ def test_a_message_is_found_by_its_id(veilmq: Run) -> None:
     ]  # fmt: skip
 
 
+def test_messages_are_listed_by_what_they_are(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    sent = [
+        veilmq("send", "orders", body, "--type", kind, "--json").json[0]["id"]
+        for body, kind in (("one", "a"), ("two", "b"), ("three", "b"))
+    ]
+
+    def listed(*arguments: str) -> list[str]:
+        return [each["id"] for each in veilmq("messages", "orders", "--json", *arguments).json]
+
+    assert listed() == sent
+    assert listed("--type", "b") == sent[1:]
+    assert listed("--type", "b", "--text", "thr") == sent[2:]
+    assert listed("--limit", "2") == sent[:2]
+    assert listed("--older", "1h") == listed("--hidden") == listed("--receives", "1") == []
+    veilmq("receive", "orders")
+    assert listed("--hidden") == sent[:1]
+    assert "in flight" in veilmq("messages", "orders", "--hidden").out
+    nothing = veilmq("messages", "orders", "--type", "c")
+    assert (nothing.out, nothing.err, nothing.code) == ("", "no such message\n", 0)
+    assert veilmq("messages", "missing").code == 1
+
+
 def test_settings_are_set_and_listed(veilmq: Run) -> None:
     veilmq("queues", "create", "failed")
     arguments = ("--delay", "1m", "--dead-letters", "failed", "--max-receives", "3", "--tag", "team=billing")

@@ -15,7 +15,7 @@ from tests.cli.conftest import Serve
 from veilmq.cli.access import http
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, Unreachable
-from veilmq.cli.remote import events
+from veilmq.cli.history import events
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import read_holder
 from veilmq.testing.for_each import for_each

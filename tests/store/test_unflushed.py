@@ -10,6 +10,7 @@ import pytest
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, impossible, refused, sending
 from tests.support.sqlite import store_of
 
+from veilmq.admin.api.inputs import PageInput
 from veilmq.admin.history.messages import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
@@ -212,9 +213,12 @@ def test_readers_see_it(stage: Stage) -> None:
     store = store_of(stage)
 
     def pages() -> Any:
-        shown = [message_page(store.reader, queue, state, "", 10) for state in ("visible", "hidden")]
-        first = message_page(store.reader, queue, "visible", "", 1)
-        return shown, first, message_page(store.reader, queue, "visible", first["after"], 1)
+        shown = [
+            message_page(store.reader, queue, PageInput(state=state, limit=10), stage.now)
+            for state in ("visible", "hidden")
+        ]
+        first = message_page(store.reader, queue, PageInput(limit=1), stage.now)
+        return shown, first, message_page(store.reader, queue, PageInput(after=first["after"], limit=1), stage.now)
 
     unflushed, report = pages(), check(store.directory.database)
     assert [each["sequence"] for each in unflushed[0][0]["messages"]] == [waits.sequence, waits.sequence + 1]

@@ -81,9 +81,8 @@ class Queues:
         """A page of one queue's messages, without their bodies."""
         key = self._key(request, Action.PEEK)
         wanted = inputs.convert(members_of(request), inputs.PageInput)
-        return answer(
-            await run_in_threadpool(message_page, self._service.reader, key, wanted.state, wanted.after, wanted.limit)
-        )
+        now = self._service.shell.now()
+        return answer(await run_in_threadpool(message_page, self._service.reader, key, wanted, now))
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(request: Request) -> Response:

@@ -2,7 +2,8 @@
 
 Strategy: this module declares the commands and imports almost nothing; a command's imports happen when it runs, so that
 `--help` and a server's first response come quickly. `serve` has a package, as have the commands of Spark
-(`pipeline`) and those on queues, messages and the history (`remote`); the ones on a directory are in directory.py.
+(`pipeline`), those on queues and messages (`remote`) and those that look (`history`); the ones on a directory are in
+directory.py.
 """
 
 import os
@@ -19,6 +20,7 @@ try:
 except ModuleNotFoundError as error:
     end_without(error)
 
+from veilmq.cli.history import register as register_history
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
 from veilmq.cli.verify import register as register_verify
@@ -67,6 +69,7 @@ def application() -> typer.Typer:
     app.command("backup")(_backup)
     app.command("check")(_check)
     register(app)
+    register_history(app)
     register_work(app)
     register_verify(app)
     register_pipeline(app)

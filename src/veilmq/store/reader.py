@@ -210,6 +210,10 @@ class View(Protocol):
         """Up to `limit` delayed or leased messages after (due, sequence), by due instant and sequence."""
         ...
 
+    def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
+        """Of these messages of the queue those whose body has the text in it."""
+        ...
+
     def message(self, incarnation: int, sequence: int) -> FoundMessage | None:
         """The message with this sequence, if it is in this queue or its quarantine."""
         ...

@@ -23,13 +23,14 @@ from veilmq.model.moves import MOVES_PER_SECOND_MAX
 from veilmq.model.settings.plan import Adaptive
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 from veilmq.store import View
-from veilmq.store.reader import HOLD_S_MAX
+from veilmq.store.reader import HOLD_S_MAX, ListedMessage
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 ENTRIES_MAX: Final = 100
 WAIT_US_MAX: Final = 30 * SECOND_US
 RATE_MAX: Final = 1_000_000
 PAGE_MAX: Final = 1_000
+TEXT_MAX: Final = 1_000
 _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
 _ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
@@ -306,11 +307,32 @@ class AccountInput(_Input):
 
 
 class PageInput(_Input):
-    """A page of a queue's messages: the visible ones, or those delayed or in flight."""
+    """A page of a queue's messages: the visible ones, or those delayed or in flight; only those that match."""
 
     state: Annotated[str, Meta(pattern=_STATE)] = "visible"
     after: Annotated[str, Meta(pattern=_PAGE)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+    type: str | None = None
+    group: str | None = None
+    age_us_min: Annotated[int, Meta(ge=0)] = 0
+    receives_min: Annotated[int, Meta(ge=0)] = 0
+    text: Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)] | None = None
+    """In the body."""
+
+    @property
+    def filters(self) -> bool:
+        """Whether not every message matches."""
+        given = (self.type, self.group, self.text)
+        return bool(self.receives_min or self.age_us_min) or any(each is not None for each in given)
+
+    def matches(self, message: ListedMessage, now: int) -> bool:
+        """Whether the message matches, but for the text."""
+        return (
+            (self.type is None or message.type == self.type)
+            and (self.group is None or message.group == self.group)
+            and message.sent <= now - self.age_us_min
+            and (message.attempt or 0) >= self.receives_min
+        )
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):

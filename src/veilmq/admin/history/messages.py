@@ -5,38 +5,78 @@ sequences and queues; then its row is read. Nothing is leased, and nothing chang
 """
 
 import base64
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
-from veilmq.admin.api.inputs import message_id
+from veilmq.admin.api.inputs import PAGE_MAX, PageInput, message_id
 from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_lease
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.history.trace import trace
 from veilmq.model.commands import Origin, RecordPeek
 from veilmq.model.errors import QueueMissing
+from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader, View
-from veilmq.store.reader import FoundMessage, ListedMessage
+from veilmq.store.reader import FoundMessage, ListedMessage, QueueState
+
+LOOKED_AT_MAX: Final = 10_000
+"""Messages that one page looks at to find those that match."""
+SEARCHED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bodies that one page searches for a text; the last few may go beyond."""
+_SEARCHED_AT_ONCE: Final = 16
+"""Bodies may be long, so only a few are searched beyond what a page needs."""
 
 
-def message_page(reader: Reader, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
-    """Up to `limit` messages, visible ones by sequence, hidden ones by due instant, behind the page that ended at
-    `after`. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
+def message_page(reader: Reader, key: QueueKey, wanted: PageInput, now: Instant) -> dict[str, Any]:
+    """Messages that match, visible ones by sequence, hidden ones by due instant, behind the page that ended at
+    `wanted.after`. {messages, after, looked_at}: `after` names the next page and is null at the end; a page with an
+    `after` and fewer messages than its limit was stopped by a bound. Raises QueueMissing."""
     queue = reader.queues.get(key)
     if queue is None:
         raise QueueMissing(queue=str(key))
-    leading, _, trailing = after.partition("-")
+    found: list[ListedMessage] = []
+    after, looked_at, searched_bytes = None, 0, 0
     with reader.look() as view:
-        if state == "visible":
-            found = view.visible(queue, int(leading or 0), limit)
+        for each, matches in _walk(view, queue, wanted, now):
+            looked_at += 1
+            searched_bytes += 0 if wanted.text is None else each.body_bytes
+            if matches:
+                found.append(each)
+            if len(found) == wanted.limit or looked_at == LOOKED_AT_MAX or searched_bytes >= SEARCHED_BYTES_MAX:
+                after = _place(each, wanted.state)
+                break
+    shown = [_message(each, queue.settings.retention_us) for each in found]
+    return {"messages": shown, "after": after, "looked_at": looked_at}
+
+
+def _walk(view: View, queue: QueueState, wanted: PageInput, now: Instant) -> Iterator[tuple[ListedMessage, bool]]:
+    """Each message behind `wanted.after`, and whether it matches."""
+    after, chunk = wanted.after, PAGE_MAX if wanted.filters else wanted.limit
+    while True:
+        leading, _, trailing = after.partition("-")
+        if wanted.state == "visible":
+            listed = view.visible(queue, int(leading or 0), chunk)
         else:
-            found = view.hidden(queue, int(leading or -1), int(trailing or 0), limit)
-    following = None
-    if len(found) >= limit:
-        last = found[-1]
-        following = str(last.sequence) if state == "visible" else f"{last.due}-{last.sequence}"
-    retention_us = queue.settings.retention_us
-    return {"messages": [_message(each, retention_us) for each in found], "after": following}
+            listed = view.hidden(queue, int(leading or -1), int(trailing or 0), chunk)
+        for at in range(0, len(listed), _SEARCHED_AT_ONCE):
+            yield from _judged(view, queue, listed[at : at + _SEARCHED_AT_ONCE], wanted, now)
+        if len(listed) < chunk:
+            return
+        after = _place(listed[-1], wanted.state)
+
+
+def _place(message: ListedMessage, state: str) -> str:
+    return str(message.sequence) if state == "visible" else f"{message.due}-{message.sequence}"
+
+
+def _judged(
+    view: View, queue: QueueState, listed: list[ListedMessage], wanted: PageInput, now: Instant
+) -> Iterator[tuple[ListedMessage, bool]]:
+    matching = {each.sequence for each in listed if wanted.matches(each, now)}
+    if wanted.text is not None and matching:
+        matching = view.containing(queue, sorted(matching), wanted.text)
+    return ((each, each.sequence in matching) for each in listed)
 
 
 def _message(held: ListedMessage, retention_us: int) -> dict[str, Any]:

@@ -86,6 +86,10 @@ class AdminAccess(Protocol):
         """Damaged messages that these queues set apart, by sequence; account `*` means all."""
         ...
 
+    def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Pages of a queue's messages that match (`PageInput`): {messages, after, looked_at}."""
+        ...
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """Where one message is: {message, complete, scanned, places, last}."""
         ...

@@ -16,7 +16,7 @@ import veilmq
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS, Asked
-from veilmq.admin.history.messages import find_message, peeks
+from veilmq.admin.history.messages import find_message, message_page, peeks
 from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
@@ -164,6 +164,17 @@ class DirectAccess:
                     bodies=bodies,
                 )
             yield from page["messages"]
+            after = page["after"]
+
+    def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.messages`."""
+        after: str | None = ""
+        while after is not None:
+            with _failures():
+                checked = inputs.queue_key(queue.account, queue.region, queue.name)
+                given = inputs.convert({**wanted, "limit": inputs.PAGE_MAX, "after": after}, inputs.PageInput)
+                page = message_page(self._store.reader, checked, given, self._clock.now())
+            yield page
             after = page["after"]
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:

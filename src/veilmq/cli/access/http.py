@@ -163,6 +163,16 @@ class HttpAccess:
             yield from page[name]
             after = page.get("after")
 
+    def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.messages`."""
+        path = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
+        after: str | None = ""
+        while after is not None:
+            members = {**wanted, "limit": inputs.PAGE_MAX, "after": after}
+            page = self._json("GET", f"/api/v1/queues/{path}/messages", members, answer_s=_WORK_S)
+            yield page
+            after = page["after"]
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
         members = {"bodies": "true"} if bodies else {}

@@ -1,7 +1,7 @@
-"""Commands on queues, messages and the history: through the admin port, or directly on a directory (cli/access).
+"""Commands on queues and messages: through the admin port, or directly on a directory (cli/access).
 
 Strategy: each command is a function of its context (`Asked`: access, account, region, JSON or not) and its own
-arguments; `_command` adds the common options. Each file has the commands on one noun. Only typer is imported until a
+arguments; `command_of` adds the common options. Each file has the commands on one noun. Only typer is imported until a
 command runs.
 """
 
@@ -18,9 +18,7 @@ import typer
 
 from veilmq.cli.clock import accept_clock
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.pipeline import export_events
-from veilmq.cli.remote.events import print_events
-from veilmq.cli.remote.messages import delete, extend, find, peek, receive, send, trace
+from veilmq.cli.remote.messages import delete, extend, peek, receive, send
 from veilmq.cli.remote.moves import cancel_move, list_moves, start_move
 from veilmq.cli.remote.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues import change_queue, create, list_queues, list_topics, plan, purge, remove
@@ -124,7 +122,7 @@ def register(app: typer.Typer) -> None:
     queues = typer.Typer(help="Queues.", no_args_is_help=True, rich_markup_mode=None)
     below: dict[str, Callable[..., None]] = {"list": list_queues, "create": create, "set": change_queue, "plan": plan}
     for name, body in (below | {"delete": remove}).items():
-        queues.command(name)(_command(body))
+        queues.command(name)(command_of(body))
     app.add_typer(queues, name="queues")
     moves: dict[str, Callable[..., None]] = {"list": list_moves, "start": start_move, "cancel": cancel_move}
     apart: dict[str, Callable[..., None]] = {
@@ -140,7 +138,7 @@ def register(app: typer.Typer) -> None:
     ):
         noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
         for name, body in bodies.items():
-            noun.command(name)(_command(body))
+            noun.command(name)(command_of(body))
         app.add_typer(noun, name=group)
     alone: dict[str, Callable[..., None]] = {
         "send": send,
@@ -148,34 +146,13 @@ def register(app: typer.Typer) -> None:
         "delete": delete,
         "extend": extend,
         "peek": peek,
-        "find": find,
         "purge": purge,
-        "trace": trace,
     }
     for name, body in alone.items():
-        app.command(name)(_command(body))
-    events = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-    events.callback()(_alone(_command(print_events)))
-    events.command("export")(export_events)
-    app.add_typer(events, name="events")
+        app.command(name)(command_of(body))
 
 
-def _alone(command: Callable[..., None]) -> Callable[..., None]:
-    """The group's default command."""
-
-    def callback(context: typer.Context, **given: Any) -> None:
-        if context.invoked_subcommand is None:
-            command(**given)
-
-    own = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    signature = inspect.signature(command)
-    callback.__doc__ = command.__doc__
-    callback.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
-    callback.__annotations__ = {"context": typer.Context} | command.__annotations__
-    return callback
-
-
-def _command(body: Callable[..., None]) -> Callable[..., None]:
+def command_of(body: Callable[..., None]) -> Callable[..., None]:
     """A typer command with `body`'s own parameters and the common options."""
 
     def command(**given: Any) -> None:

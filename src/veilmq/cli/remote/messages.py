@@ -1,4 +1,4 @@
-"""Commands on messages: send, receive, peek, extend, delete, find and trace.
+"""Commands on messages: send, receive, peek, extend and delete.
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. `send --lines` sends in
 batches, and says how many were sent if it ends early.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure, Unreachable
-from veilmq.cli.output import instant, print_json
+from veilmq.cli.output import print_json
 from veilmq.cli.remote.options import Delay, Queue, Wait, duration_us, pairs
 
 if TYPE_CHECKING:
@@ -126,45 +126,6 @@ def extend(
     results = asked.run("extend", queue, handles=handles, lease_us=duration_us("--lease", lease))["results"]
     if _report(asked, results, "extended"):
         raise Failure(Exit.WRONG, "not all of them were extended")
-
-
-def find(
-    asked: "Asked",
-    message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
-    body: Annotated[bool, typer.Option("--body", help="Its body, too; the history records who read it.")] = False,
-) -> None:
-    """Find a message by its id, in whatever state it is, and show all of it without a lease."""
-    found = asked.access.message(message, bodies=body)
-    if asked.as_json:
-        print_json(found)
-    elif found["places"]:
-        from veilmq.cli.remote.tables import message_blocks
-
-        message_blocks(found["places"])
-    if not found["places"]:
-        last = found["last"]
-        if last is None:
-            raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
-        raise Failure(Exit.WRONG, f"{message} is in no queue: {last['kind']} at {instant(last['at'])} UTC")
-
-
-def trace(
-    asked: "Asked",
-    message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
-    everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
-) -> None:
-    """Show everything that happened to one message."""
-    found = asked.access.trace(message)
-    if asked.as_json:
-        print_json(found)
-    elif found["events"]:
-        from veilmq.cli.remote.tables import Run, run_table, runs
-
-        run_table([Run([event]) for event in found["events"]] if everything else runs(found["events"]))
-    if not found["events"]:
-        raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
-    if not found["complete"]:
-        print("its send is no longer in the history, or too far back", file=sys.stderr)
 
 
 def _show_messages(asked: "Asked", messages: list[dict[str, Any]]) -> None:

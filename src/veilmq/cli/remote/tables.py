@@ -117,6 +117,24 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
             print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
 
 
+def message_table(messages: Iterable[Mapping[str, Any]]) -> None:
+    """Messages of a queue, one a line."""
+    rows = [
+        [
+            each["id"],
+            each["state"],
+            instant(each["sent"]),
+            each["receive_count"],
+            "" if each["state"] == "visible" else instant(each["due"]),
+            each["body_bytes"],
+            each.get("group", ""),
+            each.get("type", ""),
+        ]
+        for each in messages
+    ]
+    table(["message", "state", "sent (UTC)", "receives", "until (UTC)", "bytes", "group", "type"], rows)
+
+
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:
     """Events, one a line, with the ids of their messages."""
     rows = [[*_event_row(event, event["kind"]), event["message"] or ""] for event in events]

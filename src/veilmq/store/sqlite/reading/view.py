@@ -20,6 +20,7 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Unflushed, read_extras
+from veilmq.store.sqlite.messages.places import numbers
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.upkeep import move_tasks, snapshots
 
@@ -68,6 +69,9 @@ _MESSAGE: Final = (
     f"SELECT {HELD_COLUMNS}, d.at, m.sender, m.extras, m.md5, m.body, nullif(l.origin, 0) FROM message m"
     " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
     " WHERE m.sequence = ? AND m.generation = ?"
+)
+_CONTAINING: Final = (
+    "SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE instr(m.body, ?)"
 )
 _QUARANTINE: Final = "SELECT sequence, generation FROM quarantine WHERE sequence > ? ORDER BY sequence"
 _QUARANTINED: Final = (
@@ -124,6 +128,14 @@ class SqliteView:
         unflushed = replay(self._connection, queue.generation).values()
         rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
+
+    def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
+        """See `View.containing`."""
+        assert isinstance(queue, LiveQueue)
+        sought, unflushed = text.encode(), replay(self._connection, queue.generation)
+        rows: list[tuple[Any, ...]] = self._connection.execute(_CONTAINING, (numbers(sequences), sought)).fetchall()
+        found = {sequence for (sequence,) in rows}
+        return found | {each for each in sequences if each in unflushed and sought in unflushed[each].row.body}
 
     def message(self, incarnation: int, sequence: int) -> FoundMessage | None:
         """See `View.message`."""
