@@ -194,6 +194,11 @@ class Client:
         self._server.shell.cancel(call)
         self._think()
 
+    @property
+    def waits(self) -> bool:
+        """Whether a call has no answer yet."""
+        return self._call is not None and not self._call.over
+
     def leave(self) -> None:
         """Hang up for good."""
         if self._call is not None and not self._call.over:
@@ -292,6 +297,8 @@ class Client:
             fields = {"delay_us": delay_us, "ttl_us": ttl_us, "wants_handle": chance.random() < 0.1}
             fields["priority"] = chance.choice((8, 8, 8, 1, 16))
             known = {"delay_us": delay_us, "ttl_us": ttl_us}
+            if chance.random() < self._plan.tenants:
+                extras["group"] = known["group"] = chance.choice(("tenant 1", "tenant 2", "tenant 3"))
         number = book.begin(self.name, Kind.SEND, queue, body=digest(body), **known)
         return sending(queue, body, extras=Extras(**extras), **fields), number
 
@@ -347,6 +354,8 @@ class Client:
                 return [ListQueues(origin=TESTER, account=queue.account, region=queue.region)], []
             case 2:
                 change = {"visibility_timeout_us": LEASE_US_MAX // chance.choice((1, 2, 60))}
+                if queue is FIFO:
+                    change["delay_us"] = chance.choice((0, 0, 3 * SECOND_US))
                 return [ChangeQueue(queue=queue, origin=TESTER, change=change)], []
             case _:
                 with suppress(

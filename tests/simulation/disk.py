@@ -64,6 +64,9 @@ class SimulatedDisk(FaultDisk):
         self.slow_us_max = 0
         self.later: Callable[[float, Callable[[], None]], object] = lambda seconds, work: None
         """The running loop's `call_later`."""
+        self._amid: LaterJob | None = None
+        """Runs amid another call, as a thread would."""
+        self._amid_in = 0
         self._time = time
         self._chance = chance
         self.syncing = self._take_time
@@ -75,6 +78,11 @@ class SimulatedDisk(FaultDisk):
             if self.dies_in <= 0:
                 self.dead = True
                 self.died()
+        if self._amid is not None and not self.dead:
+            self._amid_in -= 1
+            if self._amid_in <= 0:
+                job, self._amid = self._amid, None
+                job.run()
         super().count(call)
 
     def _take_time(self, path: str) -> None:
@@ -84,6 +92,9 @@ class SimulatedDisk(FaultDisk):
     def beside(self, work: Callable[[], None], name: str) -> Job:
         """See `Disk.beside`."""
         job = LaterJob(work)
+        if self._amid is None and self._chance.random() < 0.5:
+            self._amid, self._amid_in = job, self._chance.randint(1, 40)
+            return job
 
         def run() -> None:
             with self._time.apart():
@@ -103,7 +114,7 @@ class SimulatedDisk(FaultDisk):
                 (self.directory / name).write_bytes(content)
             self.files = {str(self.directory / name): Image(content) for name, content in left.items()}
             self.named, self.renamed = dict(self.files), []
-        self.dead, self.dies_in, self.failure = False, None, None
+        self.dead, self.dies_in, self.failure, self._amid = False, None, None, None
 
     def flip(self) -> str:
         """Flip one bit at rest, and say where."""

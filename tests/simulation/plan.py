@@ -50,6 +50,8 @@ class Plan(NamedTuple):
     """Writes and syncs fail now and then."""
     flips: bool
     """A bit flips while the server is down."""
+    tenants: float
+    """Of the messages of the standard queue: those of tenants (fair queues)."""
     moves: bool
     """Messages go from queue to queue (moving.py)."""
 
@@ -70,7 +72,7 @@ def plan_of(seed: int, chance: Random) -> Plan:
         think_us=chance.choice((500, 5_000, 100_000, SECOND_US)),
         fifo_share=chance.choice((0.0, 0.2, 0.5, 1.0)),
         body_bytes=chance.choice((20, 20, 400, 3_000, 20_000)),
-        kind=chance.choice(("ext4", "ext4", "xfs", "")),
+        kind=chance.choice(("ext4", "xfs", "", "")),
         redo_bytes=chance.choice((32_768, 32_768, 8_192, 0)),
         checkpoint_bytes=chance.choice((16_384, 65_536, 1 << 20)),
         batch_messages_max=chance.choice((512, 512, 10, 1)),
@@ -82,5 +84,6 @@ def plan_of(seed: int, chance: Random) -> Plan:
         fills=chance.random() < 0.15,
         fails=chance.random() < 0.2,
         flips=ends > 0 and chance.random() < 0.1,
+        tenants=chance.choice((0.0, 0.0, 0.5, 1.0)),
         moves=seeded.chance(seed).random() < 0.2,
     )

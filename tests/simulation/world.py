@@ -34,10 +34,10 @@ from veilmq.checking.log import Outcome as Known
 from veilmq.checking.report import Promises
 from veilmq.engine.directory import open_directory
 from veilmq.engine.limits import Limits
-from veilmq.model.commands import Delete, Receive
+from veilmq.model.commands import Delete, DescribeQueue, Receive
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.outcomes import QueueCreated, Received
+from veilmq.model.outcomes import QueueCreated, QueueDescribed, Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.clock_watch import ClockWatch
@@ -282,6 +282,8 @@ class World:
         self._run(loop)
         if self._asleep:
             raise Violated(self._asleep)
+        if shell.broken is not None and not self.disk.dead and any(client.waits for client in clients):
+            raise Violated("the store failed, and not all calls were answered")
         if shell.broken is not None and not self.disk.dead and (is_last or not self.plan.fails):
             self._refused(f"the store failed: {shell.broken}")
         if is_last:
@@ -414,6 +416,11 @@ class World:
             if grants:
                 await self._delete(shell, queue, grants, outcome)
         book.end(claim, Known.OK)
+        (described,) = await shell.call(DescribeQueue(queue=queue, origin=TESTER))
+        assert isinstance(described, QueueDescribed), described
+        counts = described.info.counts
+        if counts.visible or counts.in_flight or counts.delayed:
+            raise Violated(f"{queue.name} is empty, and is said to hold messages: {counts}")
 
     async def _delete(self, shell: Shell, queue: QueueKey, grants: Sequence[Grant], outcome: Received) -> None:
         book = self.book
