@@ -164,6 +164,7 @@ DAMAGE = [
     ("queue", "UPDATE queue SET settings = x'c1' WHERE name = 'gone'", "cannot be read"),
     ("lease", "UPDATE lease SET due = due + 1000000000000000 WHERE hidden = 1", "later than any"),
     ("file", "UPDATE mark SET clock = clock + 4000000000", "ahead of what was committed last"),
+    ("file", "UPDATE expiry_hold SET held_us = -1", "expiry clock is ahead"),
     ("file", "CREATE INDEX another ON message (sent); UPDATE mark SET id = 1", "its statement in the schema"),
     ("books", "DELETE FROM message WHERE sequence = (SELECT max(sequence) FROM message)", "by its history"),
 ]

@@ -92,7 +92,9 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         os.chmod(path, 0o600)
         schema.migrate(connection)
     except apsw.NotADBError:
-        raise NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
+        raise NotOurs(
+            f"{path} is not a database, or its first page is damaged: see what `veilmq check --repair` brings back"
+        ) from None
     except (apsw.Error, msgspec.MsgspecError, OSError) as error:
         raise unusable(path, error) from error
     if 0 < found < schema.VERSION:
@@ -107,7 +109,7 @@ def _is_empty(path: Path) -> bool:
 def _orphaned(path: Path, left: Path) -> NotOurs:
     return NotOurs(
         f"{path} is empty or missing, but {left} shows that something was acknowledged: restore all files of one"
-        " moment, or a backup; to begin anew, use an empty directory"
+        " moment, or see what `veilmq check --repair` brings back; to begin anew, use an empty directory"
     )
 
 
@@ -120,7 +122,7 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
             )
     return DatabaseUnusable(
         f"{path} cannot be opened ({type(error).__name__}: {error}):"
-        " free space if the disk is full; else look at it with `veilmq check`, and restore a backup if it is damaged"
+        " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"
     )
 
 

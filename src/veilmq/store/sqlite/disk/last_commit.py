@@ -191,5 +191,6 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
     what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
     return (
         f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; restore all files of one "
-        f"moment, or a backup; to go on without, stop the server and say so: echo {GIVEN_UP.decode()} > {path}"
+        "moment, or see what `veilmq check --repair` brings back; to go on without, stop the server and say so: "
+        f"echo {GIVEN_UP.decode()} > {path}"
     )

@@ -173,7 +173,10 @@ def ahead(path: Path) -> str:
 
 def _advice(path: Path) -> str:
     word = GIVEN_UP.decode()
-    return f"restore all files of one moment, or a backup; to go on without, say so in it: echo {word} > {path}"
+    return (
+        "restore all files of one moment, or see what `veilmq check --repair` brings back;"
+        f" to go on without, say so in it: echo {word} > {path}"
+    )
 
 
 def is_given_up(path: Path) -> bool:

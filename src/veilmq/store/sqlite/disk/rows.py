@@ -129,30 +129,31 @@ def _of_rows(statement: str, count: int) -> str:
 _decode: Final = msgspec.msgpack.Decoder(Extras).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _FIELDS: Final = len(Extras.__struct_fields__)
-_SUMMED: Final = bytes([0x90 | _FIELDS + 1])
+_BEGINNING: Final = bytes([0x90 | _FIELDS + 1])
 """How the MessagePack of an array with one more member begins."""
 _MARK: Final = b"\xd6\x43"
 """MessagePack of an extension of 4 bytes: the last member of stored extras is the CRC-32 of what is before it. What was
 stored without one ends with a text, and no text contains these two bytes."""
-SUM_BYTES: Final = len(_MARK) + 4
+_RESIDUE: Final = 0x2144DF1C
+"""The CRC-32 of any bytes that end with their own."""
 _FAILURE: Final = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
 def pack_extras(extras: Extras) -> bytes:
     """Encode the column `extras` of a message that has some; NULL stands for `NO_EXTRAS`."""
-    return with_sum(_SUMMED + _encode(extras)[1:])
+    return with_sum(_BEGINNING + _encode(extras)[1:] + _MARK)
 
 
 def with_sum(packed: bytes) -> bytes:
-    """Extras with their last member, the checksum of all before it."""
-    return packed + _MARK + crc32(packed).to_bytes(4)
+    """Extras with the last four bytes, the checksum of all before them."""
+    return packed + crc32(packed).to_bytes(4, "little")
 
 
 def read_extras(packed: bytes | None) -> Extras | None:
     """The stored extras, or the shared empty ones; None if they are damaged."""
     if packed is None:
         return NO_EXTRAS
-    if packed[-SUM_BYTES:-4] == _MARK and crc32(packed[:-SUM_BYTES]) != int.from_bytes(packed[-4:]):
+    if crc32(packed) != _RESIDUE and packed[-6:-4] == _MARK:
         return None
     try:
         return _decode(packed)

@@ -15,7 +15,7 @@ import msgspec
 from veilmq.model.events import Event
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk.rows import SUM_BYTES, MessageRow, read_extras, with_sum
+from veilmq.store.sqlite.disk.rows import MessageRow, read_extras, with_sum
 from veilmq.store.sqlite.raw.flips import mend_body, mend_crc32
 from veilmq.store.sqlite.raw.pages import Accepts, Values
 
@@ -104,8 +104,7 @@ def mended_message(extras: bytes | None, digest: bytes, body: bytes) -> tuple[by
     elif found != digest:
         body = mend_body(body, digest) or body
     elif extras is not None:
-        # Also where the flipped bit is in the mark before the checksum.
-        mended = mend_crc32(extras[:-SUM_BYTES], 0, int.from_bytes(extras[-4:]))
+        mended = mend_crc32(extras[:-4], 0, int.from_bytes(extras[-4:], "little"))
         extras = extras if mended is None else with_sum(mended)
     return (extras, digest, body) if is_whole(body, digest, extras) else None
 

@@ -262,6 +262,11 @@ _ROWS: Final = (
         " AND (m.generation IS NOT g.generation OR m.line IS NOT g.number OR l.hidden = 1)",
     ),
     (
+        "file",
+        "the expiry clock is ahead of the lease clock, by {} us",
+        "SELECT -held_us FROM expiry_hold WHERE held_us < 0",
+    ),
+    (
         "queue",
         "queue {}: its generation was never given",
         "SELECT name FROM queue WHERE generation > (SELECT generation FROM mark)",
