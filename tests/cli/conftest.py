@@ -1,11 +1,8 @@
 """Real `veilmq serve` processes, and boto3 to talk to them."""
 
-import io
 import json
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -16,9 +13,8 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
-from tests.support.commands import Ended, Run
+from tests.support.commands import Run, in_process
 
-from veilmq.cli import main
 from veilmq.testing.server import VEILMQ
 
 WAIT_S = 30.0
@@ -139,20 +135,8 @@ def veilmq() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`run("send", "orders", ..., stdin="")`: the command in this process, in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("VEILMQ_")]:
-        monkeypatch.delenv(name)
-
-    def command(*arguments: str, stdin: str = "") -> Ended:
-        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ended(int(ended.value.code or 0), *capsys.readouterr())
-
-    return command
+    """Runs a command in this process, in an empty directory."""
+    return in_process(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.drain_stage import Stage
+from tests.support.commands import Run, in_process
 
 from veilmq.pipeline.session import session
 from veilmq.testing.server import ServerProcess
@@ -53,3 +54,10 @@ def drain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
 def stage(drain_server: ServerProcess, tmp_path: Path) -> Stage:
     """A queue's name and a directory, for one test."""
     return Stage(drain_server, tmp_path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Runs a command that ends before Spark starts, in this process and an empty directory; there is no Java for it."""
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    return in_process(monkeypatch, capsys, tmp_path)

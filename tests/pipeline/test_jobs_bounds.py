@@ -17,6 +17,7 @@ from deltalake import write_deltalake
 from pyspark.errors import StreamingQueryException
 from tests.pipeline.cluster_stage import command, environment
 from tests.pipeline.histories_stage import frame, table_of
+from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
@@ -63,11 +64,11 @@ def content(place: Path) -> dict[str, bytes]:
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(
-    exported: Path, tmp_path: Path, arguments: list[str], said: str
+    exported: Path, tmp_path: Path, run: Run, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "archive" / "messages").mkdir(parents=True)
     before = content(exported)
-    code, out, err = command(tmp_path, "pipeline", *arguments, **NO_SPARK)
+    code, out, err = run("pipeline", *arguments)
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
@@ -95,17 +96,17 @@ def test_the_jobs_know_the_bounds_too(tmp_path: Path) -> None:
     assert tables.load(tmp_path / "t").num_rows == 1
 
 
-def test_what_has_been_kept_and_dropped_is_still_a_table(exported: Path, tmp_path: Path) -> None:
+def test_what_has_been_kept_and_dropped_is_still_a_table(exported: Path, run: Run) -> None:
     """A timer's tidy: after it took the last day, and of an export that had nothing to write yet."""
     for dropped in (1, 0):
-        code, out, err = command(tmp_path, "pipeline", "tidy", exported, "--retention-days", 1)
+        code, out, err = run("pipeline", "tidy", str(exported), "--retention-days", "1")
         assert (code, out) == (0, f"{exported}: dropped days: {dropped}, joined files: 0\n"), err
 
 
 @pytest.mark.parametrize(
     ("job", "kind"), [("health", "parquet"), ("health", "delta"), ("report", "parquet"), ("report", "delta")]
 )
-def test_a_stream_s_table_is_replaced_by_no_job(exported: Path, tmp_path: Path, job: str, kind: str) -> None:
+def test_a_stream_s_table_is_replaced_by_no_job(exported: Path, tmp_path: Path, run: Run, job: str, kind: str) -> None:
     place = tmp_path / "kept" / "health"
     if kind == "delta":
         write_deltalake(place, pa.table({"n": [1]}))
@@ -114,8 +115,8 @@ def test_a_stream_s_table_is_replaced_by_no_job(exported: Path, tmp_path: Path, 
         (place / "_spark_metadata").mkdir(parents=True)
         (place / "_spark_metadata" / "0").write_text("v1")
     before = content(place)
-    options = ["--path", exported, "--out", "kept", "--format", kind]
-    code, out, err = command(tmp_path, "pipeline", job, *options, **NO_SPARK)
+    options = ["--path", str(exported), "--out", "kept", "--format", kind]
+    code, out, err = run("pipeline", job, *options)
     assert (code, out) == (2, "")
     assert f"{place} is a stream's table" in err
     with pytest.raises(OptionInvalid, match="is a stream's table"):
@@ -124,7 +125,7 @@ def test_a_stream_s_table_is_replaced_by_no_job(exported: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_a_job_s_table_is_taken_by_no_stream(exported: Path, tmp_path: Path, kind: str) -> None:
+def test_a_job_s_table_is_taken_by_no_stream(exported: Path, tmp_path: Path, run: Run, kind: str) -> None:
     place = tmp_path / "kept" / "health"
     if kind == "delta":
         write_deltalake(place, pa.table({"n": [1]}))
@@ -132,8 +133,8 @@ def test_a_job_s_table_is_taken_by_no_stream(exported: Path, tmp_path: Path, kin
         place.mkdir(parents=True)
         pq.write_table(pa.table({"n": [1]}), place / "part-0.parquet")
     before = content(tmp_path / "kept")
-    options = ["--path", exported, "--out", "kept", "--format", kind, "--follow"]
-    code, out, err = command(tmp_path, "pipeline", "health", *options, **NO_SPARK)
+    options = ["--path", str(exported), "--out", "kept", "--format", kind, "--follow"]
+    code, out, err = run("pipeline", "health", *options)
     assert (code, out) == (2, "")
     assert f"{place} is a table of no stream" in err
     assert content(tmp_path / "kept") == before

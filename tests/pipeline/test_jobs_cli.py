@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.pipeline import cluster_stage
+from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
@@ -68,25 +69,28 @@ def test_help_knows_the_jobs_and_imports_neither_spark_nor_a_store() -> None:
     assert done.stdout.endswith("set()\n")
 
 
-def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) -> None:
-    where = {"VEILMQ_ADMIN": server.admin, "VEILMQ_TOKEN_FILE": str(server.data / "admin-token")}
-    code, out, err = veilmq("events", "--limit", 3, "--json", cwd=tmp_path, **where)
+def test_events_are_printed_and_exported(
+    server: ServerProcess, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VEILMQ_ADMIN", server.admin)
+    monkeypatch.setenv("VEILMQ_TOKEN_FILE", str(server.data / "admin-token"))
+    code, out, err = run("events", "--limit", "3", "--json")
     assert (code, err) == (0, "")
     assert [json.loads(line)["offset"] for line in out.splitlines()] == [0, 1, 2]
-    code, out, err = veilmq("events", "export", "exported", cwd=tmp_path, **where)
+    code, out, err = run("events", "export", "exported")
     assert (code, err) == (0, "")
     assert out == "exported 51 events, offsets 0 to 51\n"
-    code, out, err = veilmq("events", "export", "exported", "--json", cwd=tmp_path, **where)
+    code, out, err = run("events", "export", "exported", "--json")
     assert json.loads(out) == {"from": 51, "until": 51, "events": 0}
     (day,) = (tmp_path / "exported").glob("day=*/")
     assert len(list(day.glob("*.parquet"))) == 1
     (tmp_path / "file").touch()
-    code, out, err = veilmq("events", "export", "file", cwd=tmp_path, **where)
+    code, out, err = run("events", "export", "file")
     assert (code, out) == (2, "")
     assert err.startswith("veilmq: DIR: file: File exists")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / day.name).touch()
-    code, out, err = veilmq("events", "export", "other", cwd=tmp_path, **where)
+    code, out, err = run("events", "export", "other")
     assert (code, out) == (1, "")
     assert "veilmq: other: File exists" in err
     assert "Traceback" not in err
@@ -110,8 +114,8 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
         (["events", "export", "x", "--server", "https://h", "--certificate", "none"], 2, "No such file"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
-    done, out, err = veilmq(*arguments, cwd=tmp_path)
+def test_what_is_wrong_is_said_with_its_mend(run: Run, arguments: list[str], code: int, said: str) -> None:
+    done, out, err = run(*arguments)
     assert (done, out) == (code, "")
     assert err.startswith("veilmq: ")
     assert said in err
@@ -119,12 +123,12 @@ def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str
 
 
 @for_each("content", [b"-----BEGIN PRIVATE KEY-----\nhidden\n", b"a: b\nhidden", b"two hidden", b"hidden\xff", b"\n"])
-def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, run: Run, content: bytes) -> None:
     (tmp_path / "server.key").write_bytes(content)
     with pytest.raises(Failure, match=r"server\.key holds no token$") as refused:
         token_of(tmp_path / "server.key", {})
     assert refused.value.code == Exit.USAGE
-    code, out, err = veilmq("events", "export", "x", "--token-file", "server.key", cwd=tmp_path)
+    code, out, err = run("events", "export", "x", "--token-file", "server.key")
     assert (code, out) == (2, "")
     assert err.startswith("veilmq: server.key holds no token\n")
     assert "hidden" not in err
@@ -173,16 +177,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("job", ["timeouts", "loop"])
-def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_path: Path, job: str) -> None:
+def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_path: Path, run: Run, job: str) -> None:
     (tmp_path / "file").touch()
-    done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "file", cwd=tmp_path)
+    done, out, err = run("pipeline", job, "--path", str(exported), "--out", "file")
     assert (done, out) == (2, "")
     assert err.startswith("veilmq: --out: file: File exists")
     # It is there, and takes no file whoever asks.
-    done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "/proc/self", cwd=tmp_path)
+    done, out, err = run("pipeline", job, "--path", str(exported), "--out", "/proc/self")
     assert (done, out) == (2, "")
     assert err.startswith("veilmq: --out: /proc/self: ")
-    done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "typo/kept", cwd=tmp_path)
+    done, out, err = run("pipeline", job, "--path", str(exported), "--out", "typo/kept")
     assert (done, out) == (2, "")
     assert "--out: typo/kept is not made, because its parent is not there" in err
     assert not (tmp_path / "typo").exists()

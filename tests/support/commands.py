@@ -1,12 +1,18 @@
 """The command line run in this process, and both ways to a store's data."""
 
+import io
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from tests.admin import server as admin
+
+from veilmq.cli import main
 
 WAYS = ("admin port", "directory")
 
@@ -24,6 +30,23 @@ class Ended(NamedTuple):
 
 
 Run = Callable[..., Ended]
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], directory: Path) -> Run:
+    """`run("send", "orders", ..., stdin="")`: the command in this process, in that directory."""
+    monkeypatch.chdir(directory)
+    for name in [name for name in os.environ if name.startswith("VEILMQ_")]:
+        monkeypatch.delenv(name)
+
+    def command(*arguments: str, stdin: str = "") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return command
 
 
 @contextmanager
