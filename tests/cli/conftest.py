@@ -118,28 +118,22 @@ def reachable() -> Iterator[Path]:
 
 
 @pytest.fixture
-def veilmq() -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """Runs one command to its end."""
-
-    def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*VEILMQ, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            env={"PATH": "/usr/bin:/bin", **environment},
-        )
-
-    return run
-
-
-@pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Runs a command in this process, in an empty directory."""
     return in_process(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture
-def command(run: Run) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """As `veilmq`, in this process: for what the start of a process has no part in."""
-    return lambda *arguments: subprocess.CompletedProcess(arguments, *run(*arguments))
+def veilmq(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs one command to its end, in this process: how processes begin and end is tried where it matters."""
+
+    def command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        if arguments[0] == "serve":  # sets up the logging of the whole process
+            own = {"PATH": "/usr/bin:/bin", **environment}
+            return subprocess.run([*VEILMQ, *arguments], capture_output=True, text=True, timeout=WAIT_S, env=own)
+        with monkeypatch.context() as variables:
+            for name, value in environment.items():
+                variables.setenv(name, value)
+            return subprocess.CompletedProcess(arguments, *run(*arguments))
+
+    return command
