@@ -25,8 +25,8 @@ from measure import load_1min
 from veilmq.client.adapters.connect import connect
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory, last_instant
 from veilmq.pipeline.jobs.attempts import attempts
-from veilmq.pipeline.jobs.loop import Loop
 from veilmq.pipeline.jobs.timeouts import timeouts
+from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.session import session
 from veilmq.testing.server import ServerProcess
 

@@ -23,9 +23,9 @@ from truth import COSTS, Found, found_of
 from work import Measured, Shift
 
 from veilmq.pipeline.events.reading import ServerHistory
-from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.publish import floors, plans_of, publish
-from veilmq.pipeline.report.page import page
+from veilmq.pipeline.report import page
+from veilmq.pipeline.report.analysis import Analysis
 from veilmq.pipeline.session import session
 from veilmq.testing.local import LocalServer
 

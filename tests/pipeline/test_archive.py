@@ -11,10 +11,10 @@ from tests.pipeline.cluster_stage import command
 from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.client.messages import Message
+from veilmq.pipeline import tables
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.jobs import tables
-from veilmq.pipeline.jobs.replaying import replay, row_by_row
+from veilmq.pipeline.tables.replaying import replay, row_by_row
 
 
 @pytest.mark.slow

@@ -17,14 +17,14 @@ from deltalake import DeltaTable
 from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
+from veilmq.pipeline import tables
 from veilmq.pipeline.directories import restore, take_place
 from veilmq.pipeline.drain import bad_records
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.jobs import tables
-from veilmq.pipeline.jobs.loop import Loop
+from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.delta import Written, add_files
 from veilmq.store.files import sync_directory

@@ -31,7 +31,7 @@ from veilmq.pipeline.events.columns import COLUMNS, plain
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
 from veilmq.pipeline.events.source import EventsStreamReader, Wanted
-from veilmq.pipeline.jobs.loop import Loop
+from veilmq.pipeline.loop import Loop
 from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
 

@@ -14,7 +14,7 @@ from tests.support.histories import MadeUp, Workload, history, lognormal
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.export import ROW_GROUP_ROWS, ExportTaken, alone, export
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.jobs.tables import compact, retain
+from veilmq.pipeline.tables import compact, retain
 
 DAY = 86_400.0
 TODAY = date(2026, 1, 1)

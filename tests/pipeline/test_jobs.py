@@ -17,11 +17,12 @@ from tests.support.histories import (
 )
 
 from veilmq.client.timeouts import Costs
+from veilmq.pipeline.estimates import Curve, Sample, at_bounds, lognormal_fit, sample_of
+from veilmq.pipeline.estimates.buckets import BOUNDS, added, bucket_of, histogram
+from veilmq.pipeline.estimates.pricing import schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
-from veilmq.pipeline.jobs.buckets import BOUNDS, added, bucket_of, histogram
-from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.split import split
-from veilmq.pipeline.jobs.survival import Curve, Sample, at_bounds, curve, lognormal_fit, quantiles, sample_of
+from veilmq.pipeline.jobs.survival import curve, quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, plan, rated, recommended, redelivery_curve
 from veilmq.testing.for_each import for_each
 
@@ -162,7 +163,7 @@ def test_attempts_can_be_taken_in_two_halves(spark: Any) -> None:
 def test_buckets_agree_with_spark(spark: Any) -> None:
     from pyspark.sql import functions as F
 
-    from veilmq.pipeline.jobs.buckets import bucket_column
+    from veilmq.pipeline.estimates.buckets import bucket_column
 
     seconds = [1e-9, 0.05, 0.0500001, 0.06, 1.0, 30.0, 3_600.0, 1e9]
     found = spark.createDataFrame([(each,) for each in seconds], "s double").select(bucket_column(F.col("s"))).collect()

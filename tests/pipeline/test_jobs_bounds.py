@@ -25,10 +25,10 @@ from veilmq.cli.pipeline.options import Asked
 from veilmq.cli.pipeline.output import print_json
 from veilmq.cli.pipeline.run import _write_analysis
 from veilmq.cli.pipeline.session import reported
+from veilmq.pipeline import tables
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.jobs import tables
-from veilmq.pipeline.jobs.analysis import Analysis
-from veilmq.pipeline.jobs.loop import Loop
+from veilmq.pipeline.loop import Loop
+from veilmq.pipeline.report.analysis import Analysis
 from veilmq.testing.server import VEILMQ
 
 NO_SPARK = {"JAVA_HOME": "/nowhere"}

@@ -7,7 +7,7 @@ import pytest
 from tests.pipeline.histories_stage import event, frame, received, sent, table_of
 from tests.support.histories import Workload, history, lognormal, write
 
-from veilmq.pipeline.jobs import tables
+from veilmq.pipeline import tables
 from veilmq.pipeline.jobs.health import health
 
 MINUTE = 60

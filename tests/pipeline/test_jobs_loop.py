@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
+from veilmq.pipeline import tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
+from veilmq.pipeline.estimates.buckets import CELL, GROUP, histogram
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.attempts import attempts
-from veilmq.pipeline.jobs.buckets import CELL, GROUP, histogram
-from veilmq.pipeline.jobs.loop import Loop, LoopTaken, Ran
+from veilmq.pipeline.loop import Loop, LoopTaken, Ran
 
 NOW = 1_767_312_000.0
 HOURS = 3_600.0

@@ -12,10 +12,9 @@ from tests.support.histories import Workload, bimodal, history, lognormal, paret
 
 from veilmq.cli.pipeline.options import Asked
 from veilmq.cli.pipeline.output import show
-from veilmq.pipeline.jobs.analysis import Analysis
-from veilmq.pipeline.report import figures
+from veilmq.pipeline.report import figures, page
+from veilmq.pipeline.report.analysis import Analysis
 from veilmq.pipeline.report.figures import ROLES, say
-from veilmq.pipeline.report.page import page
 from veilmq.testing.for_each import for_each
 
 STRANGE = "<script>alert(1)</script>"

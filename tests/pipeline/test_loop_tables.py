@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from tests.support.histories import Workload, history, lognormal, write
 
+from veilmq.pipeline import tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.jobs import tables
 
 DAY = 86_400.0
 

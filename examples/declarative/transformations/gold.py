@@ -3,7 +3,7 @@
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-from veilmq.pipeline.jobs import buckets
+from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.jobs import health as health_job
 from veilmq.pipeline.jobs import survival as survival_job
 from veilmq.pipeline.jobs import timeouts as timeouts_job

@@ -1,8 +1,9 @@
 """The data pipeline on Spark: reads the queue's history as tables, recommends timeouts, drains queues exactly once.
 
 Strategy: two data sources (`veilmq-events`, `veilmq`) connect Spark to the server. Jobs are functions from DataFrame to
-DataFrame and run the same on `local[*]`, a cluster or Spark Connect. Only modules that need PySpark import it, so that
-the command line and other tools' drivers start quickly. Source: docs/pipeline.md.
+DataFrame and run the same on `local[*]`, a cluster or Spark Connect; `loop` keeps their recommendations up to date.
+Only modules that need PySpark import it, so that the command line and other tools' drivers start quickly. Source:
+docs/pipeline.md.
 """
 
 from typing import TYPE_CHECKING

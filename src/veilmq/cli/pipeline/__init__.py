@@ -27,7 +27,7 @@ from veilmq.cli.pipeline.options import (
 )
 
 _DAYS_MAX: Final = 36_500
-"""As in veilmq.pipeline.jobs.tables, which is imported when a job runs."""
+"""As in veilmq.pipeline.tables, which is imported when a job runs."""
 _NOT_OF: Final = {"loop": ("start", "until")}
 """Options that a job does not have: a loop continues where it stopped."""
 

@@ -33,7 +33,7 @@ def archive(
     until_s = None if until is None else seconds("--until", until)
     with reported():
         from veilmq.pipeline.drain import drain
-        from veilmq.pipeline.jobs.tables import check_format
+        from veilmq.pipeline.tables import check_format
 
         check_format(kind)
         _check(queue)
@@ -59,7 +59,7 @@ def replay(
 ) -> None:
     """Send the rows of a table to a queue. Raises Failure."""
     with reported():
-        from veilmq.pipeline.jobs.replaying import replay as job
+        from veilmq.pipeline.tables.replaying import replay as job
 
         _check(queue)
         with started(master, remote) as spark:

@@ -23,7 +23,7 @@ from veilmq.server.clock import wall
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from veilmq.pipeline.jobs.loop import Loop
+    from veilmq.pipeline.loop import Loop
     from veilmq.pipeline.publish import Queue
 
 
@@ -33,8 +33,8 @@ _PAUSE_MIN_S: Final = 1.0
 def loop(
     asked: Asked, environment: Mapping[str, str], every: str | None, retention_days: int, *, publish: bool
 ) -> None:
-    """See `veilmq.pipeline.jobs.loop`. Raises Failure."""
-    from veilmq.pipeline.jobs.loop import Loop
+    """See `veilmq.pipeline.loop`. Raises Failure."""
+    from veilmq.pipeline.loop import Loop
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
@@ -92,9 +92,9 @@ def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Ma
 
 
 def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json: bool) -> None:
-    """See `veilmq.pipeline.jobs.tables`. Raises Failure."""
+    """See `veilmq.pipeline.tables`. Raises Failure."""
     with reported():
-        from veilmq.pipeline.jobs import tables
+        from veilmq.pipeline import tables
 
         table = place / "cells" if (place / "state.json").exists() and (place / "cells").is_dir() else place
         if not table.is_dir():

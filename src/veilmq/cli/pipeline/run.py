@@ -34,7 +34,7 @@ from veilmq.server.clock import wall
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from veilmq.pipeline.jobs.analysis import Analysis
+    from veilmq.pipeline.report.analysis import Analysis
 
 
 _SHOWN: Final = {
@@ -74,8 +74,8 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
 def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish: bool = False) -> None:
     """One of survival, timeouts and split; publish: of timeouts, to the server. Raises Failure."""
     from veilmq.cli.pipeline.loop import tell
-    from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.publish import plans_of
+    from veilmq.pipeline.report.analysis import Analysis
 
     with session(asked, environment) as (spark, events, seen):
         found = Analysis(events(None), of=events, until=seen.last_instant())
@@ -91,8 +91,8 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
     """All analyses, and a page. Raises Failure."""
-    from veilmq.pipeline.jobs.analysis import Analysis
-    from veilmq.pipeline.report.page import page
+    from veilmq.pipeline.report import page
+    from veilmq.pipeline.report.analysis import Analysis
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
@@ -197,9 +197,9 @@ def export(
 
 def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:
     """The tables of these jobs, each under its own name."""
+    from veilmq.pipeline.estimates.buckets import arrow_of
     from veilmq.pipeline.jobs import health as windows
     from veilmq.pipeline.jobs import split, survival, timeouts
-    from veilmq.pipeline.jobs.buckets import arrow_of
 
     if asked.out is None:
         return
@@ -230,14 +230,14 @@ def _tell_left_out(found: "Analysis") -> None:
 
 def _check_replaced(out: Path, names: tuple[str, ...]) -> None:
     """Raises OptionInvalid if a table to be written belongs to a stream."""
-    from veilmq.pipeline.jobs.tables import check_replaced
+    from veilmq.pipeline.tables import check_replaced
 
     for name in names:
         check_replaced(out.resolve() / name)
 
 
 def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
-    from veilmq.pipeline.jobs.tables import write
+    from veilmq.pipeline.tables import write
 
     assert asked.out is not None
     write(frame, asked.out.resolve() / name, asked.format)
@@ -246,7 +246,7 @@ def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
 def check_place(out: Path, kind: str) -> None:
     """Check that the stream may write its table there. Raises OptionInvalid, TableForeign."""
     from veilmq.pipeline.drain.checkpoint import check_table
-    from veilmq.pipeline.jobs.tables import checkpoint_of
+    from veilmq.pipeline.tables import checkpoint_of
 
     place = out.resolve() / TABLE
     checkpoint = checkpoint_of(place)
@@ -259,7 +259,7 @@ def check_place(out: Path, kind: str) -> None:
 def follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", window: str, failures: int) -> None:
     """The windows of `asked` as they come, until Ctrl-C."""
     from veilmq.pipeline.jobs import health as job
-    from veilmq.pipeline.jobs.tables import checkpoint_of
+    from veilmq.pipeline.tables import checkpoint_of
 
     assert asked.out is not None
     place = asked.out / TABLE

@@ -55,7 +55,7 @@ def session(
     """
     with reported():
         from veilmq.pipeline.events import load
-        from veilmq.pipeline.jobs.tables import check_format
+        from veilmq.pipeline.tables import check_format
 
         check_format(asked.format)
         options = options_of(asked, environment)

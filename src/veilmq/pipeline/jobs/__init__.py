@@ -7,6 +7,7 @@
     timeouts(attempts(events)).show()
 
 Strategy: `attempts` turns events into one row per lease, the table that the other jobs start from; each docstring lists
-the columns that the job returns. Jobs open no session, write no file and read no clock; `loop`, `tables` and the
-command line do that. Source: docs/pipeline.md; documents 003 and 004 of docs/from-the-documents.md.
+the columns that the job returns. Jobs open no session, write no file and read no clock; `pipeline.loop`,
+`pipeline.tables` and the command line do that. The estimates that jobs share, without Spark, are in
+`pipeline.estimates`. Source: docs/pipeline.md; documents 003 and 004 of docs/from-the-documents.md.
 """

@@ -10,14 +10,14 @@ each queue take a similar amount of time".
 from math import log
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.pipeline.jobs.buckets import by_group
+from veilmq.pipeline.estimates.buckets import by_group
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.client.timeouts.schedule import Costs
-    from veilmq.pipeline.jobs.pricing import Price
-    from veilmq.pipeline.jobs.survival import Curve
+    from veilmq.pipeline.estimates import Curve
+    from veilmq.pipeline.estimates.pricing import Price
 
 QUEUE_FEE: Final = log(3) ** 2 / 2
 """Two types deserve two queues when one takes three times as long as the other."""
@@ -51,8 +51,8 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     import numpy as np
 
-    from veilmq.pipeline.jobs.buckets import MIDDLES
-    from veilmq.pipeline.jobs.survival import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.estimates.buckets import MIDDLES
     from veilmq.pipeline.jobs.timeouts import crash_share, rated
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
@@ -117,7 +117,7 @@ def _best_cuts(logs: list[float]) -> list[tuple[int, int]]:
 
 
 def _together(samples: list[Any]) -> Any:
-    from veilmq.pipeline.jobs.survival import Sample
+    from veilmq.pipeline.estimates import Sample
 
     return Sample(
         sum(each.finished for each in samples),
@@ -137,7 +137,7 @@ def _best(curve: "Curve", costs: "Costs") -> float:
 def _price(curve: "Curve", timeout: float, costs: "Costs") -> "Price":
     import numpy as np
 
-    from veilmq.pipeline.jobs.pricing import Price, timeout_price
+    from veilmq.pipeline.estimates.pricing import Price, timeout_price
 
     found = timeout_price(curve.extended(), costs.crashes_per_second, np.array([timeout]))
     return Price(*(each[0] for each in found))

@@ -1,38 +1,13 @@
 """`survival`: how long work takes, per queue and message type, including censored attempts.
 
-Strategy: leases become a histogram (buckets.py), small however long the history is. Crashes are placed in it, and
-window functions over the buckets of each group compute the Kaplan-Meier curve. `quantiles` summarises it in a row per
-group: a number where the curve reaches or a lognormal law agrees with it, "at least" beyond.
-
-The estimates for one queue and type (`Sample`, `Curve`) need no Spark. A crash is censored not at the lease's end but
-where it happened: between the last sign of life and the moment when the next was due. Its place in that interval
-follows from the curve itself (the attempt had not finished yet), so the code alternates between curve and crashes. In
-the same way it decides whether an attempt whose lease runs on at the history's end is still working or has crashed. The
-lognormal fit maximises the likelihood of exact and censored times by EM; it is used beyond the curve's reach only if it
-agrees with the curve within it.
-
-Source: Kaplan and Meier 1958; Greenwood 1926; Dempster, Laird and Rubin 1977 (EM, with a censored normal as an
-example).
+Strategy: leases become a histogram (estimates/buckets.py), small however long the history is. Crashes are placed in it
+(estimates/), and window functions over the buckets of each group compute the Kaplan-Meier curve. `quantiles` summarises
+it in a row per group: a number where the curve reaches or a lognormal law agrees with it, "at least" beyond.
 """
 
-from math import erfc, sqrt
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from veilmq.pipeline.jobs.buckets import (
-    BOUNDS,
-    CRASHED,
-    DONE,
-    GROUP,
-    LAST,
-    MIDDLES,
-    STOPPED,
-    WATCHED,
-    bucket_of,
-    by_group,
-    histogram,
-)
+from veilmq.pipeline.estimates.buckets import GROUP, by_group, histogram, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,25 +28,6 @@ QUANTILES_SCHEMA: Final = (
     " p50_s double, p50_basis string, p90_s double, p90_basis string, p99_s double, p99_basis string,"
     " at_least_s double, log_mean double, log_deviation double, redelivered_share double, redone_share double"
 )
-AT_RISK_MIN: Final = 10.0
-"""A point of the curve needs at least this many attempts under way."""
-_AT_RISK_GOOD: Final = 200.0
-"""With fewer attempts under way, a law that fits is better than the curve."""
-FINISHED_MIN: Final = 30.0
-"""With fewer finished attempts, nothing is recommended."""
-_CUT_OFF: Final = 0.5
-"""Fewer censored attempts than this count as none."""
-_PLACINGS: Final = 8
-_EM_STEPS_MAX: Final = 2_000
-_EM_SETTLED: Final = 1e-7
-_AGREES: Final = 4.0
-"""Standard errors by which a fit may differ from the curve at any point."""
-_COARSE: Final = 0.004
-"""Additional tolerance for the error of the buckets themselves."""
-_ERFC: Final = (
-    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807,
-    -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223,
-)  # fmt: skip
 
 
 def survival(leases: "DataFrame") -> "DataFrame":
@@ -123,8 +79,8 @@ def _placed(rows: Any) -> Any:
     import numpy as np
     import pandas as pd
 
-    from veilmq.pipeline.jobs.buckets import BOUNDS
-    from veilmq.pipeline.jobs.survival import Curve, normal_survival, sample_of
+    from veilmq.pipeline.estimates import Curve, normal_survival, sample_of
+    from veilmq.pipeline.estimates.buckets import BOUNDS
 
     found = Curve(sample_of(rows))
     sample = found.sample
@@ -148,7 +104,7 @@ def _placed(rows: Any) -> Any:
 def _quantiles(rows: Any) -> Any:
     import pandas as pd
 
-    from veilmq.pipeline.jobs.survival import Curve, doubted, sample_of
+    from veilmq.pipeline.estimates import Curve, doubted, sample_of
 
     found = Curve(sample_of(rows))
     doubt = doubted(rows)
@@ -172,255 +128,3 @@ def _quantiles(rows: Any) -> Any:
             low = found.reach_s if doubt is None else doubt.quantile(share)[0] or doubt.reach_s
             row["at_least_s"] = min(found.reach_s, low)
     return pd.DataFrame([row])
-
-
-def names_of(rows: Any) -> dict[str, Any]:
-    """The group's own columns, repeated in each of its result rows."""
-    first = rows.iloc[0]
-    return {name: first[name] for name in GROUP}
-
-
-class Sample(NamedTuple):
-    """Leases of one queue and type by bucket, as numpy arrays of `LAST + 1`."""
-
-    finished: Any
-    censored: Any
-    """Alive then, and not heard of again for a reason that says nothing about the work; includes crashes once
-    placed."""
-    crashes: float
-    """Includes, by their probability, attempts under way at the history's end."""
-    exposure_s: float
-    """Seconds that workers worked, in total."""
-
-    @property
-    def crashes_per_second(self) -> float:
-        """0 if none was seen."""
-        return self.crashes / self.exposure_s if self.exposure_s > 0 else 0.0
-
-
-def sample_of(rows: Any) -> Sample:
-    """From histogram rows (a pandas frame with the columns of `buckets.SCHEMA`)."""
-    finished, stopped = np.zeros(LAST + 1), np.zeros(LAST + 1)
-    for ended, into in ((DONE, finished), (STOPPED, stopped)):
-        part = rows[rows.ended == ended]
-        np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
-    unknown = rows[rows.ended.isin((CRASHED, WATCHED))]
-    exposure = float(rows.held_s.sum() - unknown.held_s.sum())
-    if unknown.empty:
-        return Sample(finished, stopped, 0.0, exposure)
-    renewals = float(rows.renewals.sum())
-    share = min(float(rows.renewed_share.sum()) / renewals, 1.0) if renewals else 1.0
-    count = unknown.leases.to_numpy()
-    alive = unknown.held_s.to_numpy() / count
-    place = unknown.until.to_numpy()
-    watched = (unknown.ended == WATCHED).to_numpy()
-    until = np.where(watched, MIDDLES[place], alive + share * (BOUNDS[place] - alive))
-    until = np.maximum(until, alive * 1.0001 + 1e-3)
-    return _with_crashes(finished, stopped, alive, until, count, watched, exposure)
-
-
-def doubted(rows: Any) -> "Curve | None":
-    """The curve if all attempts whose lease runs on had crashed; None unless crashes and long work look alike.
-
-    They look alike where leases outlast the history and none has expired in it. Work takes at least as long as this
-    curve.
-    """
-    watched = rows.ended == WATCHED
-    if not watched.any() or (rows.ended == CRASHED).any():
-        return None
-    return Curve(sample_of(rows.assign(ended=rows.ended.where(~watched, CRASHED))))
-
-
-def _with_crashes(
-    finished: Any, stopped: Any, alive: Any, until: Any, count: Any, watched: Any, exposure: float
-) -> Sample:  # fmt: skip
-    """Spread each crash over the interval in which it happened, in proportion to the attempts alive; for watched
-    attempts, count the share that did not live to the end."""
-    end = bucket_of(until)
-    low = np.concatenate([[0.0], BOUNDS[:-1]])
-    overlap = np.clip(np.minimum(until[:, None], BOUNDS) - np.maximum(alive[:, None], low), 0, None)
-    inside = np.clip((np.minimum(until[:, None], BOUNDS) + np.maximum(alive[:, None], low)) / 2, 0, None)
-    censored, rate = stopped, 0.0
-    crashes, worked = 0.0, exposure
-    for _ in range(_PLACINGS):
-        there = kaplan_meier(finished, censored)
-        before = np.concatenate([[1.0], there[:-1]])
-        density = overlap * ((there + before) / 2 + 1e-12) * np.exp(-rate * MIDDLES)
-        lives = np.where(watched, (there[end] + 1e-12) * np.exp(-rate * until), 0.0)
-        density *= np.where(watched, rate, 1.0)[:, None]
-        scale = count / (density.sum(axis=1) + lives)
-        density, lives = density * scale[:, None], lives * scale
-        censored = stopped + density.sum(axis=0)
-        np.add.at(censored, end, lives)
-        crashes = float(density.sum())
-        worked = exposure + float((density * inside).sum() + (lives * until).sum())
-        rate = crashes / worked
-    return Sample(finished, censored, crashes, worked)
-
-
-def kaplan_meier(finished: Any, censored: Any) -> Any:
-    """The probability to take longer than each bucket's upper bound. Arrays of shape (..., LAST + 1)."""
-    left = finished + censored
-    at_risk = np.flip(np.cumsum(np.flip(left, -1), -1), -1)
-    exposed = np.maximum(at_risk - censored / 2, finished)
-    hazard = np.divide(finished, exposed, out=np.zeros_like(exposed), where=exposed > 0)
-    return np.cumprod(1 - hazard, axis=-1)
-
-
-class Curve:
-    """A survival curve with its reach, its error and, if it fits, the lognormal law behind it."""
-
-    def __init__(self, sample: Sample) -> None:
-        self.sample = sample
-        finished, censored = sample.finished, sample.censored
-        self.alive = kaplan_meier(finished, censored)
-        at_risk = np.flip(np.cumsum(np.flip(finished + censored)))
-        self.at_risk = at_risk
-        exposed = np.maximum(at_risk - censored / 2, finished)
-        left = np.maximum(exposed - finished, 1e-9)
-        steps = np.divide(finished, exposed * left, out=np.zeros_like(exposed), where=(finished > 0) & (left > 0.5))
-        self.error = self.alive * np.sqrt(np.cumsum(steps))
-        rests = np.flatnonzero(at_risk >= AT_RISK_MIN)
-        self.last = int(rests[-1]) if len(rests) else -1
-        if float(censored[self.last + 1 :].sum()) < _CUT_OFF and self.last >= 0:
-            # No attempt beyond was censored: the curve comes down to its end.
-            self.last = int(np.flatnonzero(finished + censored)[-1])
-        self.law = lognormal_fit(finished, censored) if self.finished >= FINISHED_MIN else None
-        self.fits = self.law is not None and self._agrees(self.law)
-
-    @property
-    def finished(self) -> float:
-        """Attempts with an exactly known time."""
-        return float(self.sample.finished.sum())
-
-    @property
-    def attempts(self) -> float:
-        """All attempts."""
-        return float(self.sample.finished.sum() + self.sample.censored.sum())
-
-    @property
-    def reach_s(self) -> float:
-        """Seconds up to which the curve rests on observed attempts; 0: none observed."""
-        return float(BOUNDS[self.last]) if self.last >= 0 else 0.0
-
-    def _agrees(self, law: tuple[float, float]) -> bool:
-        bound = np.flatnonzero(self.sample.finished[: self.last + 1] > 0)
-        expected = normal_survival(law, BOUNDS[bound])
-        # At its end the curve's error seems to be 0; the law itself gives the error of that many attempts.
-        error = np.maximum(self.error[bound], np.sqrt(expected * (1 - expected) / self.attempts))
-        apart = np.abs(self.alive[bound] - expected)
-        return bool(len(bound)) and bool(np.all(apart <= _AGREES * error + _COARSE))
-
-    def quantile(self, share: float) -> tuple[float | None, str]:
-        """Seconds within which that share finishes, and the basis: `curve`, `lognormal`; None: `at least`."""
-        wanted = 1 - share
-        below = np.flatnonzero(self.alive[: self.last + 1] <= wanted)
-        if len(below) and (not self.fits or self.at_risk[below[0]] >= _AT_RISK_GOOD):
-            return float(np.exp(_crossing(np.log(BOUNDS), self.alive, int(below[0]), wanted))), "curve"
-        if self.fits and self.law is not None:
-            return float(np.exp(_normal_quantile(self.law, wanted))), "lognormal"
-        return None, "at least"
-
-    def extended(self) -> Any:
-        """The survival at all bounds: the curve while it rests on many attempts, then the law's if it fits.
-
-        Without a law, the curve within its reach and level beyond.
-        """
-        alive = self.alive.copy()
-        if self.last < 0:
-            return np.ones_like(alive)
-        if self.fits and self.law is not None:
-            return self.followed(alive, *self.law)
-        alive[self.last :] = alive[self.last]
-        return alive
-
-    def ended(self) -> Any:
-        """The same, as if all work that went on beyond the reach had ended there; with a law that fits, the law."""
-        alive = self.extended()
-        if not self.fits and self.last >= 0:
-            alive[self.last :] = 0.0
-        return alive
-
-    def followed(self, alive: Any, mean: Any, deviation: Any) -> Any:
-        """Curves of shape (..., LAST + 1) that follow lognormal laws (shape ...) from where few attempts are under
-        way."""
-        many = np.flatnonzero(self.at_risk >= _AT_RISK_GOOD)
-        place = int(many[-1]) if len(many) else 0
-        tail = _tail((np.log(BOUNDS[place:]) - np.asarray(mean)[..., None]) / np.asarray(deviation)[..., None])
-        tail = alive[..., place : place + 1] * tail / np.maximum(tail[..., :1], 1e-300)
-        return np.concatenate([alive[..., :place], tail], axis=-1)
-
-
-def _crossing(x: Any, alive: Any, at: int, wanted: float) -> float:
-    """Where the curve passes `wanted` within bucket `at`, linear in the logarithm of time."""
-    before = alive[at - 1] if at else 1.0
-    low = x[at - 1] if at else x[0]
-    part = (before - wanted) / max(before - alive[at], 1e-12)
-    return float(low + part * (x[at] - low))
-
-
-def at_bounds(alive: Any, seconds: Any) -> Any:
-    """The curve interpolated between bounds: shape (..., LAST + 1) and times of shape (n,) give (..., n)."""
-    place = np.clip(bucket_of(seconds), 1, LAST)
-    part = np.clip(
-        (np.log(np.maximum(seconds, 1e-9)) - np.log(BOUNDS[place - 1])) / np.log(BOUNDS[1] / BOUNDS[0]), 0, 1
-    )
-    found = alive[..., place - 1] * (1 - part) + alive[..., place] * part
-    return np.where(np.asarray(seconds) <= BOUNDS[0], 1 - (1 - alive[..., :1]) * np.asarray(seconds) / BOUNDS[0], found)
-
-
-def lognormal_fit(finished: Any, censored: Any) -> tuple[float, float] | None:
-    """Mean and standard deviation of the logarithm of time, by EM; None if nothing can be fitted."""
-    done, cut = np.flatnonzero(finished), np.flatnonzero(censored)
-    number = float(finished.sum())
-    total = number + float(censored.sum())
-    if len(done) < 2:
-        return None
-    x, weight = np.log(MIDDLES[done]), finished[done]
-    limit, weight_cut = np.log(MIDDLES[cut]), censored[cut]
-    mean = float((weight * x).sum() / number)
-    deviation = max(sqrt(float((weight * (x - mean) ** 2).sum() / number)), 1e-2)
-    first, second = float((weight * x).sum()), float((weight * x * x).sum())
-    for _ in range(_EM_STEPS_MAX):
-        z = (limit - mean) / deviation
-        hazard = _hazard(z)
-        expected = mean + deviation * hazard
-        squares = mean**2 + deviation**2 + deviation * hazard * (limit + mean)
-        new_mean = (first + float((weight_cut * expected).sum())) / total
-        variance = (second + float((weight_cut * squares).sum())) / total - new_mean**2
-        new_deviation = sqrt(max(variance, 1e-6))
-        moved = abs(new_mean - mean) + abs(new_deviation - deviation)
-        mean, deviation = new_mean, new_deviation
-        if moved < _EM_SETTLED:
-            break
-    return mean, deviation
-
-
-def normal_survival(law: tuple[float, float], seconds: Any) -> Any:
-    """1 - the distribution function of a lognormal law."""
-    return _tail((np.log(seconds) - law[0]) / law[1])
-
-
-def _normal_quantile(law: tuple[float, float], wanted: float) -> float:
-    low, high = -40.0, 40.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 0.5 * erfc(middle / sqrt(2)) > wanted else (low, middle)
-    return law[0] + law[1] * low
-
-
-def _tail(z: Any) -> Any:
-    """The normal distribution's upper tail; relative error below 2e-7 (Numerical Recipes, 2nd edition, erfcc)."""
-    x = np.abs(z) / sqrt(2)
-    t = 1 / (1 + 0.5 * x)
-    series = np.zeros_like(t)
-    for factor in _ERFC:
-        series = factor + t * series
-    upper = 0.5 * t * np.exp(np.clip(-x * x + series, -700, 700))
-    return np.where(np.asarray(z) >= 0, upper, 1 - upper)
-
-
-def _hazard(z: Any) -> Any:
-    """Density over upper tail of the normal distribution."""
-    density = np.exp(-np.clip(z * z / 2, 0, 700)) / sqrt(2 * np.pi)
-    return np.where(z > 30, z, density / np.maximum(_tail(np.minimum(z, 30)), 1e-300))

@@ -15,13 +15,13 @@ from collections.abc import Set
 from math import log
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.pipeline.jobs.buckets import GROUP, by_group, histogram
+from veilmq.pipeline.estimates.buckets import GROUP, by_group, histogram
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.client.timeouts.schedule import Costs, Schedule
-    from veilmq.pipeline.jobs.survival import Curve, Sample
+    from veilmq.pipeline.estimates import Curve, Sample
 
 
 SCHEMA: Final = (
@@ -123,8 +123,8 @@ def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 
     """
     import numpy as np
 
-    from veilmq.pipeline.jobs.buckets import BOUNDS, bucket_of
-    from veilmq.pipeline.jobs.pricing import timeout_price
+    from veilmq.pipeline.estimates.buckets import BOUNDS, bucket_of
+    from veilmq.pipeline.estimates.pricing import timeout_price
 
     longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
     usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
@@ -138,14 +138,15 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
     import numpy as np
 
     from veilmq.client.timeouts.schedule import plan_of
-    from veilmq.pipeline.jobs.buckets import FINE
+    from veilmq.pipeline.estimates.buckets import FINE
 
     return plan_of([float(each) for each in np.maximum(alive[::FINE], 1e-9)], costs, longest=LEASE_LONGEST_S)
 
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.client.timeouts.schedule import Costs
-    from veilmq.pipeline.jobs.survival import FINISHED_MIN, Curve, doubted, names_of, sample_of
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, sample_of
+    from veilmq.pipeline.estimates.buckets import names_of
 
     curve = Curve(sample_of(rows))
     costs = rated(curve.sample, given)
@@ -173,7 +174,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
     """Today's leases and their cost."""
     import numpy as np
 
-    from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
+    from veilmq.pipeline.estimates.pricing import schedule_price, steady, timeout_price
 
     number = rows.groupby("lease").leases.sum()
     usual = rows[rows.lease == number.idxmax()]
@@ -201,7 +202,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
 def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
     import numpy as np
 
-    from veilmq.pipeline.jobs.pricing import timeout_price
+    from veilmq.pipeline.estimates.pricing import timeout_price
 
     timeout, beyond = best_timeout(alive, costs, _longest(curve))
     # A curve that came down to zero within its reach has nothing beyond.
@@ -232,7 +233,7 @@ def _longest(curve: "Curve") -> float:
 
 
 def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
-    from veilmq.pipeline.jobs.pricing import schedule_price
+    from veilmq.pipeline.estimates.pricing import schedule_price
 
     rate = costs.crashes_per_second
     schedule = plan(alive, costs)
@@ -254,7 +255,7 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
 
 def crash_share(alive: Any, rate: float) -> float:
     """The share of attempts that end in a crash (the curve's own end counts as one)."""
-    from veilmq.pipeline.jobs.pricing import areas_of
+    from veilmq.pipeline.estimates.pricing import areas_of
 
     areas, _ = areas_of(alive, rate)
     return max(rate * float(areas[-1]), 1e-12)
@@ -264,7 +265,7 @@ def _resampled(curve: "Curve", believed: float) -> tuple[Any, Any]:
     """Curves and crash rates as other histories of the same length might have shown (Poisson bootstrap)."""
     import numpy as np
 
-    from veilmq.pipeline.jobs.survival import kaplan_meier
+    from veilmq.pipeline.estimates import kaplan_meier
 
     # A fixed seed: the same history gives the same interval.
     random = np.random.default_rng(4)
@@ -295,9 +296,9 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     import numpy as np
     import pandas as pd
 
-    from veilmq.pipeline.jobs.buckets import BOUNDS, FINE
-    from veilmq.pipeline.jobs.pricing import timeout_price
-    from veilmq.pipeline.jobs.survival import FINISHED_MIN, Curve, names_of, sample_of
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.estimates.buckets import BOUNDS, FINE, names_of
+    from veilmq.pipeline.estimates.pricing import timeout_price
 
     curve = Curve(sample_of(rows))
     if curve.finished < FINISHED_MIN:

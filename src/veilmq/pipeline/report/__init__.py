@@ -1,5 +1,171 @@
-"""A page that shows the jobs' results: one self-contained HTML file, for light and dark.
+"""A page that shows the jobs' results: text, figures and tables in one self-contained HTML file.
 
-Strategy: `figures` draws each answer as an SVG with matplotlib, in colours that stand for roles; `page` places the
-figures between text and assigns the colours. Both take pandas frames and do not use Spark.
+Strategy: analysis.py computes what one pass over the events yields; figures.py draws each answer as an SVG. Here they
+are placed between text, as pandas frames and without Spark. Recommendations come first; each figure has one sentence on
+how to read it; the tables of all queues and types are at the end, folded. Everything from the history is escaped.
+Colours are set once for light and once for dark.
 """
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from veilmq.pipeline.report import figures
+from veilmq.pipeline.report.figures import say
+
+if TYPE_CHECKING:
+    from veilmq.pipeline.report.analysis import Analysis
+
+_CARDS_MAX: Final = 6
+_WORTH: Final = 0.02
+"""Share of today's cost: a change that saves less gets no card."""
+
+_CSS: Final = """
+:root { --ink:#1b2127; --muted:#5d6873; --rule:#dfe4e8; --surface:#ffffff; --page:#f5f7f8; --today:#b4530a;
+  --better:#0b7a53; --series-1:#2563a8; --series-2:#8a5cc2; --series-3:#0f8b8d; --series-4:#c2418c; --series-5:#7a8a12;
+  --series-6:#4a5a6a; --font: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+@media (prefers-color-scheme: dark) { :root { --ink:#e8edf1; --muted:#98a5b1; --rule:#2d3740; --surface:#1a2127;
+  --page:#12171b; --today:#f0a04b; --better:#4fcf9c; --series-1:#6fb1f2; --series-2:#b99af0; --series-3:#4fc9cb;
+  --series-4:#f088c0; --series-5:#c3d14f; --series-6:#a4b3c1; } }
+* { box-sizing: border-box }
+body { margin:0; background:var(--page); color:var(--ink); font:16px/1.55 var(--font); }
+main { max-width: 1060px; margin: 0 auto; padding: 2.2rem 1.2rem 4rem }
+h1 { font-size:1.7rem; margin:0 0 .2rem } h2 { font-size:1.2rem; margin:0 0 .2rem }
+p { margin:.2rem 0 .9rem; color:var(--muted); max-width: 46rem }
+section { background:var(--surface); border:1px solid var(--rule); border-radius:12px; padding:1.2rem 1.3rem;
+  margin:1.2rem 0; overflow-x:auto }
+.figure { width:100%; height:auto; display:block; min-width:560px }
+.cards { display:grid; grid-template-columns:repeat(auto-fill,minmax(300px,1fr)); gap:.9rem; margin:1.2rem 0 }
+.card { background:var(--surface); border:1px solid var(--rule); border-radius:12px; padding:1rem 1.1rem }
+.card b { display:block; overflow-wrap:anywhere } .card .to { font-size:1.45rem; font-weight:650; margin:.25rem 0 }
+.card .from { color:var(--today) } .card .new { color:var(--better) } .card small { color:var(--muted); display:block }
+details summary { cursor:pointer; font-weight:600 }
+table { border-collapse:collapse; font-size:.86rem; margin-top:.8rem; font-variant-numeric:tabular-nums; width:100% }
+th,td { padding:.32rem .6rem; text-align:right; border-bottom:1px solid var(--rule); white-space:nowrap }
+th { color:var(--muted); font-weight:600 } th:first-child,td:first-child,th.t,td.t { text-align:left }
+"""
+
+
+def page(found: "Analysis", *, source: str, offsets: tuple[int, int], now: float, left_out: Sequence[str] = ()) -> str:
+    """The whole file. source: where the history is; now: Unix seconds, printed; left_out: names of deleted queues."""
+    timeouts, quantiles = found.timeouts, found.quantiles
+    when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    attempts = float(timeouts.attempts.sum()) if len(timeouts) else 0.0
+    body = [
+        "<h1>How long should a lease be?</h1>",
+        f"<p>{attempts:,.0f} leases of {len(timeouts)} queues and message types, from {offsets[1] - offsets[0]:,} "
+        f"events of {escape(source)}. {when}.</p>",
+        f"<p>Left out, for they were deleted: {escape(', '.join(left_out))}.</p>" if left_out else "",
+        _cards(timeouts),
+        *_figures(found),
+        _table(
+            "All queues and types: what is recommended",
+            timeouts,
+            ("today_lease_s", "today_cost", "timeout_s", "timeout_at_least_s", "timeout_cost", "first_lease_s",
+             "renew_after_s", "cost", "cost_low", "cost_high", "basis"),
+        ),
+        _table(
+            "All queues and types: how long work takes",
+            quantiles,
+            ("attempts", "censored_share", "crashes", "p50_s", "p90_s", "p99_s", "p99_basis", "at_least_s", "reach_s"),
+        ),
+    ]  # fmt: skip
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" '
+        f'content="light dark"><title>VeilMQ: leases</title><style>{_CSS}</style></head>\n<body><main>\n'
+        + "\n".join(part for part in body if part)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _cards(timeouts: Any) -> str:
+    cards = []
+    known = figures.worst(timeouts)
+    for _, row in known.iterrows():
+        saved = 1 - float(row.cost) / float(row.today_cost) if row.today_cost else 0.0
+        if saved < _WORTH:
+            continue
+        now = f"{say(float(row.today_lease_s))}{', extended' if row.today_renewed else ''}"
+        new = f"{say(float(row.first_lease_s))}, extended after {say(float(row.renew_after_s))}"
+        if row.timeout_s == row.timeout_s and row.timeout_s is not None:
+            plain = f"Without extending: {say(float(row.timeout_s))}."
+        elif row.timeout_at_least_s == row.timeout_at_least_s and row.timeout_at_least_s is not None:
+            plain = f"Without extending: at least {say(float(row.timeout_at_least_s))}."
+        else:
+            plain = ""
+        cards.append(
+            f'<div class="card"><b>{escape(figures.label_of(row))}</b><div class="to"><span class="new">'
+            f"{escape(new)}</span></div><small>today <span class='from'>{escape(now)}</span>; "
+            f"costs {100 * saved:.0f} % less, waits {say(float(row.recovery_s))} after a crash. "
+            f"{escape(plain)}</small></div>"
+        )
+    if not len(known):
+        return ""
+    if not cards:
+        return "<section><h2>Nothing to change</h2><p>Today's leases cost about what the best would.</p></section>"
+    return f'<div class="cards">{"".join(cards[:_CARDS_MAX])}</div>'
+
+
+def _figures(found: "Analysis") -> list[str]:
+    timeouts = found.timeouts
+    if not len(figures.worst(timeouts)):
+        return ["<section><h2>Too few leases</h2><p>Thirty that finished are needed to say anything.</p></section>"]
+    return [
+        _section(
+            "How long does work take?",
+            "The share of attempts still at work. Ticks are attempts that were cut off: crashes, and work given back. "
+            "Where the shading begins, nothing was seen; a dotted line is a lognormal law that agrees with what was.",
+            figures.survival(found.curve, timeouts),
+        ),
+        _section(
+            "How often does work outlive its lease?",
+            "By the length of a lease that is not extended. To the right of what was seen there is no recommendation.",
+            figures.redelivery(found.redelivery, timeouts),
+        ),
+        _section(
+            "What does a faster recovery cost?",
+            "Short leases bring a crashed worker's message back soon, and start more work twice. Extending leases, as "
+            "a lease keeper does, leaves that curve.",
+            figures.tradeoff(found.redelivery, timeouts),
+        ),
+        _section(
+            "Which types belong in queues of their own?",
+            "Each bar goes from a type's median to its p99; a colour is a queue with its own timeout.",
+            figures.split(found.split, found.quantiles),
+        ),
+        _section("What happened when?", "All queues together.", figures.health(found.health)),
+    ]
+
+
+def _section(title: str, words: str, svg: str) -> str:
+    return f"<section><h2>{title}</h2><p>{words}</p>{svg}</section>" if svg else ""
+
+
+def _table(title: str, rows: Any, columns: tuple[str, ...]) -> str:
+    heads = "".join(f"<th>{escape(_head(name))}</th>" for name in columns)
+    lines = []
+    for _, row in figures.told_apart(rows, rows).iterrows():
+        cells = "".join(f"<td>{escape(_cell(name, row[name]))}</td>" for name in columns)
+        lines.append(f'<tr><td class="t">{escape(figures.label_of(row))}</td>{cells}</tr>')
+    return (
+        f"<section><details><summary>{title}</summary><table><thead><tr><th>queue</th>{heads}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></details></section>"
+    )
+
+
+def _head(name: str) -> str:
+    return name.removesuffix("_s").removesuffix("_share").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or value != value:
+        return "–"
+    if name.endswith("_s"):
+        return say(float(value))
+    if name.endswith("_share"):
+        return f"{100 * value:.1f} %"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.3g}" if value < 1_000 else f"{value:,.0f}"

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from veilmq.client.timeouts.schedule import Costs, Schedule
-from veilmq.pipeline.jobs.buckets import BOUNDS
-from veilmq.pipeline.jobs.survival import at_bounds
+from veilmq.pipeline.estimates import at_bounds
+from veilmq.pipeline.estimates.buckets import BOUNDS
 
 _ENDS_MAX: Final = 200
 """Lease ends considered per attempt."""

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from veilmq.pipeline import publish
-from veilmq.pipeline.jobs import attempts, buckets, health, split, survival, timeouts
+from veilmq.pipeline.estimates import buckets
+from veilmq.pipeline.jobs import attempts, health, split, survival, timeouts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

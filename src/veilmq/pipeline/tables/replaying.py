@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.jobs.tables import read
 from veilmq.pipeline.sinks.queue import check_key
+from veilmq.pipeline.tables import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

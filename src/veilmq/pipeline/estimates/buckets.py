@@ -94,6 +94,12 @@ def by_group(cells: "DataFrame", keys: Sequence[str], function: Callable[[Any], 
     return packed.select(F.inline(function_of_rows(*keys, "cells")))
 
 
+def names_of(rows: Any) -> dict[str, Any]:
+    """The group's own columns, repeated in each of its result rows."""
+    first = rows.iloc[0]
+    return {name: first[name] for name in GROUP}
+
+
 def _fields(schema: str) -> list[tuple[str, str]]:
     return [(name, kind) for name, _, kind in (part.partition(" ") for part in schema.split(", "))]
 
