@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from veilmq.checking.checker import check
+from veilmq.checking import check
 from veilmq.checking.log import Grant, Kind, Operation, Outcome
 from veilmq.checking.report import Promises, Report
 

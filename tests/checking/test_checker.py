@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.checking.script import Script, grant
 from tests.checking.simulation import Simulation
 
-from veilmq.checking.checker import check
+from veilmq.checking import check
 from veilmq.checking.log import Operation, Outcome
 from veilmq.checking.report import Rule
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import veilmq
-from veilmq.checking.checker import check
+from veilmq.checking import check
 from veilmq.checking.log import Kind, Outcome, decoded
 from veilmq.checking.report import Promises, Rule
 from veilmq.client.messages import Extension, Message, Received, Template

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.checking.checker import check
+from veilmq.checking import check
 from veilmq.checking.log import Kind, Outcome, decoded
 from veilmq.checking.report import Promises, Rule, promises_in
 from veilmq.client.adapters.embedded import EmbeddedAccount

@@ -41,7 +41,7 @@ def routes() -> set[str]:
     """The admin port's paths, with {} for what varies."""
     found = {
         path
-        for module in (SOURCE / "admin").glob("*.py")
+        for module in (SOURCE / "admin").rglob("*.py")
         for path in re.findall(r'Route\(\s*"([^"]+)"', module.read_text())
     }
     found |= {f".../{operation.suffix.strip('/')}" for operation in OPERATIONS.values() if operation.suffix}

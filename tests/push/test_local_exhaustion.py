@@ -15,7 +15,7 @@ from stage import Endpoint, Stage, until
 
 from veilmq.model.settings.topic import PushResult
 from veilmq.push import retries
-from veilmq.push.local_exhaustion import local_exhaustion_of, local_exhaustion_of_lookup
+from veilmq.push.network.local_exhaustion import local_exhaustion_of, local_exhaustion_of_lookup
 
 EXHAUSTION_S = 0.05
 NAME = "receiver.example"

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from stage import Endpoint, Stage, read_request, until
 
 from veilmq.model.settings.topic import ContentFormat
-from veilmq.push.addresses import networks
+from veilmq.push.network import networks
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.simulation.plan import COPIES, DEAD, FIFO, JOBS, Plan, plan_of
 from tests.support.contract.stage import TESTER
 from tests.support.faults import full, io_error
 
-from veilmq.checking.checker import check as decide
+from veilmq.checking import check as decide
 from veilmq.checking.log import Grant, Kind
 from veilmq.checking.log import Outcome as Known
 from veilmq.checking.report import Promises

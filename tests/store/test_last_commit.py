@@ -16,7 +16,7 @@ from veilmq.model.outcomes import MoveStarted
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.store.disk import RealDisk
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
-from veilmq.store.sqlite.disk.last_commit import LastCommit, read
+from veilmq.store.sqlite.disk.redo.last_commit import LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup
 from veilmq.store.sqlite.tools.integrity import check

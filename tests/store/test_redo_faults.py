@@ -21,7 +21,8 @@ from veilmq.model.outcomes import Deleted
 from veilmq.store.directory import DataDirectory
 from veilmq.store.errors import DatabaseUnusable
 from veilmq.store.options import MIB
-from veilmq.store.sqlite.disk import redo, redo_file
+from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.tools.integrity import check
 
 

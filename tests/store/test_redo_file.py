@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.support.sqlite import SMALL
 
 from veilmq.store.disk import REAL, RealDisk, kind_of
-from veilmq.store.sqlite.disk import redo_file
-from veilmq.store.sqlite.disk.redo_file import BLOCK_BYTES, RedoFile, open_file
+from veilmq.store.sqlite.disk.redo import file as redo_file
+from veilmq.store.sqlite.disk.redo.file import BLOCK_BYTES, RedoFile, open_file
 
 ROOM_BYTES = 1 << 30
 SIZE = SMALL.redo_bytes

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from veilmq.checking.checker import check
+from veilmq.checking import check
 from veilmq.checking.log import Kind, Operation, Outcome
 from veilmq.checking.report import Promises, Report
 from veilmq.client.adapters.connect import connect_account, parse_url

@@ -30,8 +30,8 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from yarl import URL
 
-from veilmq.push.addresses import EndpointRefused, parse
-from veilmq.push.local_exhaustion import local_exhaustion_of
+from veilmq.push.network import EndpointRefused, parse
+from veilmq.push.network.local_exhaustion import local_exhaustion_of
 from veilmq.push.retries import IN_FLIGHT_MAX, Health
 
 KEEP_ALIVE_S: Final = 30.0

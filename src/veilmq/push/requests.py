@@ -21,8 +21,8 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Delivery
 from veilmq.model.messages.reports import Failure, Report, Reported, failure_of
 from veilmq.model.settings.topic import ContentFormat, Notification, SubscriptionSettings, TopicKey, render
-from veilmq.push.addresses import Endpoint, Lookups, Network, choose, parse
 from veilmq.push.endpoints import EndpointState
+from veilmq.push.network import Endpoint, Lookups, Network, choose, parse
 from veilmq.push.signing import Signer, string_to_sign
 
 VERSION: Final = "2015-06-06"

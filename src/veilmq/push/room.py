@@ -42,9 +42,9 @@ from veilmq.model.messages.receipt import rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
-from veilmq.push.addresses import EndpointRefused, Lookups, Network, Resolve, resolve
 from veilmq.push.endpoints import EndpointState, EndpointStates, endpoint_of
-from veilmq.push.local_exhaustion import LocalExhaustion, LocalExhaustions, local_exhaustion_of
+from veilmq.push.network import EndpointRefused, Lookups, Network, Resolve, resolve
+from veilmq.push.network.local_exhaustion import LocalExhaustion, LocalExhaustions, local_exhaustion_of
 from veilmq.push.requests import NOT_TRIED, Attempt, PushRequests
 from veilmq.push.retries import Health, delay_us
 from veilmq.push.signing import Signer

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from veilmq.checking.checker import check
+from veilmq.checking import check
 from veilmq.checking.log import Kind, LogInvalid, Outcome, decoded
 from veilmq.checking.report import Promises, Report, promises_in
 from veilmq.cli.failures import Exit, Failure

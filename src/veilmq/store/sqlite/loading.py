@@ -18,7 +18,7 @@ from veilmq.store.reader import LiveSubscription, LiveTopic, Topics
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo
-from veilmq.store.sqlite.disk.last_commit import LastCommit
+from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.settings import plans
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots

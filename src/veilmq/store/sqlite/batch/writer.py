@@ -33,9 +33,9 @@ from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.set_apart import SetApart
 from veilmq.store.sqlite.disk.connections import verdict
-from veilmq.store.sqlite.disk.last_commit import LastCommit
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
-from veilmq.store.sqlite.disk.redo_file import note_size
+from veilmq.store.sqlite.disk.redo.file import note_size
+from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.disk.rows import MessageRow, Row, insert_rows
 
 ORIGINS_MAX: Final = 100_000

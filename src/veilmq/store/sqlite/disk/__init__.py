@@ -1,1 +1,1 @@
-"""Files and connections: the redo log, the schema. This room knows nothing of queues."""
+"""Files and connections: the redo log (redo/), the schema. This room knows nothing of queues."""

@@ -21,7 +21,8 @@ from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.disk import Job
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import last_commit, redo, schema
+from veilmq.store.sqlite.disk import redo, schema
+from veilmq.store.sqlite.disk.redo import last_commit
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 fixes a corruption after a WAL reset."""

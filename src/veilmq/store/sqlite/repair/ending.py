@@ -18,8 +18,8 @@ from veilmq.model.messages.receipt import KEY_BYTES
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.batch.writer import history_end
-from veilmq.store.sqlite.disk.last_commit import Noted
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY
+from veilmq.store.sqlite.disk.redo.last_commit import Noted
 from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX
 from veilmq.store.sqlite.repair.settle import server
 from veilmq.store.sqlite.repair.tables import read

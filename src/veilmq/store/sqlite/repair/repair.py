@@ -22,10 +22,11 @@ from veilmq.store.errors import DatabaseFailed, NotOurs
 from veilmq.store.files import sync_directory, sync_file
 from veilmq.store.options import Options
 from veilmq.store.sqlite.batch.memtable import replay
-from veilmq.store.sqlite.disk import last_commit, redo_file, schema
+from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
-from veilmq.store.sqlite.disk.last_commit import Noted
-from veilmq.store.sqlite.disk.redo import apply_log
+from veilmq.store.sqlite.disk.redo import apply_log, last_commit
+from veilmq.store.sqlite.disk.redo import file as redo_file
+from veilmq.store.sqlite.disk.redo.last_commit import Noted
 from veilmq.store.sqlite.raw import log, wal
 from veilmq.store.sqlite.raw.image import Image, assemble, page_bytes
 from veilmq.store.sqlite.raw.log import Log

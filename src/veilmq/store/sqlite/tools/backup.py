@@ -20,8 +20,10 @@ from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import last_commit, redo, redo_file
+from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk.redo import file as redo_file
+from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import check_ours
 
 _PAGES_STEP: Final = 1_024

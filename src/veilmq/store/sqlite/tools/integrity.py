@@ -25,9 +25,9 @@ from veilmq.store.reader import Progress, Report
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
-from veilmq.store.sqlite.disk import last_commit, redo, schema
+from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
-from veilmq.store.sqlite.disk.redo import Entry
+from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE

@@ -17,8 +17,8 @@ from typing import Final
 import httptools
 
 from veilmq.protocols.http import Request, absolute_form
-from veilmq.server.http import plain
 from veilmq.server.http.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
+from veilmq.server.http.intake import plain
 from veilmq.server.http.limits import Limits
 
 SLICE_BYTES: Final = 16 * 1024

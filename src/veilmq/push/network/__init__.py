@@ -19,7 +19,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from veilmq.push.local_exhaustion import LocalExhaustion, local_exhaustion_of, local_exhaustion_of_lookup
+from veilmq.push.network.local_exhaustion import LocalExhaustion, local_exhaustion_of, local_exhaustion_of_lookup
 
 Network = IPv4Network | IPv6Network
 URL_CHARACTERS_MAX = 2_048

@@ -19,15 +19,15 @@ from veilmq.admin import answers
 from veilmq.admin.access import Access
 from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
+from veilmq.admin.app.quarantine import Quarantine
+from veilmq.admin.app.queues import Queues
+from veilmq.admin.app.topics import Topics
+from veilmq.admin.app.upkeep import Upkeep
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
 from veilmq.admin.history.message_routes import Messages
 from veilmq.admin.metrics import Metrics
-from veilmq.admin.quarantine import Quarantine
-from veilmq.admin.queues import Queues
 from veilmq.admin.service import Service, home_region, knows
-from veilmq.admin.topics import Topics
-from veilmq.admin.upkeep import Upkeep
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.settings.access import Action

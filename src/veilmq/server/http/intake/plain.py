@@ -2,7 +2,7 @@
 
 Strategy: almost every request of an SDK is one piece of input: a request line with a usual method, headers that come
 once each, and exactly the body that Content-Length announces. `read` takes such a request apart with a few calls in C.
-Everything else is None, and goes to llhttp (intake.py), which decides alone what is malformed: `read` accepts less than
+Everything else is None, and goes to llhttp (`Intake`), which decides alone what is malformed: `read` accepts less than
 llhttp does, and refuses nothing.
 
 Before changing it: two parsers must not read the same bytes differently (request smuggling). What `read` accepts must

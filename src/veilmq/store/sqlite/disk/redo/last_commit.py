@@ -29,9 +29,10 @@ import apsw
 from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.disk import Job, RawFile, write_whole
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk import redo, redo_file
+from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.redo import Entry
-from veilmq.store.sqlite.disk.redo_file import GIVEN_UP
+from veilmq.store.sqlite.disk.redo import file as redo_file
+from veilmq.store.sqlite.disk.redo.file import GIVEN_UP
 
 _SLOT: Final = struct.Struct("<16sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")

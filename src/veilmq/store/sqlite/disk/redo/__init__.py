@@ -5,7 +5,7 @@ the messages that it sent, and the mark. One synced write makes it durable, at h
 records are copied into the database soon, in a transaction of their own: before the next batch that needs a table,
 before any read, at each sweep, at close, and after a kill at the next start (`apply_log`, `Writer.apply_log`). Until
 then records are appended. Once a synced transaction has them all, writing starts again at the beginning of the file.
-The file never grows: a batch that does not fit is a transaction. See docs/decisions/0014-redo-log.md.
+The file (file.py) never grows: a batch that does not fit is a transaction. See docs/decisions/0014-redo-log.md.
 
     record   length of the rest (4 bytes), its CRC-32 seeded with that of the receipt key (4), Entry in MessagePack
 
@@ -30,7 +30,7 @@ from veilmq.model.instant import Instant
 from veilmq.store.disk import Disk
 from veilmq.store.errors import NotOurs
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk.redo_file import RedoFile, ahead, is_given_up, note_size, open_file
+from veilmq.store.sqlite.disk.redo.file import RedoFile, ahead, is_given_up, note_size, open_file
 from veilmq.store.sqlite.disk.rows import Execute, MessageRow, Row, insert_rows
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
