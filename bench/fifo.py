@@ -21,7 +21,7 @@ from typing import Any
 
 from stages import URL, Stages, signed
 
-from veilmq.engine.limits import Limits
+from veilmq.engine import Limits
 from veilmq.model.commands import Send
 from veilmq.model.instant import Instant
 from veilmq.protocols.sqs.operations.message_attributes import body_md5

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.worker_stage import Stage
-
-from veilmq.testing.client_contract.embedded import EmbeddedClient
+from tests.support.embedded import EmbeddedClient
 
 
 @pytest.fixture

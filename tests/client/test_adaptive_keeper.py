@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Queue
 from veilmq.client.timeouts import AdaptiveTimeout, ThresholdTimeout
 from veilmq.model.errors import LeaseError
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """The embedded adapter passes the client contract."""
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 
 @pytest.fixture

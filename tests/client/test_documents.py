@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.documents import (
     BigMessageSizeQueue,
@@ -25,7 +26,6 @@ from veilmq.client.documents import (
 )
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import ParameterInvalid, QueueMissing
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.disordered import Disordered
 
 

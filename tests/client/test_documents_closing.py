@@ -5,6 +5,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.documents import (
     BigMessageSizeQueue,
@@ -28,7 +29,6 @@ from veilmq.client.queue import Queue, is_closed
 from veilmq.client.shared.threads import Closing
 from veilmq.client.topics import create_pull_topic
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
 Make = Callable[[Queue, Queue, Path], Closing]

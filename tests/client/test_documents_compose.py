@@ -12,6 +12,7 @@ import pytest
 from azure.storage.queue import QueueClient
 from mns.account import Account as SdkAccount
 from mns.queue import Message as SdkMessage
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
@@ -40,7 +41,6 @@ from veilmq.client.errors import StorageHeld, TransportError
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import LeaseTaken, ParameterInvalid, QueueMissing
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from string import Template
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 import veilmq
 from veilmq.client.documents import LocalDiskStorage, OrderedQueueWrapper
 from veilmq.client.messages import Template as QueueTemplate
 from veilmq.client.queue import Queue
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
 SEND = Template("""\

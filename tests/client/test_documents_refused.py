@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from azure.storage.queue import QueueClient
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.documents import (
@@ -25,7 +26,6 @@ from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
 

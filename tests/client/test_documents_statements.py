@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.documents import CloudQueue, Manager, MNSClient, QueueMeta, RawTopicMessage, TopicMeta
 from veilmq.client.keeper import LeaseKeeper, State
@@ -18,7 +19,6 @@ from veilmq.client.queue import Queue
 from veilmq.client.routed import RoutedQueue
 from veilmq.client.timeouts import ThresholdTimeout
 from veilmq.model.errors import LeaseError
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 ROOT = Path(__file__).parents[2]
 MINUTE, HOUR = 60.0, 3_600.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.ordered import TableStorage
 from veilmq.client.outbox import Failure, Outbox, Relay
@@ -16,7 +17,6 @@ from veilmq.client.records.tables import EXACT, TEXT
 from veilmq.client.worker import TableGuard
 from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Superseded
 from veilmq.model.errors import ParameterInvalid
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 OUTBOX = Outbox()
 CLAIM = Claim("orders 1", 1, now=1_000.0, until=1_030.0)

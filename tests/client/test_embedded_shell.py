@@ -14,6 +14,7 @@ from types import FrameType
 
 import msgspec
 import pytest
+from tests.support.embedded import EmbeddedClient
 from tests.support.faults import FaultDisk, full, io_error
 from tests.support.sqlite import SMALL, read_events
 
@@ -26,7 +27,6 @@ from veilmq.model.commands import Receive, Send
 from veilmq.model.errors import CapacityError, LeaseTaken, QueueMissing, StoreUnknown
 from veilmq.model.events import EventRecord
 from veilmq.model.outcomes import Received
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 PATIENCE_SECONDS = 20
 

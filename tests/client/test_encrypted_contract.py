@@ -1,13 +1,13 @@
 """An encrypted queue passes the client contract."""
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import keep
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import WrappedClient
 
 pytestmark = pytest.mark.slow

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.large import LargeMessageQueue, ObjectStore
 from veilmq.client.unreadable import keep
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import WrappedClient
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import (
@@ -40,7 +41,6 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LARGE = "žluť" * 20_000
 _buckets = itertools.count()

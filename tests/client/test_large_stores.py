@@ -13,6 +13,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.adapters.sqs import SqsAccount
@@ -25,7 +26,6 @@ from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, ReceiptInvalid
 from veilmq.store import files
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.large import MARGIN, LargeMessageQueue, ObjectStore, SharedBodies
 from veilmq.client.messages import Message, Template
@@ -13,7 +14,6 @@ from veilmq.client.records.objects import Found
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LARGE = "x" * 70_000
 DAY = 86_400.0

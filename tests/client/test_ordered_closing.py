@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tests.client.test_forked import code_of, in_child
 from tests.client.test_ordered_queue import LOST, UNREACHED, Failing, Memory, bodies, drain
 from tests.client.test_ordered_storages import ALL, Make, connection
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import GapFound, StorageHeld, StorageLost, TransportError
 from veilmq.client.keeper import LeaseKeeper
@@ -24,7 +25,6 @@ from veilmq.client.unreadable import Unreadable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages.reports import Failure
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 
 class Sides:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import GapFound, QueueRecreated, ServiceError, StateInvalid, StorageHeld, TransportError
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
@@ -25,7 +26,6 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.disordered import Disordered
 

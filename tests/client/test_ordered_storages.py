@@ -16,6 +16,7 @@ import pytest
 from tests.client.clocks_apart import HOUR, Apart, by, pass_time
 from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
@@ -24,7 +25,6 @@ from veilmq.client.ordered.storage import LockedStorage
 from veilmq.client.records.tables import rewritten
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import MovableClock
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tests.client.clocks_apart import HOUR, Apart, by
 from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent, Template
@@ -24,7 +25,6 @@ from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 OUTBOX = Outbox()
 
@@ -411,7 +411,7 @@ import os, signal, sqlite3, sys
 from pathlib import Path
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.wrapping import Wrapping
-from veilmq.testing.client_contract.embedded import EmbeddedClient
+from tests.support.embedded import EmbeddedClient
 
 directory, point = Path(sys.argv[1]), sys.argv[2]
 class Mortal(Wrapping):

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from tests.client.clocks_apart import HOUR, Apart
 from tests.client.postgres import emptied, postgres
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import StorageHeld, StorageLost
@@ -15,7 +16,6 @@ from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.queue import Queue
 from veilmq.client.worker import TableGuard
 from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Superseded
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 pytestmark = pytest.mark.xdist_group("postgres")
 

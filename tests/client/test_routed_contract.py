@@ -1,13 +1,13 @@
 """A routed queue passes the client contract: as one queue with a second one beside it."""
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Queue
 from veilmq.client.routed import RoutedQueue
 from veilmq.testing import client_contract
 from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import WrappedClient
 
 pytestmark = pytest.mark.slow

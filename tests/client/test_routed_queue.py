@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Received, Recommended, Sent, Template
@@ -20,7 +21,6 @@ from veilmq.model.errors import MessageGone, ParameterInvalid, QueueExists, Rece
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.plan import LeasePlan
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 SPLIT = [
     {"types": ["thumbnail"], "visibility_timeout": 30},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Received
 from veilmq.client.timeouts import (
@@ -25,7 +26,6 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.plan import LeasePlan
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.seeded import chance
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import (
     EncodingMismatch,
@@ -41,7 +42,6 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 NAMES = ["a", "b", "c"]
 _buckets = itertools.count()

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from mns.account import Account as SdkAccount
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.mns import MnsAccount
@@ -20,7 +21,6 @@ from veilmq.client.queue import Account
 from veilmq.client.topics import ID_ATTRIBUTE, Definitions, Form, PullTopic, create_pull_topic, open_pull_topic
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -3,11 +3,11 @@
 import pytest
 from tests.client.clocks_apart import HOUR, Apart
 from tests.client.test_transaction_queue import KINDS, Place, left_behind
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Message
 from veilmq.client.transaction import TransactionQueue, Verdict
 from veilmq.client.transaction.logbook import Entry, Form, encode
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 
 @pytest.fixture(params=list(KINDS))

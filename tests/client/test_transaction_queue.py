@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.client.too_deep import TOO_DEEP
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
@@ -24,7 +25,6 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.messages.reports import Failure
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 HOUR = 3_600.0
 

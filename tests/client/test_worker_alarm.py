@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.client.test_worker_clock import HOUR, eventually, worker
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Template
 from veilmq.client.shared.threads import Alarm
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.stage import MovableClock
 
 

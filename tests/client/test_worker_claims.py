@@ -9,6 +9,7 @@ import pytest
 from tests.client.guards import KINDS, guard_of
 from tests.client.test_worker_clock import HOUR, WAIT_S, eventually, worker
 from tests.client.worker_stage import Stage
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Received, Template
 from veilmq.client.queue import Queue
@@ -24,7 +25,6 @@ from veilmq.client.worker import (
 )
 from veilmq.client.worker.guard import Answer
 from veilmq.model.errors import LeaseTaken
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 FAR = float(2**40)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Template
@@ -14,7 +15,6 @@ from veilmq.client.transaction import Outcome, Times, TransactionQueue, Verdict
 from veilmq.client.worker import Backoff, Cause, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 HOUR = 3_600.0
 WAIT_S = 30.0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.client.test_worker_clock import HOUR, UNREACHABLE, eventually, worker
 from tests.client.worker_stage import WAIT_S, Gate, Stage
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.large import LargeMessageQueue
@@ -20,7 +21,6 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.messages.reports import Failure
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
 

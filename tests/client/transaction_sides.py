@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.embedded import EmbeddedClient
+
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.transaction import Prepared, TransactionQueue, Verdict
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.messages.reports import Failure
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 WEEK = Template(retention=7 * 86_400)
 

@@ -9,8 +9,8 @@ from tests.support.clock import ManualClock
 from tests.support.contract.stage import TESTER, sending
 from tests.support.sqlite import SqliteFactory
 
+from veilmq.engine import Limits
 from veilmq.engine.engine import Answer, Batch, Engine
-from veilmq.engine.limits import Limits
 from veilmq.model.commands import AnyCommand, CreateQueue, Receive
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import QueueKey

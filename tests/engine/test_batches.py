@@ -3,7 +3,7 @@
 from tests.engine.conftest import QUEUE, Shell
 from tests.support.contract.stage import TESTER, sending
 
-from veilmq.engine.poll_counts import POLLERS_MAX, Polls
+from veilmq.engine.long_polls import POLLERS_MAX, Polls
 from veilmq.model.commands import Delete, Extend, Origin, Receive, RecordPolls, Send, Sweep
 from veilmq.model.errors import LeaseTaken, Overloaded, StoreFailed
 from veilmq.model.instant import MINUTE_US, SECOND_US

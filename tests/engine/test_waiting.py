@@ -6,7 +6,7 @@ import pytest
 from tests.engine.conftest import QUEUE, Shell
 from tests.support.contract.stage import TESTER, sending
 
-from veilmq.engine.limits import Limits
+from veilmq.engine import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.model.commands import (
     ChangeQueue,

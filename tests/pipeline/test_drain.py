@@ -13,8 +13,9 @@ from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
-from veilmq.pipeline.drain import Drained, DrainUnfinished, checkpoint, drain, read_bad_records
+from veilmq.pipeline.drain import Drained, DrainUnfinished, drain, read_bad_records
 from veilmq.pipeline.drain.manifests import Directory
+from veilmq.pipeline.drain.run import clear_checkpoint
 from veilmq.pipeline.drain.source import check_schema
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import DrainOptions
@@ -66,15 +67,15 @@ def test_unfinished_entries_of_a_query_at_work_or_with_batches_stay(stage: Stage
     entry.touch()
     held = Directory(stage.directory / "manifests", "q")
     try:
-        checkpoint.clear(stage.directory / "checkpoint", stage.directory / "manifests")
+        clear_checkpoint(stage.directory / "checkpoint", stage.directory / "manifests")
         assert entry.exists()
     finally:
         held.close()
     (offsets / "0").touch()
-    checkpoint.clear(stage.directory / "checkpoint", stage.directory / "manifests")
+    clear_checkpoint(stage.directory / "checkpoint", stage.directory / "manifests")
     assert entry.exists()
     (offsets / "0").unlink()
-    checkpoint.clear(stage.directory / "checkpoint", stage.directory / "manifests")
+    clear_checkpoint(stage.directory / "checkpoint", stage.directory / "manifests")
     assert not entry.exists()
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.pipeline.drain.batches.ledger import Batch, BatchLeases
-from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LEASE_S = 30.0
 

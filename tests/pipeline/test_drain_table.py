@@ -10,7 +10,7 @@ from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.pipeline.directories import locked
 from veilmq.pipeline.drain import DirectoryTaken, TableForeign, drain
-from veilmq.pipeline.drain.checkpoint import check_table
+from veilmq.pipeline.drain.run import check_table
 from veilmq.pipeline.errors import PipelineError
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from veilmq.engine.limits import Limits
+from veilmq.engine import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
 from veilmq.model.settings.queue import QueueKey

@@ -18,7 +18,7 @@ from tests.support.contract.stage import TESTER, sending
 
 from veilmq.checking.log import Grant, Kind, Operation
 from veilmq.checking.log import Outcome as Known
-from veilmq.checking.story import story
+from veilmq.checking.report import story
 from veilmq.engine.directory import DatabaseError
 from veilmq.model.commands import (
     AfterExpiry,

@@ -32,8 +32,8 @@ from veilmq.checking import check as decide
 from veilmq.checking.log import Grant, Kind
 from veilmq.checking.log import Outcome as Known
 from veilmq.checking.report import Promises
+from veilmq.engine import Limits
 from veilmq.engine.directory import open_directory
-from veilmq.engine.limits import Limits
 from veilmq.model.commands import Delete, DescribeQueue, Receive
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from veilmq.engine import Limits
 from veilmq.engine.engine import Engine
-from veilmq.engine.limits import Limits
 from veilmq.store import Store
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.connections import SqliteError

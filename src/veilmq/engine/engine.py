@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from veilmq.engine.limits import Limits
-from veilmq.engine.long_polls import Brake, Waiter, WaitingRoom
-from veilmq.engine.poll_counts import Polls
+from veilmq.engine import Limits
+from veilmq.engine.long_polls import Brake, Polls, Waiter, WaitingRoom
 from veilmq.engine.unread import Unread
 from veilmq.model.commands import (
     AnyCommand,

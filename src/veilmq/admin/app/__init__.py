@@ -19,13 +19,12 @@ from veilmq.admin import answers
 from veilmq.admin.access import Access
 from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.app.quarantine import Quarantine
+from veilmq.admin.app.messages import Messages, Quarantine
 from veilmq.admin.app.queues import Queues
 from veilmq.admin.app.topics import Topics
 from veilmq.admin.app.upkeep import Upkeep
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
-from veilmq.admin.history.message_routes import Messages
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.model.errors import VeilError

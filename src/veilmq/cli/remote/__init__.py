@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.clock import accept_clock
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.remote.messages import delete, extend, peek, receive, send
 from veilmq.cli.remote.queues import change_queue, create, list_queues, list_topics, plan, purge, remove
@@ -115,6 +114,19 @@ _OPTIONS: Final = {
     "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
 }
 _DEFAULTS: Final = {"as_json": False}
+
+
+def accept_clock(asked: Asked) -> None:
+    """Say that the machine's clock is right: what only its step has kept from expiring now expires."""
+    from veilmq.cli.output import duration, print_json
+
+    shown = asked.access.accept_clock()
+    if asked.as_json:
+        print_json(shown)
+    elif shown["accepted_us"]:
+        print(f"accepted a step of {duration(shown['accepted_us'])}")
+    else:
+        print("there was nothing to accept")
 
 
 def register(app: typer.Typer) -> None:

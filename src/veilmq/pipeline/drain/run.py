@@ -3,6 +3,17 @@
 Strategy: run a query with trigger AvailableNow again and again on one checkpoint, because one run ends with what the
 queue held at its start. The last call of each run deletes and waits for the answers, so a run that ends well leaves
 nothing to confirm; the directory is checked for leftovers all the same. Messages leased by others are waited for.
+
+Before it starts: does the table belong to the checkpoint, and what did a kill leave in it?
+
+Strategy of `check_table`: Spark's Parquet sink identifies batches by their numbers only. If a new query starts on
+another query's table, the sink says that it already has batch 0, and the source then deletes messages that are in no
+table. Nor can one directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
+
+Strategy of `clear_checkpoint`: Spark writes a log entry to a hidden file and renames it. If it is killed in between
+during its very first batch, the next start finds that file and takes the checkpoint for another query's
+(STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). Nothing was logged yet, so the file can go, unless a query is running
+there; the lock of its manifests tells.
 """
 
 import time
@@ -17,10 +28,9 @@ from veilmq.client.clock import SYSTEM
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
 from veilmq.pipeline.directories import locked
-from veilmq.pipeline.drain import checkpoint
 from veilmq.pipeline.drain.bad_records import read_bad_records
-from veilmq.pipeline.drain.checkpoint import check_table
-from veilmq.pipeline.errors import DirectoryTaken, DrainUnfinished, OptionInvalid, SourceUnreachable
+from veilmq.pipeline.drain.manifests import is_taken
+from veilmq.pipeline.errors import DirectoryTaken, DrainUnfinished, OptionInvalid, SourceUnreachable, TableForeign
 from veilmq.pipeline.options import read_options
 from veilmq.pipeline.sinks.delta import check_place
 
@@ -29,6 +39,10 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
+_LOGS: Final = ("offsets", "commits")
+_UNFINISHED: Final = (".tmp", ".tmp.crc")
+_ELSEWHERE: Final = "://"
+_NONE: Final = -1
 _BATCHES_MAX: Final = 1_000_000
 _HELD: Final = "Does somebody else hold its messages, or can the adapter not decode some, as the log would tell?"
 _SMALL_GROUPS: Final = {
@@ -82,7 +96,7 @@ def drain(
     read_options(given)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / "lock", DirectoryTaken, "Another drain"):
-        checkpoint.clear(directory / "checkpoint", directory / "manifests")
+        clear_checkpoint(directory / "checkpoint", directory / "manifests")
         messages = batches = runs = 0
         while True:
             reader = spark.readStream.format("veilmq").options(**given)
@@ -146,3 +160,39 @@ def _camel(name: str) -> str:
 
 def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def clear_checkpoint(checkpoint: Path, manifests: Path) -> None:
+    """Remove the unfinished entries of a first batch that was never logged."""
+    logged = checkpoint / "offsets"
+    if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or is_taken(manifests):
+        return
+    for name in _LOGS:
+        for each in (checkpoint / name).glob(".*"):
+            if each.name.endswith(_UNFINISHED):
+                each.unlink(missing_ok=True)
+
+
+def check_table(kind: str, path: str, checkpoint: Path) -> None:
+    """Check a table on a file system that is reachable here; others are not checked. Raises TableForeign."""
+    local = path.removeprefix("file:")
+    if local == path and _ELSEWHERE in path:
+        return
+    table = Path(local)
+    is_delta, log = (table / "_delta_log").is_dir(), table / "_spark_metadata"
+    if kind != "delta" and is_delta:
+        raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
+    if kind == "delta" and log.is_dir():
+        raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
+    reached, has = _last(checkpoint / "offsets"), _last(log)
+    is_strange = reached == _NONE and not is_delta and any(table.glob("*.parquet"))
+    if has > reached or is_strange:
+        mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
+        raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
+
+
+def _last(log: Path) -> int:
+    """The number of the last entry of one of Spark's logs, where every tenth may be `9.compact`."""
+    if not log.is_dir():
+        return _NONE
+    return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_ori
 import msgspec
 from msgspec import Meta
 
-from veilmq.engine.limits import Limits as EngineLimits
+from veilmq.engine import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message_type import POINTER, TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS

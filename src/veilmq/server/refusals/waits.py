@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from typing import Final
 
-from veilmq.engine.limits import Limits
+from veilmq.engine import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
 from veilmq.model.settings.queue import QueueKey

@@ -61,6 +61,7 @@ from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
 from veilmq.store.reader import Topics
+from veilmq.store.sqlite import leases
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
 from veilmq.store.sqlite.disk.connections import (
@@ -72,7 +73,7 @@ from veilmq.store.sqlite.disk.connections import (
     unusable,
     verdict,
 )
-from veilmq.store.sqlite.leases import handles, receives
+from veilmq.store.sqlite.leases import handles
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.messages import groups, quarantine, sends
 from veilmq.store.sqlite.messages.flush import flush
@@ -214,7 +215,7 @@ class SqliteStore:
             Undeliver: _each(handles.undeliver),
             CheckClock: _each(sweeps.check_clock),
             Sweep: _flushed(self._sweep),
-            Receive: _each(receives.receive),
+            Receive: _each(leases.receive),
             DropQuarantined: _each(quarantine.drop),
             PurgeQueue: _flushed(queue_commands.purge),
             DeleteQueue: _flushed(queue_commands.delete),

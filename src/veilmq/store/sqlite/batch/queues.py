@@ -151,7 +151,7 @@ class LiveQueue:
         self.woken = 0
         """Messages that became visible in the open batch: a hint for parked receives."""
         self.handed = (0, 0)
-        """The queue's rate, and what it delivered under that rate: see leases/receives.py."""
+        """The queue's rate, and what it delivered under that rate: see leases/__init__.py."""
         self.next_due = FOREVER
         """Not after the earliest end of a lease or delay."""
         self.next_expiry = FOREVER

@@ -1,1 +1,74 @@
-"""Leases: granted to receives, and used through their handles."""
+"""Leases: granted to receives, by the kind of queue and at the rate that its owner set; used through handles.py.
+
+Strategy: a standard queue that never had a message with a group is served by `claims` alone and pays for nothing else.
+A rate is a token bucket that fills at that rate and holds one second's worth. It is only in memory, and full after a
+restart; a batch that is rolled back returns its tokens. An empty queue uses none.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from veilmq.model.commands import Receive
+from veilmq.model.errors import RateExceeded
+from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.leases import claims, fair_claims, fifo_claims
+from veilmq.store.sqlite.leases.claims import RETURNS_MAX
+from veilmq.store.sqlite.messages.expiry import look_for_due
+from veilmq.store.sqlite.messages.groups import update_rows
+
+
+def receive(writer: Writer, command: Receive) -> Outcome:
+    """Lease up to `count_max` messages; empty if none is available. Fewer, or none, if the batch has delivered enough
+    bytes."""
+    if writer.bytes_left <= 0:
+        return Received([], cut=True)
+    outcome = _receive_at_rate(writer, command)
+    if writer.bytes_left <= 0:
+        queue = writer.queue(command.queue)
+        if queue is not None and queue.visible:
+            queue.woken += 1  # this receive may have got fewer than there are: wake a parked one for the rest
+    return outcome
+
+
+def _receive_at_rate(writer: Writer, command: Receive) -> Outcome:
+    queue = writer.queue(command.queue)
+    if queue is not None and (rate := queue.settings.receives_per_second_max) is not None:
+        return receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))
+    return _receive(writer, queue, command)
+
+
+def _receive(writer: Writer, queue: LiveQueue | None, command: Receive) -> Outcome:
+    if queue is None or queue.groups is None:
+        return claims.receive(writer, command)
+    if writer.now >= queue.next_due:
+        look_for_due(writer, queue, claims.RETURNS_MAX)
+    update_rows(writer, queue)
+    if queue.settings.fifo:
+        return fifo_claims.receive(writer, queue, command)
+    return fair_claims.receive(writer, queue, command)
+
+
+def receive_within(
+    writer: Writer, queue: LiveQueue, rate: int, command: Receive, receive: Callable[[Receive], Outcome]
+) -> Outcome:
+    """Receive within what is left of this second; RateExceeded if nothing is left and there are messages."""
+    if writer.now >= queue.next_due:
+        look_for_due(writer, queue, RETURNS_MAX)
+    # Each message uses its part of a second, and the queue may be at most a second behind. The unit is a microsecond
+    # divided by the rate, so that all values are integers.
+    known, until = queue.handed
+    began = max(until if known == rate else 0, (writer.now - SECOND_US) * rate)
+    left = (writer.now * rate - began) // SECOND_US
+    if left <= 0 and queue.visible:
+        return RateExceeded(queue=str(command.queue), limit=rate)
+    outcome = receive(msgspec.structs.replace(command, count_max=min(command.count_max, max(left, 1))))
+    if type(outcome) is Received and outcome.messages:
+        writer.touch(queue)
+        queue.handed = (rate, began + len(outcome.messages) * SECOND_US)
+        if len(outcome.messages) == left < command.count_max and queue.visible:
+            queue.woken += 1  # more is visible: wake a parked receive for RateExceeded
+    return outcome
