@@ -39,7 +39,7 @@ class AzureClient:
         self.clock.advance(seconds)
 
     def name(self, prefix: str) -> str:
-        return f"{prefix}-{next(self._numbers)}"
+        return f"{prefix}-azure-{next(self._numbers)}"
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ class MnsClient:
         self.clock.advance(seconds)
 
     def name(self, prefix: str) -> str:
-        return f"{prefix}-{next(self._numbers)}"
+        return f"{prefix}-mns-{next(self._numbers)}"
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class SqsClient:
         self.clock.advance(seconds)
 
     def name(self, prefix: str) -> str:
-        return f"{prefix}-{next(self._numbers)}"
+        return f"{prefix}-sqs-{next(self._numbers)}"
 
 
 @pytest.fixture(scope="module")
