@@ -1,6 +1,7 @@
 """One Spark session and one server for all tests of a run: a session takes ten seconds to start.
 
-Tests that use the session stay on one worker (tests/house/test_one_worker.py).
+Tests that use the session stay on one worker (tests/house/test_one_worker.py). Those that start Spark in processes of
+their own are a second group, `spark-processes`: as one group they kept one worker busy for nearly a whole `make test`.
 """
 
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from tests.pipeline import cluster_stage, drain_side
 from tests.pipeline.cluster_stage import HOME, QUICK, Process
 from tests.pipeline.drain_stage import Stage, left, send
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark-processes")]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def servers(tmp_path: Path) -> Iterator[list[Process]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-processes")
 def test_archive_and_replay_over_spark_connect_whose_server_is_killed(stage: Stage, servers: list[Process]) -> None:
     sent = [f"body {number}" for number in range(2_000)]
     kept = stage.directory / "kept"

@@ -32,7 +32,7 @@ def events():
     return spark.read.format("veilmq-events").option("path", {path!r}).load()
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark-processes")]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ TIMEOUT_S = 600
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 60)
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-processes")
 def test_the_demo_reaches_its_goal(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "pipeline_demo"), "--messages", "60", "--out", str(tmp_path)]
     said = tmp_path / "said"

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from tests.pipeline import drain_side
 from tests.pipeline.drain_stage import Stage, left, send
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark-processes")]
 DRIVER_STEPS = [step for step, whom in drain_side.STEPS.items() if whom != "executor"]
 PROCESS_SECONDS = 400
 ROOT = Path(__file__).parents[2]

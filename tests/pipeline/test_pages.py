@@ -40,7 +40,7 @@ def test_the_options_of_the_source_are_on_the_page_with_their_defaults() -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-processes")
 def test_the_pages_run(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path).start()
     said = tmp_path / "said"

@@ -18,7 +18,7 @@ FILES = 3
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-processes")
 def test_rows_are_sent_once_though_the_query_was_killed(stage: Stage) -> None:
     stage.name += ".fifo"
     (stage.directory / "in").mkdir()
