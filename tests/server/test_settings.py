@@ -133,4 +133,5 @@ def test_limits_reach_their_rooms() -> None:
     assert settings.store_options().history_us_max == 13_000_000
     assert settings.store_options().floor_bytes == 14
     assert settings.store_options().topics_per_account_max == 15
+    assert Settings(subscriptions_per_account_max=17).store_options().subscriptions_per_account_max == 17
     assert Settings(queues_per_account_max=16).store_options().queues_per_account_max == 16

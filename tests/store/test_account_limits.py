@@ -9,11 +9,11 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect,
 from tests.support.contract.topics import create, subscribe, to_queue, to_url
 from tests.support.sqlite import SMALL, SqliteFactory
 
-from veilmq.model.commands import CreateQueue, CreateTopic, DeleteTopic
-from veilmq.model.errors import QueuesFull, TopicsFull
+from veilmq.model.commands import CreateQueue, CreateTopic, DeleteTopic, Subscribe
+from veilmq.model.errors import AccountSubscriptionsFull, QueuesFull, TopicsFull
 from veilmq.model.outcomes import QueueCreated, QueueDeleted, Subscribed, TopicCreated
 from veilmq.model.settings.queue import QueueKey
-from veilmq.model.settings.topic import TopicKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 
 LIMITED = msgspec.structs.replace(SMALL, queues_per_account_max=3, topics_per_account_max=2)
 FULL = QueuesFull(account=ACCOUNT, limit=3)
@@ -81,3 +81,28 @@ def test_the_topic_beyond_the_limit_is_refused(stage: Stage) -> None:
     expect(create(stage, TopicKey("111111111111", REGION, "c")), TopicCreated)
     stage.do(DeleteTopic(topic=keys[0], origin=TESTER))
     expect(create(stage, keys[2]), TopicCreated)
+
+
+def test_the_subscription_beyond_the_limit_is_refused_whatever_its_topic(stage: Stage, tmp_path: Path) -> None:
+    stage.factory = SqliteFactory(tmp_path / "data", msgspec.structs.replace(LIMITED, subscriptions_per_account_max=2))
+    stage.reopen()
+    queue, other = stage.create("a"), TopicKey(ACCOUNT, REGION, "other")
+    expect(create(stage), TopicCreated)
+    expect(create(stage, other), TopicCreated)
+    expect(subscribe(stage, "one", to_queue(queue)), Subscribed)
+    for _ in range(3):  # what was rolled back does not count
+        stage.store.apply([subscribing("lost", to_queue(queue), other)], stage.now)
+        stage.factory.abandon(stage.store)
+    expect(stage.do(subscribing("two", to_queue(queue), other)), Subscribed)
+    full = AccountSubscriptionsFull(account=ACCOUNT, limit=2)
+    assert subscribe(stage, "three", to_queue(queue)) == full
+    stage.reopen()
+    assert subscribe(stage, "three", to_queue(queue)) == full
+    expect(subscribe(stage, "one", to_queue(queue)), Subscribed)
+    stage.do(DeleteTopic(topic=other, origin=TESTER))
+    expect(subscribe(stage, "three", to_queue(queue)), Subscribed)
+    assert subscribe(stage, "four", to_url()) == full
+
+
+def subscribing(name: str, settings: SubscriptionSettings, topic: TopicKey) -> Subscribe:
+    return Subscribe(topic=topic, origin=TESTER, name=name, settings=settings)

@@ -342,9 +342,9 @@ class Publish(TopicCommand, tag=True, kw_only=True, gc=False):
 class Subscribe(TopicCommand, tag=True, kw_only=True, gc=False):
     """Add a subscription, or find the same one. Outcome `Subscribed`.
 
-    Errors TopicMissing, SubscriptionExists, SubscriptionsFull; QueueMissing or ParameterInvalid("queue") if its queue
-    is missing or takes only smaller messages than the topic; QueueMissing if its dead-letter queue is missing; with a
-    URL also the errors of `CreateQueue`.
+    Errors TopicMissing, SubscriptionExists, SubscriptionsFull, AccountSubscriptionsFull; QueueMissing or
+    ParameterInvalid("queue") if its queue is missing or takes only smaller messages than the topic; QueueMissing if its
+    dead-letter queue is missing; with a URL also the errors of `CreateQueue`.
     """
 
     name: str

@@ -8,7 +8,7 @@
         LeaseError          the normal outcome of a race
             LeaseExpired, LeaseTaken, MessageGone
         CapacityError       a limit that time or an operator lifts: retry later
-            InFlightFull, RateExceeded, MovesFull, QueuesFull, TopicsFull, DiskLow, Overloaded
+            InFlightFull, RateExceeded, MovesFull, QueuesFull, TopicsFull, AccountSubscriptionsFull, DiskLow, Overloaded
         StoreError          the store could not do it
             StoreFailed     certainly not done
             StoreUnknown    perhaps done, perhaps not
@@ -260,6 +260,14 @@ class TopicsFull(CapacityError):
     account: str
     limit: int
     summary = "account {account} has {limit} topics already"
+
+
+class AccountSubscriptionsFull(CapacityError):
+    """The account has as many subscriptions as the operator allows."""
+
+    account: str
+    limit: int
+    summary = "account {account} has {limit} subscriptions already"
 
 
 class DiskLow(CapacityError):

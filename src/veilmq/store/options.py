@@ -27,6 +27,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Beyond this many, an account creates no queue. Hidden queues count."""
     topics_per_account_max: int = 100_000
     """Beyond this many, an account creates no topic."""
+    subscriptions_per_account_max: int = 100_000
+    """Beyond this many, an account subscribes to nothing more."""
     checkpoint_bytes: int = 16 * MIB
     """WAL size at which a checkpoint begins."""
     redo_bytes: int = 4 * MIB

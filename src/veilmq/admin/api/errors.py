@@ -33,6 +33,7 @@ STATUS: Final[Mapping[type[VeilError], int]] = {
     errors.MovesFull: 429,
     errors.QueuesFull: 429,
     errors.TopicsFull: 429,
+    errors.AccountSubscriptionsFull: 429,
     errors.DiskLow: 507,
     errors.Overloaded: 503,
     errors.StoreFailed: 503,

@@ -314,6 +314,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
             errors.SubscriptionExists,
             errors.SubscriptionsFull,
             errors.TopicsFull,
+            errors.AccountSubscriptionsFull,
         ),
         lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
     ),

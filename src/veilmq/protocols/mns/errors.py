@@ -180,6 +180,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
         QUEUE_NUM_EXCEEDED_LIMIT, f"The number of queues exceeds the limit: {error.limit}."
     ),
     errors.TopicsFull: _with_text(INVALID_ARGUMENT),  # the documents name no code of its own
+    errors.AccountSubscriptionsFull: _with_text(INVALID_ARGUMENT),  # nor here
     errors.RateExceeded: lambda error, command: Refusal(
         TOO_MANY_REQUESTS, f"The queue hands out at most {error.limit} messages a second. Please retry."
     ),

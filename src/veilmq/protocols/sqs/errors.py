@@ -347,6 +347,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
             errors.SubscriptionExists,
             errors.SubscriptionsFull,
             errors.TopicsFull,
+            errors.AccountSubscriptionsFull,
         ),
         lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
     ),

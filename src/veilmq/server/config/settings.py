@@ -203,6 +203,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     topics_per_account_max: Annotated[AtLeast1, Meta(description="Topics of one account; beyond, none is created.")] = (
         100_000
     )
+    subscriptions_per_account_max: Annotated[
+        AtLeast1, Meta(description="Subscriptions of one account to its topics; beyond, none is added.")
+    ] = 100_000
     history_s_max: Annotated[
         Annotated[int, Meta(ge=1, le=100 * 366 * 86_400)], Meta(description="Events older than this are trimmed.")
     ] = 7 * 86_400
@@ -292,6 +295,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             history_bytes_max=self.history_bytes_max,
             queues_per_account_max=self.queues_per_account_max,
             topics_per_account_max=self.topics_per_account_max,
+            subscriptions_per_account_max=self.subscriptions_per_account_max,
             clock_step_us_max=self.clock_step_s_max * SECOND_US,
             error_lines=self.error_lines,
             reserve_bytes=self.reserve_bytes,

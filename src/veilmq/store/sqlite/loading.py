@@ -45,7 +45,10 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     log = redo.Redo(directory.redo, options, key)
     last = LastCommit(directory.committed, options, epoch, mark.offset, mark.clock)
     redo.forget_given_up(options.disk, directory.redo, connection)
-    writer = Writer(connection, loaded, _load_topics(connection), mark, ReceiptKey(key), log, last)
+    topics = _load_topics(connection)
+    for topic, found in topics.items():
+        loaded.subscriptions[topic.account] += len(found.subscriptions)
+    writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last)
     (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
     writer.memtable.count(loaded)
     return writer, snapshots.load(connection)

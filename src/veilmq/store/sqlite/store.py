@@ -168,6 +168,7 @@ class SqliteStore:
         self._writer.disorder = self.options.disorder
         self._writer.queues_per_account_max = self.options.queues_per_account_max
         self._writer.topics_per_account_max = self.options.topics_per_account_max
+        self._writer.subscriptions_per_account_max = self.options.subscriptions_per_account_max
         self._writer.error_lines = self.options.error_lines
         self._writer.types = MessageTypes(self.options.type_attribute, self.options.type_pointer)
         self.readers = Readers(database, self.options, self.apply_log)

@@ -307,6 +307,8 @@ class Queues:
         self.aliases: dict[QueueKey, QueueKey] = {}
         """Alias -> the queue's own key. The alias is a key in the queue's account and region."""
         self.per_account: Counter[str] = Counter()
+        self.subscriptions: Counter[str] = Counter()
+        """How many each account has."""
         self.names = OrderedNames()
         self.alias_names = OrderedNames()
         self.sources: dict[QueueKey, OrderedNames] = {}

@@ -111,7 +111,7 @@ class Writer:
         self.memtable.restore(connection, queues)
         self.now = Instant(mark.clock)
         self.types = MessageTypes()
-        self.queues_per_account_max = self.topics_per_account_max = 1 << 53
+        self.queues_per_account_max = self.topics_per_account_max = self.subscriptions_per_account_max = 1 << 53
         self.disk_low: int | None = None
         """Free bytes if below the floor, else None."""
         self.events: list[Event] = []

@@ -30,6 +30,7 @@ from veilmq.model.commands import (
     Unsubscribe,
 )
 from veilmq.model.errors import (
+    AccountSubscriptionsFull,
     DiskLow,
     MessageTooLarge,
     ParameterInvalid,
@@ -199,6 +200,7 @@ def subscribe(writer: Writer, command: Subscribe) -> Outcome:
     )
     subscription = LiveSubscription(number, command.name, writer.now, writer.now, settings)
     _put(writer, topic, subscription)
+    _count(writer, topic.key.account, 1)
     _record(writer, Kind.SUBSCRIBED, command, {"subscription": command.name})
     return Subscribed(subscription.info(topic.key), created=True)
 
@@ -206,6 +208,8 @@ def subscribe(writer: Writer, command: Subscribe) -> Outcome:
 def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSettings) -> VeilError | None:
     if len(topic.subscriptions) >= SUBSCRIPTIONS_MAX:
         return SubscriptionsFull(topic=str(topic.key), limit=SUBSCRIPTIONS_MAX)
+    if writer.queues.subscriptions[topic.key.account] >= writer.subscriptions_per_account_max:
+        return AccountSubscriptionsFull(account=topic.key.account, limit=writer.subscriptions_per_account_max)
     if settings.queue is not None:
         queue = writer.queues.by_key.get(settings.queue)
         if queue is None:
@@ -451,7 +455,15 @@ def _remove(writer: Writer, command: TopicCommand, topic: LiveTopic, subscriptio
     writer.write("DELETE FROM subscription WHERE id = ?", (subscription.id,))
     topic.subscriptions = {name: other for name, other in before.items() if name != subscription.name}
     writer.undo(lambda: setattr(topic, "subscriptions", before))
+    _count(writer, topic.key.account, -1)
     _record(writer, Kind.UNSUBSCRIBED, command, {"subscription": subscription.name})
+
+
+def _count(writer: Writer, account: str, more: int) -> None:
+    """The account has so many more subscriptions."""
+    counts = writer.queues.subscriptions
+    counts[account] += more
+    writer.undo(lambda: counts.subtract({account: more}))
 
 
 def _info(writer: Writer, topic: LiveTopic) -> TopicInfo:
