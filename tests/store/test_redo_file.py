@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from tests.support.sqlite import SMALL
 
 from veilmq.store.disk import REAL, RealDisk, kind_of
+from veilmq.store.sqlite.disk.redo import HEAD, Entry, Redo, read
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.file import BLOCK_BYTES, RedoFile, open_file
+from veilmq.testing.for_each import for_each
 
 ROOM_BYTES = 1 << 30
 SIZE = SMALL.redo_bytes
 PAST, THROUGH = "pwritev", "pwrite"
+RECORD_BYTES = 140
 
 
 def opened(path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> RedoFile:
@@ -213,6 +216,45 @@ def test_only_what_is_surely_not_written_is_refused(
     with pytest.raises(error):
         file.write(b"a", 0)
     file.close()
+
+
+@for_each(
+    ("by", "call", "taken"),
+    [
+        (PAST, "pwritev", -1),
+        (THROUGH, "pwrite", 30),
+        (THROUGH, "pwrite", RECORD_BYTES),  # whole, without the zeros behind it
+        (THROUGH, "fdatasync", -1),
+    ],
+)
+def test_what_a_full_disk_refused_is_not_there_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, call: str, taken: int
+) -> None:
+    """taken: bytes of the write before the disk is full; -1: one call fails whole, and the next one does not."""
+    redo = Redo(tmp_path / "redo", SMALL, b"key")
+    file = opened(tmp_path / "redo", by, monkeypatch)
+    entry = Entry(7, 0, 1, 5, 0, 1, 0, 0, b"events" * 20, [])
+    record = redo.record(entry)
+    assert record is not None
+    assert len(record) == RECORD_BYTES
+    system, calls = getattr(os, call), []
+
+    def full_once(*given: Any) -> Any:
+        calls.append(given)
+        if taken >= 0 and len(calls) == 1:
+            return system(given[0], given[1][:taken], given[2])
+        if len(calls) == (2 if taken >= 0 else 1):
+            raise OSError(errno.ENOSPC, "full")
+        return system(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full_once)
+        with pytest.raises(apsw.FullError):
+            file.write(record + bytes(HEAD.size), 0)
+    assert read(tmp_path / "redo", b"key").entries == []
+    file.write(record + bytes(HEAD.size), 0)
+    file.close()
+    assert read(tmp_path / "redo", b"key").entries == [entry]
 
 
 def test_a_disk_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

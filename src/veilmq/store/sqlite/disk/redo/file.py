@@ -6,6 +6,11 @@ one system call writes and syncs, faster than a write and fdatasync (docs/decisi
 through the page cache (`_InCache`): a file system with its own server (FUSE, 9p, CIFS) accepts that system call but may
 not sync.
 
+For lack of space a write or a sync can fail also where bytes are overwritten: on btrfs, ZFS and, after a reflink, XFS.
+A part of a record does not count. But if it may be there whole, perhaps without the zeros behind it, zeros are written
+over its head, durably: if that succeeds, it is certainly not there, and the batch is refused as on any full disk. If
+not, its state is unknown.
+
 From before the first record until the log is no longer needed, the database records the file's size. So a file that was
 deleted, or cut by a copy onto a full disk, differs from a file that never existed (`loss`). An operator who goes on
 without the lost content writes a word into the file, which no failed copy does.
@@ -15,6 +20,7 @@ import errno
 import logging
 import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,6 +37,8 @@ _NOT_HERE: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errn
 """Errors of a system that cannot bypass the page cache; any other is an error of the disk."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ZEROS: Final = bytes(1 << 20)
+_VOID: Final = bytes(8)
+"""As long as the head of a record: where it stands there is no record."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -89,8 +97,13 @@ class _PastCache:
         end += -end % BLOCK_BYTES
         try:
             self._write(at, end)
-        except OSError as error:  # also for lack of space: what was written but not synced may be there after a kill
-            raise apsw.IOError(f"redo log: {error}") from error
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise apsw.IOError(f"redo log: {error}") from error
+            self._mirror[offset : offset + len(_VOID)] = _VOID
+            with _unknown_if_it_fails():
+                self._write(at, offset + len(_VOID) + -(offset + len(_VOID)) % BLOCK_BYTES)
+            raise apsw.FullError(f"redo log: {error}") from error
 
     def _write(self, at: int, end: int) -> None:
         while at < end:
@@ -111,20 +124,34 @@ class _InCache:
         self._synced = synced
 
     def write(self, data: Bytes, offset: int) -> None:
+        written = 0
         try:
-            while data:
-                written = self._file.write(data, offset)
-                data, offset = data[written:], offset + written
+            while written < len(data):
+                written += self._file.write(data[written:], offset + written)
+            self._sync()
         except OSError as error:
-            raise (apsw.FullError if error.errno in _FULL else apsw.IOError)(f"redo log: {error}") from error
-        if self._synced:
-            try:
-                self._file.sync()
-            except OSError as error:
+            if error.errno not in _FULL:
                 raise apsw.IOError(f"redo log: {error}") from error
+            if written and written >= len(data) - len(_VOID):  # else its checksum is wrong
+                with _unknown_if_it_fails():
+                    self._file.write(_VOID, offset)
+                    self._sync()
+            raise apsw.FullError(f"redo log: {error}") from error
+
+    def _sync(self) -> None:
+        if self._synced:
+            self._file.sync()
 
     def close(self) -> None:
         self._file.close()
+
+
+@contextmanager
+def _unknown_if_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise apsw.IOError(f"redo log: {error}") from error
 
 
 def _make(disk: Disk, path: Path, size: int, room_bytes: int) -> None:
