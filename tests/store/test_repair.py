@@ -22,6 +22,7 @@ from veilmq.store.sqlite.repair.report import Repair
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup_directory
 from veilmq.store.sqlite.tools.integrity import check
+from veilmq.testing.for_each import for_each
 from veilmq.testing.seeded import chance
 
 PAGE_BYTES: Final = 4096
@@ -124,7 +125,7 @@ def test_a_lost_database_leaves_what_the_wal_has(killed: Lived, tmp_path: Path) 
     (directory / "veilmq.db").unlink()
     report = repaired(directory, tmp_path / "new")
     assert report.may_miss
-    assert sum(each.visible + each.delayed + each.in_flight for each in report.queues) > 20
+    assert deliverable(report) > 20
     assert not any("is back" in line for line in killed.differences(tmp_path / "new"))
 
 
@@ -300,6 +301,28 @@ def test_what_was_never_committed_is_not_taken_for_committed(stage: Stage, tmp_p
     assert len(report.found) == 1, report.found  # a line about the WAL
     wal.write_bytes(content)
     stage.open()
+
+
+@for_each("fixture", sorted((Path(__file__).parent / "fixtures").glob("schema-*.db")))
+def test_the_data_of_every_release_can_be_repaired(tmp_path: Path, fixture: Path) -> None:
+    """Whole, and row by row: one message is damaged beyond a bit, and there are no others."""
+    source = tmp_path / fixture.stem
+    source.mkdir(mode=0o700)
+    shutil.copyfile(fixture, source / "veilmq.db")
+    shutil.copyfile(fixture.with_suffix(".redo"), source / "redo")
+    whole = repaired(source, tmp_path / f"{fixture.stem}-whole")
+    connection = apsw.Connection(str(source / "veilmq.db"))
+    connection.execute("UPDATE message SET md5 = zeroblob(16) WHERE sequence = (SELECT min(sequence) FROM message)")
+    connection.close()
+    report = repaired(source, tmp_path / f"{fixture.stem}-rows")
+    assert (whole.problems, report.problems, report.exported) == ([], [], 0)
+    assert [each.queue for each in report.queues] == [each.queue for each in whole.queues]
+    assert deliverable(report) == deliverable(whole) - 1 > 0
+
+
+def deliverable(report: Repair) -> int:
+    """Messages that can be delivered."""
+    return sum(each.visible + each.delayed + each.in_flight for each in report.queues)
 
 
 def test_rows_without_a_place_are_exported(closed: Lived, tmp_path: Path) -> None:

@@ -68,14 +68,16 @@ class Gap(NamedTuple):
 
 def rows(pages: Pages, root: int, accepts: Accepts, suspects: set[int], seen: set[int]) -> Iterator[Row | Gap]:
     """Every row of the table with that root page, in order. suspects: pages that may lack rows though they can be
-    read. seen: gets the pages that were read."""
-    yield from _tree(pages, root, accepts, suspects, seen, 0)
+    read. seen: gets the pages that belong to the table."""
+    visited: set[int] = set()
+    yield from _tree(pages, root, accepts, suspects, visited, 0)
+    seen |= visited
 
 
 def _tree(
-    pages: Pages, number: int, accepts: Accepts, suspects: set[int], seen: set[int], depth: int
+    pages: Pages, number: int, accepts: Accepts, suspects: set[int], visited: set[int], depth: int
 ) -> Iterator[Row | Gap]:
-    if number in seen or depth > _DEPTH_MAX:
+    if number in visited or depth > _DEPTH_MAX:
         yield Gap(number)
         return
     try:
@@ -83,18 +85,22 @@ def _tree(
     except Unreadable:
         yield Gap(number)
         return
-    seen.add(number)
+    visited.add(number)
     is_suspect = number in suspects or not page.is_whole()
     if is_suspect:
         yield Gap(number)
     if page.kind == LEAF:
+        is_ours = not page.cells
         for each in page.rows(accepts):
+            is_ours |= isinstance(each, Row)
             yield each
             if is_suspect:
                 yield Gap(number)
+        if not is_ours:
+            visited.remove(number)  # another table's: a damaged number led here
         return
     for child in page.children():
-        yield from _tree(pages, child, accepts, suspects, seen, depth + 1)
+        yield from _tree(pages, child, accepts, suspects, visited, depth + 1)
 
 
 def leaf_rows(pages: Pages, number: int, accepts: Accepts) -> list[Row]:

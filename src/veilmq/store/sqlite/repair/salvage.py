@@ -94,7 +94,7 @@ class Salvage:
         """Take over all tables."""
         self.target.execute("DELETE FROM expiry_hold")
         for name, table in self._tables.items():
-            if name not in _LEFT_OUT:
+            if name not in _LEFT_OUT and name in self._root_of:
                 self._copy(table, self._root_of[name])
         for name, ranges in self._doubt.items():
             if ranges and name not in _LEFT_OUT:
@@ -103,17 +103,21 @@ class Salvage:
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
         table = self._tables["secret"]
-        found = rows(self._image, self._root_of["secret"], table.accepts, set(), set())
+        found = rows(self._image, self._root_of.get("secret", 0), table.accepts, set(), set())
         return [each.values[1] for each in found if isinstance(each, Row)]
 
     def _roots(self) -> dict[str, int]:
-        """Root pages by table; what cannot be read is where a new database has it."""
-        new: Any = self.target.execute("SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'").fetchall()
-        roots: dict[str, int] = dict(new)
+        """Root pages by table. If the schema cannot be read to the end, the others are where a new database has them;
+        else there are no others: the database is of an older release."""
+        new = read(self.target, "SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'")
+        roots: dict[str, int] = {}
+        is_whole = True
         for each in rows(self._image, 1, accepts_schema, set(), self._seen):
-            if isinstance(each, Row) and each.values[0] == "table" and each.values[1] in roots:
+            if isinstance(each, Gap):
+                is_whole = False
+            elif each.values[0] == "table" and each.values[1] in self._tables:
                 roots[each.values[1]] = each.values[3]
-        return roots
+        return roots if is_whole and "message" in roots else dict(new) | roots
 
     def _copy(self, table: Table, root: int) -> None:
         last, is_open = -1, False
