@@ -25,6 +25,8 @@ _CELL_HEAD: Final = 18
 _MENDED_BYTES: Final = 64
 """How much of a cell's beginning is searched for a flipped bit: its head, and the types of its columns."""
 _DEPTH_MAX: Final = 32
+_FREE_BLOCK_BYTES: Final = 4
+"""The least that a free block takes: its two numbers."""
 _REAL: Final = Struct(">d")
 
 Values = tuple[Any, ...]
@@ -192,11 +194,11 @@ class Page:
     def _free_blocks(self) -> Iterator[tuple[int, int]]:
         block = _SHORT.unpack_from(self.content, self._head + 1)[0]
         while block:
-            if block + 4 > self._pages.usable:
+            if block + _FREE_BLOCK_BYTES > self._pages.usable:
                 raise Unreadable
             following, size = Struct(">HH").unpack_from(self.content, block)
-            if following and following < block + size:
-                raise Unreadable
+            if size < _FREE_BLOCK_BYTES or (following and following < block + size):
+                raise Unreadable  # so each block lies behind the one before, and the chain ends
             yield block, block + size
             block = following
 
