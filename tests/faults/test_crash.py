@@ -177,12 +177,6 @@ def _live_through(data: Path, rounds: list[str | None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_hundred_kills_lose_nothing_acknowledged(tmp_path: Path) -> None:
-    _live_through(tmp_path / "data", [None] * 100)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_death_at_each_point_loses_nothing_acknowledged(tmp_path: Path) -> None:
     _live_through(tmp_path / "data", [point for point in CRASH_POINTS for _ in range(4)])

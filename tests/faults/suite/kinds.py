@@ -11,9 +11,12 @@ from pathlib import Path
 
 from tests.faults.suite.stage import Kind, Stage
 
+from veilmq.cli.failures import Exit
 from veilmq.store.sqlite.store import CRASH_POINTS
 
 LIFE_SECONDS = 0.8
+_ENDS = {int(Exit.STORE), int(Exit.DIRECTORY)}
+"""How a server ends itself that meets an error of its disk; the second at its start."""
 DAY_SECONDS = 86_400
 
 
@@ -85,8 +88,12 @@ def _under_strace(stage: Stage, call: str, injected: str) -> None:
         "strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:{injected}"
     )
     stage.strikes += 1
-    stage.server.ended(stage.chance.uniform(2, 8))
-    stage.kill()
+    if stage.server.ended(stage.chance.uniform(2, 8)):
+        code = stage.server.exit_code
+        assert code in _ENDS, f"{injected} of {call}: the server ended with {code}"
+        stage.server.kill()
+    else:
+        stage.kill()
 
 
 def full_disk(stage: Stage) -> None:

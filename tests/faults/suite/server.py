@@ -103,6 +103,11 @@ class Server:
             return False
         return _exists(self.pid)
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a life under strace that has ended."""
+        return None if self._strace is None else self._strace.wait(START_SECONDS)
+
     def ended(self, seconds: float) -> bool:
         """Whether its life ends within that time."""
         end = time.monotonic() + seconds
