@@ -171,6 +171,8 @@ class Stage:
 
     def __init__(self, ports: Ports, endpoint: str) -> None:
         """endpoint: an HTTP endpoint that takes pushes."""
+        self._following = 0
+        """The next event that the observer reads."""
         self.dead = ports.queue("dead")
         arn = ports.sqs("GetQueueAttributes", QueueUrl=self.dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
         self.dead_arn = arn
@@ -326,7 +328,9 @@ class Stage:
         """What a monitoring and an operator ask for."""
         ports.admin(("/metrics", "/health/ready", "/api/v1/queues?limit=100", "/api/v1/topics?limit=100")[number % 4])
         if number % 3 == 0:
-            ports.admin("/api/v1/events?limit=2000")
+            events = ports.admin(f"/api/v1/events?from={self._following}&limit=2000").splitlines()
+            if events:
+                self._following = int(json.loads(events[-1])["offset"]) + 1
 
 
 RATES = {

@@ -4,7 +4,7 @@ import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Receive, Sweep
-from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
@@ -92,6 +92,22 @@ def test_a_sweep_frees_what_was_purged_a_few_at_a_time(stage: Stage) -> None:
         now_left = stage.factory.rows(stage.store)
         assert 0 < left_rows - now_left <= sweeps.GARBAGE_BYTES_MAX // LARGE
         left_rows = now_left
+
+
+def test_deleted_queues_go_with_a_history_that_is_trimmed_by_its_size(stage: Stage) -> None:
+    """Long before the history's time is over: clients may make and delete queues all day."""
+    stage.reopen(history_bytes_max=4_096, history_us_max=7 * DAY_US)
+    connection = stage.store._writer.connection  # type: ignore[attr-defined]
+    known = []
+    for _ in range(12):
+        for number in range(50):
+            stage.drop(stage.create(f"queue-{number}"))
+        stage.later(5 * MINUTE_US)
+        for _ in range(5):
+            stage.sweep_snapshot()
+            stage.batch([Sweep()])
+        known.append(connection.execute("SELECT count(*) FROM queue WHERE deleted IS NOT NULL").get)
+    assert known[-1] <= known[4] <= 200
 
 
 def test_deleted_queues_are_forgotten_a_few_at_a_time(stage: Stage) -> None:

@@ -112,7 +112,7 @@ def sweep(
         if trimmed and floor is None:
             snapshots.trimmed(writer)
         left -= trimmed
-        forgotten = trimming.forget_queues(writer, options.history_us_max)
+        forgotten = trimming.forget_queues(writer)
         more = more or trimmed == rows_max or forgotten == trimming.FORGOTTEN_MAX
         origins.step(writer, is_trimming=trimmed == rows_max)
     more = move_tasks.carry_on(writer) or more or writer.queues.expiry.is_due(writer.expiry_now)

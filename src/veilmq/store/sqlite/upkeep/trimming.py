@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from math import ceil
 from typing import Final
 
-from veilmq.model.instant import SECOND_US
+from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.store.options import Options
 from veilmq.store.reader import HOLD_S_MAX
 from veilmq.store.sqlite.batch.history_index import NAME_BYTES
@@ -78,6 +78,8 @@ class Trimming:
 
 FORGOTTEN_MAX: Final = 256
 """How many deleted queues one step forgets: all of them may be due at once, as after a long stop."""
+DELETED_US_MIN: Final = 2 * MINUTE_US
+"""How long a deleted queue is known at least: for a minute its name may not be used again (SQS)."""
 _FORGOTTEN: Final = (
     "SELECT incarnation FROM queue INDEXED BY queue_deleted"
     " WHERE deleted < (SELECT at FROM history ORDER BY offset LIMIT 1) AND deleted < ? LIMIT ?"
@@ -126,9 +128,9 @@ def _beyond(
     return cut
 
 
-def forget_queues(writer: Writer, history_us_max: int) -> int:
+def forget_queues(writer: Writer) -> int:
     """Drop the rows of deleted queues that no event names any more, at most `FORGOTTEN_MAX`; returns how many."""
-    rows = writer.read(_FORGOTTEN, (writer.expiry_now - history_us_max, FORGOTTEN_MAX))
+    rows = writer.read(_FORGOTTEN, (writer.now - DELETED_US_MIN, FORGOTTEN_MAX))
     if rows:
         writer.write_many("DELETE FROM queue WHERE incarnation = ?", rows)
     return len(rows)
