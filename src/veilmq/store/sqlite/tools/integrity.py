@@ -41,9 +41,14 @@ _LOADED: Final[dict[str, tuple[str, Any]]] = {
     "topic": ("SELECT name, account || region, settings FROM topic", msgspec.msgpack.Decoder(TopicSettings)),
     "subscription": ("SELECT name, topic, settings FROM subscription", msgspec.msgpack.Decoder(SubscriptionSettings)),
     "plan": ("SELECT incarnation, incarnation, plans FROM plan", msgspec.msgpack.Decoder(PlanState)),
+    "message": ("SELECT sequence, sender, x'c0' FROM message", msgspec.msgpack.Decoder(None)),
+    "lease": (
+        "SELECT sequence, sequence, failure FROM lease WHERE failure IS NOT NULL",
+        msgspec.msgpack.Decoder(tuple[str, str]),
+    ),
     "origin": ("SELECT id, protocol || principal || client, x'c0' FROM origin", msgspec.msgpack.Decoder(None)),
 }
-"""What a start decodes: name, other text, content."""
+"""What a start or a receive decodes: name, other text, content."""
 _DAMAGE: Final = (apsw.Error, ValueError, TypeError, LookupError)
 """Errors of reading a damaged file: SQLite notices a torn page, but not a changed value."""
 
@@ -305,7 +310,7 @@ def _check_loaded(connection: apsw.Connection, report: Report) -> None:
                 last = name
                 decoder.decode(packed)
         except (ValueError, RecursionError) as error:
-            report.add("queue", f"{table} {last}: it cannot be read: {error}")
+            report.add("queue", f"{table} {last} or the one behind it cannot be read: {error}")
 
 
 def _check_history(
