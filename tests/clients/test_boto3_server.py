@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
+from veilmq.testing.for_each import for_each
 from veilmq.testing.server import ServerProcess
 
 
@@ -205,7 +206,14 @@ def test_a_web_page_cannot_drive_a_development_server(
         assert b"".join(iter(lambda: raw.recv(65_536), b"")).startswith(b"HTTP/1.1 %d" % status)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def with_origin(start: Any) -> ServerProcess:
+    """A development server that pages of one origin may ask."""
+    server: ServerProcess = start("--cors-origins", "https://app.example")
+    return server
+
+
+@for_each(
     ("origin", "site", "status"),
     [
         ("", "cross-site", 403),  # an image or a link of any page: a browser sends no Origin with its GET
@@ -216,12 +224,11 @@ def test_a_web_page_cannot_drive_a_development_server(
     ],
 )
 def test_an_image_or_link_of_a_web_page_asks_nothing_of_a_development_server(
-    start: Any, origin: str, site: str, status: int
+    with_origin: ServerProcess, origin: str, site: str, status: int
 ) -> None:
-    server = start("--cors-origins", "https://app.example")
     headers = {"Sec-Fetch-Site": site} | ({"Origin": origin} if origin else {})
-    for url in (f"{server.sqs}/?Action=ListQueues", f"{server.mns}/queues"):
-        if origin and url.startswith(server.mns):
+    for url in (f"{with_origin.sqs}/?Action=ListQueues", f"{with_origin.mns}/queues"):
+        if origin and url.startswith(with_origin.mns):
             continue  # the setting is one of SQS
         address = urlsplit(url)
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
@@ -294,18 +301,17 @@ def test_what_the_server_does_not_even_read_is_refused_by_its_name(start: Any, c
         client.send_message(QueueUrl=url, MessageBody="x" * 1_048_577)
 
 
-@pytest.mark.parametrize("line", ["Host: other", "X-Amz-Date: 20260101T000000Z", "Authorization: other"])
-def test_a_header_that_is_there_twice_is_refused_in_the_form_of_the_request(start: Any, line: str) -> None:
-    server = start()
+@for_each("line", ["Host: other", "X-Amz-Date: 20260101T000000Z", "Authorization: other"])
+def test_a_header_that_is_there_twice_is_refused_in_the_form_of_the_request(shared: ServerProcess, line: str) -> None:
     once = "Host: h\r\nX-Amz-Date: 20260101T000000Z\r\nAuthorization: a\r\n"
     name = line.partition(":")[0].lower()
     words = f"more than one {name} header"
     json_type = "Content-Type: application/x-amz-json-1.0\r\n"
     for url, target, form, expected in (
-        (server.sqs, "/", f"X-Amz-Target: AmazonSQS.ListQueues\r\n{json_type}", '{"__type":"com.amazon'),
-        (server.sqs, "/", "Content-Type: application/x-www-form-urlencoded\r\n", '<?xml version="1.0"?><ErrorResponse'),
-        (server.azure, "/devstoreaccount1?comp=list", "", '<?xml version="1.0" encoding="utf-8"?><Error>'),
-        (server.mns, "/queues", "", '<?xml version="1.0"'),
+        (shared.sqs, "/", f"X-Amz-Target: AmazonSQS.ListQueues\r\n{json_type}", '{"__type":"com.amazon'),
+        (shared.sqs, "/", "Content-Type: application/x-www-form-urlencoded\r\n", '<?xml version="1.0"?><ErrorResponse'),
+        (shared.azure, "/devstoreaccount1?comp=list", "", '<?xml version="1.0" encoding="utf-8"?><Error>'),
+        (shared.mns, "/queues", "", '<?xml version="1.0"'),
     ):
         address = urlsplit(url)
         with socket.create_connection((str(address.hostname), address.port), timeout=10) as raw:
