@@ -1,7 +1,7 @@
 """The server that the faults strike: one data directory, the same ports in every life.
 
-Strategy: most lives begin as a fork of a nursery; a life under strace is a program of its own. The end of a life is
-seen in the process table, for nobody waits for it: the nursery's children are nobody's.
+Strategy: the fork server starts most lives (fork_server.py); a life under strace is a program of its own. The process
+table shows when a life has ended: no process here is the server's parent.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from tests.faults.suite.nursery import Asked
+from tests.faults.suite.fork_server import Asked
 
 from veilmq.store.directory import read_holder
 from veilmq.testing.server import VEILMQ
@@ -37,8 +37,8 @@ class Server:
         ]  # fmt: skip
         self.pid = 0
         self.lives = 0
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.suite.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        self._fork_server = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.suite.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._strace: subprocess.Popen[bytes] | None = None
 
@@ -59,7 +59,7 @@ class Server:
         """Begin a life and return at once. `how`: fields of `Asked`."""
         asked = Asked(options=self.options, log=str(self.log), data=str(self.data), ports=self.ports)
         asked = msgspec.structs.replace(asked, **how)
-        pipe_in, pipe_out = self._nursery.stdin, self._nursery.stdout
+        pipe_in, pipe_out = self._fork_server.stdin, self._fork_server.stdout
         assert pipe_in is not None
         assert pipe_out is not None
         pipe_in.write(msgspec.json.encode(asked) + b"\n")
@@ -135,11 +135,11 @@ class Server:
         """No more lives."""
         if self.lives:
             self.kill()
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.close()
-        self._nursery.wait(START_SECONDS)
-        self._nursery.stdout.close()
+        assert self._fork_server.stdin is not None
+        assert self._fork_server.stdout is not None
+        self._fork_server.stdin.close()
+        self._fork_server.wait(START_SECONDS)
+        self._fork_server.stdout.close()
 
 
 def _exists(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """A process that has loaded the server, and forks one for each line that it reads.
 
 Strategy: a start that need not load Python's modules again takes a tenth of the time, so that a server can be killed
-every second. What is forked has no thread and no file of the nursery's; from then on it is `veilmq serve`, or the same
+every second. What is forked has no thread and no file of its parent; from then on it is `veilmq serve`, or the same
 service with a death at a named point or a wall clock that is moved. Each line is an `Asked` as JSON, each answer a pid.
 """
 
@@ -23,7 +23,7 @@ from veilmq.server.config.settings import Address, Settings
 from veilmq.server.service import Service
 
 _DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG: no server outlives the nursery, whatever ends that."""
+"""PR_SET_PDEATHSIG: no server outlives the fork server, whatever ends that."""
 
 
 class Asked(msgspec.Struct):
