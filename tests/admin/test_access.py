@@ -1,6 +1,7 @@
 """Who is let in, with what, and to what."""
 
 import asyncio
+import logging
 import threading
 import time
 from base64 import b64encode
@@ -12,10 +13,11 @@ import httpx
 import pytest
 from tests.admin.server import TOKEN, Keys
 
-from veilmq.admin.access import Access
+from veilmq.admin.access import REFUSALS, Access
 from veilmq.model.settings.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
 from veilmq.server.auth.credentials import DevelopmentKeyring
 from veilmq.server.config.settings import Settings
+from veilmq.server.refusals.log import RefusalLog
 from veilmq.testing.for_each import for_each
 
 # One for all: to make a client takes longer than to ask.
@@ -115,6 +117,7 @@ def test_metrics_need_a_token_from_any_other_peer_whatever_its_host(peer: tuple[
         answers.extend(message["status"] for _ in range("status" in message))
 
     scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [(b"host", b"127.0.0.1")], "client": peer}
+    scope["state"] = {REFUSALS: RefusalLog("admin", logging.getLogger("veilmq.admin"))}
     asyncio.run(Access(app, TOKEN, lambda: KEYS)(scope, app, send))
     assert answers == [status]
 
