@@ -9,8 +9,9 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
+# Tests wait for clocks, processes and the disk: three workers keep two cores busy.
 # With a worker gone the scheduler of loadgroup waits for ever: better to end there, and say what it was running.
-PYTEST := $(BIN)/python -m pytest --dist loadgroup --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 0
 # What `make run` and `make bench` hand on, e.g. make run ARGS="--data /var/lib/veilmq"
 ARGS ?=
 
@@ -102,11 +103,10 @@ lint: setup-test
 check test: export PYTHONDONTWRITEBYTECODE :=
 
 check: lint
-	$(PYTEST) -n 2 -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
-# The slow tests wait for clocks, processes and the disk: three workers keep two cores busy.
 test: lint setup-clients
-	$(PYTEST) -n 3 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # bench/run.py installs the load generator and the peers itself.
 bench: setup

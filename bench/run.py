@@ -12,10 +12,10 @@ import signal
 import sys
 from types import FrameType
 
-import azure
+import azure_queues
 import install
 import measure
-import mns
+import mns_queues
 import peers
 import report
 import scenarios
@@ -109,16 +109,16 @@ def bench(options: argparse.Namespace) -> bool:
     if options.parked:
         finish("parked", "parked", parked(everyone, options.parked, settings), everyone)
     if options.azure:
-        ours_there, azurite = azure.VeilMQ(), azure.Azurite()
+        ours_there, azurite = azure_queues.VeilMQ(), azure_queues.Azurite()
         for peer in (ours_there, azurite):
             peer.install()
-        rows = azure.against(ours_there, azurite, options.azure, connections[0], settings)
+        rows = azure_queues.against(ours_there, azurite, options.azure, connections[0], settings)
         finish("lifecycle", "azure", rows, [ours_there, azurite])
-        finish("depth", "azure-depth", azure.depth(ours_there, connections[0], settings), [ours_there])
+        finish("depth", "azure-depth", azure_queues.depth(ours_there, connections[0], settings), [ours_there])
     if options.mns:
-        speaker = mns.VeilMQ()
+        speaker = mns_queues.VeilMQ()
         speaker.install()
-        rows = mns.against_sqs(speaker, options.batch or [1], connections[0], settings)
+        rows = mns_queues.against_sqs(speaker, options.batch or [1], connections[0], settings)
         finish("lifecycle", "mns", rows, [speaker])
     if options.push:
         fine &= (

@@ -25,12 +25,12 @@ from email.utils import formatdate
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import azure
+import azure_queues
 import sqs
 
 XML = '<?xml version="1.0"?>'
 ACCOUNT, KEY, SECRET = "111111111111", "AKSOAK", "soak-secret-0123456789abcdef0123456789"
-AZURE_NAME, AZURE_KEY = azure.ACCOUNT, base64.b64encode(bytes(range(64))).decode()
+AZURE_NAME, AZURE_KEY = azure_queues.ACCOUNT, base64.b64encode(bytes(range(64))).decode()
 CREDENTIALS = f"""\
 [[account]]
 id = "{ACCOUNT}"
@@ -112,7 +112,7 @@ class Ports:
     def __post_init__(self) -> None:
         self._ports = {name: Port(url, name, self.counted) for name, url in self.urls.items()}
         self._caller = sqs.Caller(urlsplit(self.urls["sqs"]).port or 0, KEY, SECRET, "json")
-        self._sas = azure.account_sas(AZURE_KEY)
+        self._sas = azure_queues.account_sas(AZURE_KEY)
 
     def close(self) -> None:
         for port in self._ports.values():
@@ -130,7 +130,7 @@ class Ports:
 
     def azure(self, method: str, path: str, body: str = "", expected: tuple[int, ...] = (200, 201, 202, 204)) -> str:
         joint = "&" if "?" in path else "?"
-        headers = {"x-ms-version": azure.VERSION, "user-agent": self.agent}
+        headers = {"x-ms-version": azure_queues.VERSION, "user-agent": self.agent}
         target = f"/{AZURE_NAME}/{path}{joint}{self._sas}"
         return self._ports["azure"].ask(method, target, body.encode(), headers, expected).decode()
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tests.client.transaction_sides import Steps, opened
 
-SIDES = Path(__file__).with_name("transaction_sides.py")
+ROOT = Path(__file__).parents[2]
 NEVER = 10_000
 
 
 def killed(role: str, directory: Path, last: int, when: str) -> bool:
     """Run one program; whether it died at its step."""
-    command = [sys.executable, str(SIDES), role, str(directory), str(last), when]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "tests.client.transaction_sides", role, str(directory), str(last), when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr
     return done.returncode != 0
 

@@ -1,6 +1,6 @@
 """The programs of test_transaction_kills.py: a producer and a checker that kill themselves at a given step.
 
-    python transaction_sides.py produce|check DIRECTORY STEP before|after
+    python -m tests.client.transaction_sides produce|check DIRECTORY STEP before|after
 
 A step is a call to one of the two queues, or a write to the application's own database.
 """

@@ -1,6 +1,6 @@
 """The MNS protocol against SQS on one server, alternating: equal parts send, receive, delete, every request signed.
 
-    make bench ARGS="--mns"        or alone: .venv/bin/python bench/mns.py [--pairs 5] [--seconds 10] [--batch 1]
+    make bench ARGS="--mns"        or alone: .venv/bin/python bench/mns_queues.py [--pairs 5] [--seconds 10] [--batch 1]
 
 The measure is CPU per request: with parsing XML and checking HMAC-SHA1, a request may cost at most half as much again
 as an SQS request. Both drive the same process, each run on a new queue. A forged request must get 403 before and after
@@ -113,7 +113,7 @@ def against_sqs(ours: peers.Peer, batches: list[int], connections: int, settings
 
 def main() -> int:
     """Measure and write the report. 0 if the goal is met, 1 if not, 2 if a run was void or nothing could run."""
-    parser = argparse.ArgumentParser(prog="bench/mns.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench/mns_queues.py", description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="messages a request, 1 to 10")
@@ -128,7 +128,7 @@ def main() -> int:
         settings = Settings(wrk, options.pairs, options.seconds, "json", say=lambda text: print(text, flush=True))
         result = against_sqs(ours, options.batch, 32, settings)
     except (install.Missing, peers.ServerGone, MeasureFailed, OSError) as error:
-        print(f"bench/mns.py: {error}", file=sys.stderr)
+        print(f"bench/mns_queues.py: {error}", file=sys.stderr)
         return 2
     finally:
         peers.stop_all()
