@@ -60,7 +60,7 @@ def flips(lived: Lived, name: str, count: int, seed: int) -> list[tuple[int, int
     draw = chance(seed)
     content = (lived.directory / name).read_bytes()
     used = [at for at in range(len(content)) if any(content[max(0, at - 2) : at + 3])]
-    places = [draw.choice(used) if draw.random() < 0.8 else draw.randrange(len(content)) for _ in range(count)]
+    places = [draw.choice(used) if used and draw.random() < 0.8 else draw.randrange(len(content)) for _ in range(count)]
     return [(place, draw.randrange(8)) for place in places]
 
 

@@ -5,20 +5,38 @@ the send was acknowledged, `deleted` when the delete was. A command whose answer
 and is recorded separately. `losses` reads every message that a reopened store holds.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 from tests.support.contract.stage import TESTER, sending
 
 from veilmq.model.commands import AnyCommand, Delete, Receive, Send, Sweep
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 from veilmq.store import Store
 from veilmq.testing.seeded import chance
 
 _LEASE_US: Final = 20 * SECOND_US
+
+
+def everything_in(store: Store, queue: QueueKey, now: Instant) -> Iterator[Delivery]:
+    """Receive all messages. now: late enough that no lease is left. Raises VeilError."""
+    while True:
+        receive = Receive(queue=queue, origin=TESTER, count_max=256, lease_us=DAY_US)
+        applied = store.apply([receive], now)
+        if applied.wrote:
+            store.commit()
+        (outcome,) = applied.outcomes
+        if isinstance(outcome, VeilError):
+            raise outcome
+        assert isinstance(outcome, Received)
+        if not outcome.messages:
+            return
+        yield from outcome.messages
 
 
 class Log(msgspec.Struct):
@@ -38,17 +56,10 @@ class Log(msgspec.Struct):
         """
         held: dict[str, int] = {}
         later = Instant(max(now, store.mark) + DAY_US)
-        while True:
-            receive = Receive(queue=queue, origin=TESTER, count_max=256, lease_us=DAY_US)
-            applied = store.apply([receive], later)
-            if applied.wrote:
-                store.commit()
-            (outcome,) = applied.outcomes
-            if not isinstance(outcome, Received):
-                return [f"the queue is gone: {outcome}"]
-            if not outcome.messages:
-                break
-            held |= {message.body: message.receive_count for message in outcome.messages}
+        try:
+            held |= {message.body: message.receive_count for message in everything_in(store, queue, later)}
+        except VeilError as error:
+            return [f"the queue is gone: {error}"]
         lost = self.sent - self.deleted - self.deleting - held.keys()
         risen = self.deleted & held.keys()
         invented = held.keys() - self.sent - self.sending

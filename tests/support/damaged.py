@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from tests.support.contract.stage import TESTER, Stage
+from tests.support.acknowledged import everything_in
+from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory
 
-from veilmq.model.commands import Receive
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.model.messages.message import Attribute, Extras
-from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.repair.repair import repair
@@ -69,15 +68,7 @@ class Lived(msgspec.Struct):
         held: dict[str, Content] = {}
         later = Instant(self.now + 8 * DAY_US - HOUR_US)
         for queue in list(store.queues.by_key):
-            while True:
-                receive = Receive(queue=queue, origin=TESTER, count_max=256, lease_us=DAY_US)
-                applied = store.apply([receive], later)
-                if applied.wrote:
-                    store.commit()
-                (outcome,) = applied.outcomes
-                if not isinstance(outcome, Received) or not outcome.messages:
-                    break
-                held |= {message.body: (queue.name, message.extras) for message in outcome.messages}
+            held |= {message.body: (queue.name, message.extras) for message in everything_in(store, queue, later)}
         return held
 
 
