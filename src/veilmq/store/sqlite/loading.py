@@ -4,26 +4,24 @@ Strategy: topics are few and change rarely. Each change writes its row, changes 
 undo in case the batch is rolled back.
 """
 
-import os
 from typing import Any, Final
 
 import apsw
 import msgspec
 
-from veilmq.model.messages.receipt import KEY_BYTES, ReceiptKey
+from veilmq.model.messages.receipt import ReceiptKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
 from veilmq.store.reader import LiveSubscription, LiveTopic, Topics
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
-from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.settings import plans
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
-_EPOCH_BYTES: Final = 16
 _TOPIC: Final = msgspec.msgpack.Decoder(TopicSettings)
 _SUBSCRIPTION: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
 
@@ -58,9 +56,7 @@ def _insert_first_rows(connection: apsw.Connection) -> None:
     """Insert the rows that exist once into a new file."""
     with connection:
         connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
-        connection.execute(
-            "INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", (os.urandom(KEY_BYTES), os.urandom(_EPOCH_BYTES))
-        )
+        connection.execute("INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", schema.fresh_secret())
 
 
 def _load_topics(connection: apsw.Connection) -> Topics:

@@ -4,7 +4,7 @@ Strategy: the history is divided into blocks of about `BLOCK_EVENTS` events. For
 names in it, each cut to 4 bytes. It only says where to look: the reader then compares the events of that block. A name
 is a message's id; the sequence of a message that is gone, which is all that a refused handle names; or the incarnation
 of a queue that was emptied, for such an event names none of the messages. The names of the newest block are in memory;
-they are written in the first transaction after it is full. What no block covers is simply read by whoever looks.
+the first transaction after the block is full writes them. A look-up also returns the events that no block covers yet.
 
 Before changing it: the index may have a name that the history lacks (a batch was rolled back), never the reverse.
 """
@@ -169,8 +169,9 @@ def _names_without_id(event: Event) -> list[bytes]:
 
 def _next_block(connection: apsw.Connection, following: int) -> int:
     row: Any = connection.execute(
-        "SELECT (SELECT max(until) FROM history_index WHERE id < ?), (SELECT min(offset) FROM history)", (_PART,)
-    ).fetchone()
+        "SELECT (SELECT until FROM history_index WHERE id < ? ORDER BY id DESC LIMIT 1),"
+        " (SELECT min(offset) FROM history)", (_PART,)
+    ).fetchone()  # fmt: skip
     until, oldest = row
     return int(next((offset for offset in (until, oldest) if offset is not None), following))
 

@@ -8,12 +8,15 @@ released version). Every table has a primary key, and none uses AUTOINCREMENT: a
 assign the same numbers (`last_number`).
 """
 
+import os
 from typing import Final
 
 import apsw
 
+from veilmq.model.messages.receipt import KEY_BYTES
 from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
 
+EPOCH_BYTES: Final = 16
 APPLICATION_ID: Final = 0x564D5131  # "VMQ1"
 _UNRELEASED_ID: Final = 0x5645494C  # "VEIL": files from before the first release
 
@@ -248,6 +251,12 @@ CREATE TABLE history_index (
 MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
+
+
+def fresh_secret() -> tuple[bytes, bytes]:
+    """The values of `secret`, for a new database, or for a copy in which handles and offsets of the old one are
+    void."""
+    return os.urandom(KEY_BYTES), os.urandom(EPOCH_BYTES)
 
 
 def check(connection: apsw.Connection) -> int:

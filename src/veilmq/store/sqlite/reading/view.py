@@ -144,8 +144,10 @@ class SqliteView:
             return None
         *key, generation, packed = queue
         unflushed = replay(self._connection, generation).get(sequence)
-        row: Any = self._connection.execute(_MESSAGE, (sequence, generation)).fetchone()
-        if unflushed is not None:
+        row: Any
+        if unflushed is None:
+            row = self._connection.execute(_MESSAGE, (sequence, generation)).fetchone()
+        else:
             holder = unflushed.origin if unflushed.leased else None
             row = (*_listed(unflushed), unflushed.row.md5, unflushed.row.body, holder)
         if row is None:

@@ -4,7 +4,6 @@ Strategy: the history is kept as far back as it is without a gap. Behind it a sn
 that the books of `veilmq check` begin there, and readers know the whole state at its end.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from typing import Any, Final, TypeVar
@@ -14,12 +13,12 @@ import msgspec
 
 from veilmq.model.events import SCHEMA_VERSION, Event, Kind, Part
 from veilmq.model.instant import HOUR_US, Instant
-from veilmq.model.messages.receipt import KEY_BYTES
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.batch.writer import history_end
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
+from veilmq.store.sqlite.disk.schema import fresh_secret
 from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX
 from veilmq.store.sqlite.repair.settle import server
 from veilmq.store.sqlite.repair.tables import read
@@ -27,7 +26,6 @@ from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 from veilmq.store.sqlite.tools.books import Recorded
 from veilmq.store.sqlite.upkeep.snapshots import HELD, MESSAGES_MAX
 
-EPOCH_BYTES: Final = 16
 _ROW_EVENTS: Final = 64
 """Events in a row of the snapshot."""
 _BREAK: Final = (
@@ -81,8 +79,7 @@ def end(target: apsw.Connection, clock: Instant, offset_min: int) -> None:
             "INSERT INTO last_number VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET last = max(last, excluded.last)",
             (kind, last or 0),
         )
-    fresh = (os.urandom(KEY_BYTES), os.urandom(EPOCH_BYTES))
-    target.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh)
+    target.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
     _write_snapshot(target, clock, offset)
 
 

@@ -157,7 +157,7 @@ class _Work:
         """The database with the WAL and the redo log. Frames in doubt are used only if something is missing without
         them."""
         found = wal.read(Path(f"{self._database}-wal"), page_bytes(self._database))
-        self._tell_wal(found)
+        self._report_wal(found)
         self._frames = found.frames
         firm = found.firm()
         image, state = self._assembled(self._database, firm)
@@ -188,7 +188,7 @@ class _Work:
         same = "SELECT 1 FROM history WHERE offset = ? AND events = ?"
         return not last or bool(read(backup.connection, same, last[0]))
 
-    def _tell_wal(self, found: Wal) -> None:
+    def _report_wal(self, found: Wal) -> None:
         damaged = found.lost + sum(not frame.is_good for frame in found.frames)
         if found.frames or found.unfinished:
             self._report.found.append(

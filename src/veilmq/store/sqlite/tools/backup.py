@@ -15,7 +15,6 @@ from typing import Final
 
 import apsw
 
-from veilmq.model.messages.receipt import KEY_BYTES
 from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
@@ -24,7 +23,7 @@ from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.schema import check_ours
+from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
 
 _PAGES_STEP: Final = 1_024
 
@@ -144,9 +143,6 @@ def renew(part: Path) -> None:
         connection.pragma("journal_mode", "DELETE")  # the copy is in WAL mode, and its -wal would carry the part's name
         connection.pragma("synchronous", "EXTRA")
         connection.pragma("secure_delete", True)
-        (epoch,) = connection.execute("SELECT epoch FROM secret").fetchall()[0]
-        assert isinstance(epoch, bytes)
-        fresh = (os.urandom(KEY_BYTES), os.urandom(len(epoch)))
-        connection.execute("UPDATE secret SET receipts = ?, epoch = ?", fresh)
+        connection.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
     finally:
         connection.close()
