@@ -5,6 +5,8 @@ an earlier round that comes back is seen; sends without an answer are carried ov
 may be gone at any time, with its queue: calls that must succeed are repeated until `PATIENCE_SECONDS` have passed.
 """
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -37,6 +39,7 @@ _AGAIN_SECONDS: Final = 0.2
 _SLACK_SECONDS: Final = 1
 """Beyond the longest lease, before a drain."""
 _NOTHING_TIMES: Final = 3
+_KILL_SECONDS_MAX: Final = 120
 
 T = TypeVar("T")
 
@@ -206,3 +209,31 @@ class Run:
         except VeilError:
             return  # the next attempt tells
         self.figures.recreated += 1
+
+
+class Kills:
+    """Runs a user's own shell command at random intervals: it kills a server and starts it again."""
+
+    def __init__(self, command: str | None, every: float, seed: int) -> None:
+        self._command = command
+        self._every = every
+        self._chance = Random(seed)
+        self.done = 0
+        self.failed = 0
+        self.last = ""
+        """How the last failure ended."""
+
+    def during(self, stop: threading.Event) -> None:
+        """For `Run.round`."""
+        while self._command is not None and not stop.wait(self._chance.uniform(0.5, 1.5) * self._every):
+            self.done += 1
+            try:
+                ended = subprocess.run(
+                    self._command, check=False, shell=True, stdin=subprocess.DEVNULL, stdout=sys.stderr,
+                    timeout=_KILL_SECONDS_MAX,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                self.failed, self.last = self.failed + 1, f"it took more than {_KILL_SECONDS_MAX} s"
+                continue
+            if ended.returncode:
+                self.failed, self.last = self.failed + 1, f"exit code {ended.returncode}"

@@ -22,9 +22,8 @@ from veilmq.cli.options import seconds
 from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
-from veilmq.driver.kills import Kills
 from veilmq.driver.recorded import Recording
-from veilmq.driver.rounds import ROUND_SECONDS, Figures, Plan, Run
+from veilmq.driver.rounds import ROUND_SECONDS, Figures, Kills, Plan, Run
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 _WORDS: Final = {Outcome.OK: "ok", Outcome.FAIL: "refused", Outcome.INFO: "unknown"}
@@ -44,7 +43,7 @@ def verify(given: Mapping[str, Any]) -> Exit:
     seed = secrets.randbelow(1_000_000) if given["seed"] is None else given["seed"]
     kills = Kills(given["kill"], seconds("--kill-every", given["kill_every"]), seed)
     plan = _plan(given, seed)
-    promises = _as_told(plan.promises(), given)
+    promises = _with_options(plan.promises(), given)
     with ExitStack() as open_files:
         file = None if given["log"] is None else open_files.enter_context(_new_log(given["log"], promises))
         run = Run(plan, promises, Recording(file))
@@ -54,7 +53,7 @@ def verify(given: Mapping[str, Any]) -> Exit:
             _rounds(run, begun + given["minutes"] * 60, kills)
         finally:
             run.close()
-    _tell(run, kills, SYSTEM.monotonic() - begun, as_json=given["as_json"])
+    _print(run, kills, SYSTEM.monotonic() - begun, as_json=given["as_json"])
     kept = run.figures.clean and not (kills.done and kills.failed == kills.done)
     return Exit.DONE if kept else Exit.WRONG
 
@@ -93,18 +92,18 @@ def _plan(given: Mapping[str, Any], seed: int) -> Plan:
     )
 
 
-def _as_told(promises: Promises, given: Mapping[str, Any]) -> Promises:
-    """With what the options say."""
-    told: dict[str, Any] = {}
+def _with_options(promises: Promises, given: Mapping[str, Any]) -> Promises:
+    """The promises, changed as the options say."""
+    changes: dict[str, Any] = {}
     if given["stale_deletes"] is not None:
-        told["stale_deletes_refused"] = not given["stale_deletes"]
+        changes["stale_deletes_refused"] = not given["stale_deletes"]
     if given["deduplication"] is not None:
-        told["deduplication_us"] = round(seconds("--deduplication", given["deduplication"]) * 1_000_000)
+        changes["deduplication_us"] = round(seconds("--deduplication", given["deduplication"]) * 1_000_000)
     if given["tolerance"] is not None:
-        told["tolerance_us"] = round(seconds("--tolerance", given["tolerance"]) * 1_000_000)
+        changes["tolerance_us"] = round(seconds("--tolerance", given["tolerance"]) * 1_000_000)
     if given["by_group"]:
-        told["deduplication_by_group"] = True
-    return msgspec.structs.replace(promises, **told)
+        changes["deduplication_by_group"] = True
+    return msgspec.structs.replace(promises, **changes)
 
 
 def _new_log(path: Path, promises: Promises) -> BinaryIO:
@@ -137,7 +136,7 @@ def _check_file(path: Path, given: Mapping[str, Any]) -> Exit:
         with path.open("rb") as lines:
             promises = promises_in(lines.readline()) or Promises()
             lines.seek(0)
-            report = check(decoded(lines), _as_told(promises, given))
+            report = check(decoded(lines), _with_options(promises, given))
     except OSError as error:
         raise Failure(Exit.USAGE, f"--check: {path}: {error.strerror}") from None
     except LogInvalid as error:
@@ -159,10 +158,10 @@ def _judged(report: Report) -> dict[str, Any]:
     }
 
 
-def _tell(run: Run, kills: Kills, took: float, *, as_json: bool) -> None:
+def _print(run: Run, kills: Kills, took: float, *, as_json: bool) -> None:
     figures, plan = run.figures, run.plan
     if as_json:
-        told = {
+        shown = {
             "seed": plan.seed,
             "clients": plan.clients,
             "seconds": round(took, 3),
@@ -174,7 +173,7 @@ def _tell(run: Run, kills: Kills, took: float, *, as_json: bool) -> None:
             "calls": {kind: _of_kind(figures, kind) for kind in Kind if _of_kind(figures, kind)},
             "errors": {f"{_WORDS[outcome]}: {name}": count for (outcome, name), count in figures.reasons.items()},
         }
-        print(msgspec.json.encode(told | _judged(figures.report)).decode())
+        print(msgspec.json.encode(shown | _judged(figures.report)).decode())
         return
     print(f"seed {plan.seed}, {plan.clients} clients, {took:.0f} s, {figures.rounds} rounds, {kills.done} kills")
     print(f"{'':<8}{''.join(f'{word:>10}' for word in _WORDS.values())}")
