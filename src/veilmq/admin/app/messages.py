@@ -12,13 +12,13 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.api import inputs
-from veilmq.admin.history.messages import find_message, peeks
+from veilmq.admin.history.messages import Located, find_message
 from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.admin.history.reading import Scope, covers
-from veilmq.admin.history.trace import trace
+from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service, home_region
+from veilmq.model.commands import Origin
 from veilmq.model.errors import VeilError
-from veilmq.model.messages.message import id_text
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 
@@ -43,16 +43,16 @@ class Messages:
         message = inputs.message_id(request.path_params["message"])
         wanted = inputs.convert(members_of(request), inputs.FindInput)
         scope = Scope(caller.key, Action.PEEK)
-        shown = await run_in_threadpool(self._message, message, wanted.scan, scope, wanted.bodies)
-        if wanted.bodies and shown["places"]:
-            for outcome in await self._service.shell.call(*peeks(shown, caller.origin)):
+        found = await run_in_threadpool(self._find, message, wanted, scope, caller.origin)
+        if found.peeks:
+            for outcome in await self._service.shell.call(*found.peeks):
                 if isinstance(outcome, VeilError):  # the queue was deleted meanwhile
                     raise outcome
-        return answer(shown)
+        return answer(found.shown)
 
-    def _message(self, message: bytes, scan_max: int, scope: Scope, bodies: bool) -> dict[str, Any]:
+    def _find(self, message: bytes, wanted: inputs.FindInput, scope: Scope, origin: Origin) -> Located:
         with self._service.reader.look() as view:
-            return find_message(view, message, scan_max, scope, bodies=bodies)
+            return find_message(view, message, wanted, scope, origin)
 
     async def trace(self, request: Request) -> Response:
         """All events of one message."""
@@ -64,9 +64,7 @@ class Messages:
 
     def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
         with self._service.reader.look() as view:
-            found = trace(view, message, scan_max, scope)
-        shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
-        return {"message": id_text(message)} | shown
+            return shown_trace(view, message, scan_max, scope)
 
 
 class Quarantine:

@@ -6,9 +6,9 @@ sequences and queues; then its row is read. Nothing is leased, and nothing chang
 
 import base64
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from veilmq.admin.api.inputs import PAGE_MAX, PageInput, message_id
+from veilmq.admin.api.inputs import PAGE_MAX, FindInput, PageInput
 from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_lease
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.history.trace import trace
@@ -95,31 +95,36 @@ def _message(held: ListedMessage, retention_us: int) -> dict[str, Any]:
     )
 
 
-def find_message(view: View, message: bytes, scan_max: int, scope: Scope, *, bodies: bool) -> dict[str, Any]:
+class Located(NamedTuple):
+    """Where a message is."""
+
+    shown: dict[str, Any]
     """{message, complete, scanned, places, last}: every queue that holds the message, with all that is there of it (a
     published message may be in several), and the last event, which says how a message went that is nowhere."""
-    found = trace(view, message, scan_max, scope)
-    messages = [view.message(queue, sequence) for sequence, queue in sorted(found.places.items())]
-    return {
+    peeks: list[RecordPeek]
+    """Commands to run before the bodies in `shown` go out: they record who reads them."""
+
+
+def find_message(view: View, message: bytes, wanted: FindInput, scope: Scope, origin: Origin) -> Located:
+    """Find a message in whatever state. origin: of the caller."""
+    found = trace(view, message, wanted.scan, scope)
+    looked_up = [view.message(queue, sequence) for sequence, queue in sorted(found.places.items())]
+    messages = [each for each in looked_up if each is not None]
+    shown = {
         "message": id_text(message),
         "complete": found.complete,
         "scanned": found.scanned,
-        "places": [_whole(view, each, bodies) for each in messages if each is not None],
+        "places": [_whole(view, each, wanted.bodies) for each in messages],
         "last": found.events[-1] if found.events else None,
     }
-
-
-def peeks(shown: dict[str, Any], origin: Origin) -> list[RecordPeek]:
-    """The commands that record whose bodies the answer of `find_message` shows."""
-    return [
-        RecordPeek(
-            queue=QueueKey(place["account"], place["region"], place["name"]),
-            origin=origin,
-            message=message_id(place["id"]),
-            sequence=place["sequence"],
-        )
-        for place in shown["places"]
-    ]
+    peeked = messages if wanted.bodies else []
+    return Located(
+        shown,
+        [
+            RecordPeek(queue=each.queue, origin=origin, message=each.listed.id, sequence=each.listed.sequence)
+            for each in peeked
+        ],
+    )
 
 
 def _whole(view: View, found: FoundMessage, bodies: bool) -> dict[str, Any]:

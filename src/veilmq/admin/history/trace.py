@@ -15,6 +15,7 @@ import msgspec
 
 from veilmq.admin.history.reading import Scope
 from veilmq.model.events import Event, EventRecord, Kind
+from veilmq.model.messages.message import id_text
 from veilmq.store import View
 from veilmq.store.reader import Span
 
@@ -61,17 +62,7 @@ def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
     not cover are looked at."""
     permitted, errors, names = scope.incarnations(view), scope.errors(view), view.names()
     sought = _Sought(message)
-    spans: list[Span] = []
-    found: list[tuple[int, Event]] = []
-    ids: set[bytes] = set()
-    whereabouts = _Whereabouts(sought)
-    while True:
-        before, spans = spans, _newest(view.spans(sought.ids, sought.sequences, sought.queues), scan_max)
-        if spans == before and sought.ids == ids:
-            break
-        ids = sought.ids.copy()
-        whereabouts = _Whereabouts(sought)
-        found = list(_read(view, spans, sought, whereabouts))
+    spans, found, whereabouts = _read_all(view, sought, scan_max)
     places = {
         sequence: queue for sequence, queue in whereabouts.queues.items() if permitted is None or queue in permitted
     }
@@ -83,6 +74,26 @@ def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
     complete = any(event.kind in _BEGINNINGS for _, event in found)
     scanned = sum(span.stop - span.start for span in spans)
     return Trace(records, complete, scanned, places)
+
+
+def shown_trace(view: View, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
+    """The trace as `GET /api/v1/trace/ID` shows it."""
+    found = trace(view, message, scan_max, scope)
+    shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
+    return {"message": id_text(message)} | shown
+
+
+def _read_all(
+    view: View, sought: "_Sought", scan_max: int
+) -> tuple[list[Span], list[tuple[int, Event]], "_Whereabouts"]:
+    """Read until no new id is learnt and there is no other place to look."""
+    spans = sought.spans(view, scan_max)
+    while True:
+        ids, whereabouts = sought.ids.copy(), _Whereabouts(sought)
+        found = list(_read(view, spans, sought, whereabouts))
+        read, spans = spans, sought.spans(view, scan_max)
+        if spans == read and sought.ids == ids:
+            return read, found, whereabouts
 
 
 def _newest(spans: list[Span], scan_max: int) -> list[Span]:
@@ -131,6 +142,10 @@ class _Sought:
         # An id is packed as bytes, but as text in a move's new id; a refusal has only the sequence.
         self._packed = [form for each in self.ids for form in (each, each.hex().encode())]
         self._packed += [_PACKED.encode(each) for each in self.sequences]
+
+    def spans(self, view: View, scan_max: int) -> list[Span]:
+        """Where it may be, as far as is known."""
+        return _newest(view.spans(self.ids, self.sequences, self.queues), scan_max)
 
     def may_be_in(self, packed: bytes) -> bool:
         """Whether the packed events may concern the message."""

@@ -16,7 +16,7 @@ import veilmq
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS, Asked
-from veilmq.admin.history.messages import find_message, message_page, peeks
+from veilmq.admin.history.messages import find_message, message_page
 from veilmq.admin.history.quarantine import quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
@@ -27,7 +27,7 @@ from veilmq.admin.history.reading import (
     oldest_ages_us,
     topics_of,
 )
-from veilmq.admin.history.trace import trace
+from veilmq.admin.history.trace import shown_trace
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
@@ -37,7 +37,6 @@ from veilmq.engine.engine import Engine
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.model.messages.message import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
@@ -172,27 +171,25 @@ class DirectAccess:
         while after is not None:
             with _failures():
                 checked = inputs.queue_key(queue.account, queue.region, queue.name)
-                given = inputs.convert({**wanted, "limit": inputs.PAGE_MAX, "after": after}, inputs.PageInput)
+                given = inputs.convert({**wanted, "after": after}, inputs.PageInput)
                 page = message_page(self._store.reader, checked, given, self._clock.now())
             yield page
             after = page["after"]
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
+        wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)
         with _failures():
             with self._store.reader.look() as view:
-                shown = find_message(view, inputs.message_id(message), _SCAN_MAX, Scope(), bodies=bodies)
-            if bodies and shown["places"]:
-                self._call(peeks(shown, _ORIGIN))
-        return to_builtins(shown)  # type: ignore[no-any-return]
+                found = find_message(view, inputs.message_id(message), wanted, Scope(), _ORIGIN)
+            if found.peeks:
+                self._call(found.peeks)
+        return to_builtins(found.shown)  # type: ignore[no-any-return]
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
         with _failures(), self._store.reader.look() as view:
-            sought = inputs.message_id(message)
-            found = trace(view, sought, _SCAN_MAX, Scope())
-        shown = {"complete": found.complete, "scanned": found.scanned, "events": to_builtins(found.events)}
-        return {"message": id_text(sought)} | shown
+            return to_builtins(shown_trace(view, inputs.message_id(message), _SCAN_MAX, Scope()))  # type: ignore[no-any-return]
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """See `AdminAccess.events`; without a server nothing new can come, so it does not wait."""

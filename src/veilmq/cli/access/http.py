@@ -156,22 +156,23 @@ class HttpAccess:
     def _listed(
         self, path: str, name: str, members: dict[str, Any], *, answer_s: float | None = None
     ) -> Iterator[dict[str, Any]]:
-        """The entries of all pages. An earlier release has no more than one page of moves."""
+        """The entries of all pages."""
+        return (each for page in self._pages(path, members, answer_s=answer_s) for each in page[name])
+
+    def _pages(
+        self, path: str, members: Mapping[str, Any], *, answer_s: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """All pages. An earlier release has no more than one page of moves."""
         after: str | None = ""
         while after is not None:
-            page = self._json("GET", path, members | {"after": after}, answer_s=answer_s)
-            yield from page[name]
+            page = self._json("GET", path, {**members, "after": after}, answer_s=answer_s)
+            yield page
             after = page.get("after")
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.messages`."""
         path = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
-        after: str | None = ""
-        while after is not None:
-            members = {**wanted, "limit": inputs.PAGE_MAX, "after": after}
-            page = self._json("GET", f"/api/v1/queues/{path}/messages", members, answer_s=_WORK_S)
-            yield page
-            after = page["after"]
+        return self._pages(f"/api/v1/queues/{path}/messages", wanted, answer_s=_WORK_S)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""

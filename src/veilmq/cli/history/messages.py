@@ -4,7 +4,6 @@ Strategy: functions of the context (`Asked`), to which `veilmq.cli.remote` adds 
 """
 
 import sys
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -34,6 +33,8 @@ def list_messages(
     scan: Annotated[int, typer.Option("--scan", metavar="N", min=1, help="Look at so many at most.")] = _SCAN_MAX,
 ) -> None:
     """List messages of a queue without their bodies."""
+    from veilmq.admin.api.inputs import PAGE_MAX
+
     wanted = {
         "state": "hidden" if hidden else "visible",
         "type": message_type,
@@ -41,17 +42,17 @@ def list_messages(
         "age_us_min": None if older is None else duration_us("--older", older),
         "receives_min": receives or None,
         "text": text,
+        "limit": min(limit, PAGE_MAX),
     }
     given = {name: value for name, value in wanted.items() if value is not None}
     found: list[dict[str, Any]] = []
-    looked_at = 0
+    looked_at, is_stopped = 0, False
     for page in asked.access.messages(asked.queue(queue), given):
-        found += islice(page["messages"], limit - len(found))
+        found += page["messages"][: limit - len(found)]
         looked_at += page["looked_at"]
-        if len(found) == limit or looked_at >= scan:
+        is_stopped = looked_at >= scan and page["after"] is not None
+        if is_stopped or len(found) == limit:
             break
-    else:
-        looked_at = 0
     if asked.as_json:
         for message in found:
             print_json(message)
@@ -59,7 +60,7 @@ def list_messages(
         from veilmq.cli.remote.tables import message_table
 
         message_table(found)
-    if looked_at and len(found) < limit:
+    if is_stopped and len(found) < limit:
         print(f"stopped after {looked_at} messages: --scan N looks at more", file=sys.stderr)
     elif not found and not asked.as_json:
         print("no such message", file=sys.stderr)
