@@ -68,8 +68,9 @@ def flipped(lived: Lived, tmp_path: Path, counts: dict[str, int], seed: int) -> 
     """Flip bits, one a copy; returns how many ended how, by file."""
     table: Counter[tuple[str, str]] = Counter()
     for name, count in counts.items():
-        if not (lived.directory / name).exists():
-            continue
+        file = lived.directory / name
+        if not file.exists() or not file.stat().st_size:
+            continue  # the WAL of a closed store is empty or gone
         for place, bit in flips(lived, name, count, seed):
             directory = lived.copy(tmp_path / "damaged")
             flip(directory / name, place, bit)
