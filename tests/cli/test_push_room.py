@@ -22,7 +22,7 @@ from veilmq.cli.serve import _tell_end_of_pushes
 from veilmq.cli.serve.push_room import _Subscriptions
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.settings.topic import RetryStrategy, SubscriptionSettings, TopicKey
-from veilmq.push.signing import KEY_FILE
+from veilmq.push.requests import KEY_FILE
 from veilmq.server.auth.credentials import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings

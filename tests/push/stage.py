@@ -23,8 +23,8 @@ from veilmq.model.outcomes import QueueDescribed, Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.network import networks
+from veilmq.push.requests import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 from veilmq.push.room import PushRoom, Subscription
-from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.shell import Shell
 from veilmq.store.options import Options

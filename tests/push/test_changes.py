@@ -9,8 +9,8 @@ from stage import NEWS, TESTER, Endpoint, Stage, until
 from veilmq.model.commands import ChangeSubscription, Receive, Unsubscribe
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.topic import RetryStrategy
-from veilmq.push import retries
-from veilmq.push.retries import UNAVAILABLE_AFTER
+from veilmq.push import endpoints
+from veilmq.push.endpoints import UNAVAILABLE_AFTER
 from veilmq.server.shell import Shell
 
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
@@ -74,8 +74,8 @@ def test_a_subscription_of_the_same_name_leads_to_its_own_endpoint(play: Any) ->
 def test_a_subscription_of_the_same_name_does_not_wait_for_the_endpoint_before(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "PAUSE_SECONDS_MIN", 3_600.0)
-    monkeypatch.setattr(retries, "PAUSE_SECONDS_MAX", 3_600.0)
+    monkeypatch.setattr(endpoints, "PAUSE_SECONDS_MIN", 3_600.0)
+    monkeypatch.setattr(endpoints, "PAUSE_SECONDS_MAX", 3_600.0)
 
     async def test(stage: Stage) -> None:
         async with Endpoint(REFUSES) as before, Endpoint() as after:

@@ -14,8 +14,8 @@ import pytest
 from stage import Endpoint, Stage, until
 
 from veilmq.model.settings.topic import PushResult
-from veilmq.push import retries
-from veilmq.push.network.local_exhaustion import local_exhaustion_of, local_exhaustion_of_lookup
+from veilmq.push import endpoints
+from veilmq.push.network import local_exhaustion_of, local_exhaustion_of_lookup
 
 EXHAUSTION_S = 0.05
 NAME = "receiver.example"
@@ -81,7 +81,7 @@ def test_a_shortage_of_the_resolver_counts_as_no_attempt(
 
 
 def test_a_name_that_no_name_server_knows_for_long_has_failed(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(endpoints, "DOUBT_SECONDS", 0.0)
 
     async def test(stage: Stage) -> None:
         url = f"http://{NAME}/"
@@ -95,12 +95,12 @@ def test_a_name_that_no_name_server_knows_for_long_has_failed(play: Any, monkeyp
 
 
 def test_doubt_has_an_end_and_a_new_beginning() -> None:
-    endpoint = retries.Health()
+    endpoint = endpoints.Health()
     assert endpoint.doubts(1_000)
-    assert endpoint.doubts(1_000 + retries.DOUBT_SECONDS - 1)
-    assert not endpoint.doubts(1_000 + retries.DOUBT_SECONDS)
+    assert endpoint.doubts(1_000 + endpoints.DOUBT_SECONDS - 1)
+    assert not endpoint.doubts(1_000 + endpoints.DOUBT_SECONDS)
     endpoint.doubted_at = None
-    assert endpoint.doubts(1_000 + retries.DOUBT_SECONDS)
+    assert endpoint.doubts(1_000 + endpoints.DOUBT_SECONDS)
 
 
 def test_what_a_resolver_lacks_is_no_doubt() -> None:

@@ -42,12 +42,18 @@ from veilmq.model.messages.receipt import rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
-from veilmq.push.endpoints import EndpointState, EndpointStates, endpoint_of
-from veilmq.push.network import EndpointRefused, Lookups, Network, Resolve, resolve
-from veilmq.push.network.local_exhaustion import LocalExhaustion, LocalExhaustions, local_exhaustion_of
-from veilmq.push.requests import NOT_TRIED, Attempt, PushRequests
-from veilmq.push.retries import Health, delay_us
-from veilmq.push.signing import Signer
+from veilmq.push.endpoints import EndpointState, EndpointStates, Health, delay_us, endpoint_of
+from veilmq.push.network import (
+    EndpointRefused,
+    LocalExhaustion,
+    LocalExhaustions,
+    Lookups,
+    Network,
+    Resolve,
+    local_exhaustion_of,
+    resolve,
+)
+from veilmq.push.requests import NOT_TRIED, Attempt, PushRequests, Signer
 
 IN_FLIGHT_MAX: Final = 256
 TIMEOUT_S: Final = 5.0

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
-from veilmq.push.network.local_exhaustion import local_exhaustion_of
+from veilmq.push.network import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.config.settings import Settings
 from veilmq.server.service import Service
@@ -72,8 +72,8 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, importlib.import_module, "veilmq.push.room")
     from veilmq.push.network import networks
+    from veilmq.push.requests import CERTIFICATE_PATH, Signer
     from veilmq.push.room import PushRoom
-    from veilmq.push.signing import CERTIFICATE_PATH, Signer
 
     now = datetime.datetime.fromtimestamp(wall() / 1e6, datetime.UTC)
     signer = await loop.run_in_executor(None, Signer.of_directory, settings.data, now)
