@@ -23,7 +23,7 @@ import boto3
 
 from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.client.adapters.veil import VeilAccount
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 KEY, SECRET, ACCOUNT = "AKIDBENCH00000000001", "a secret of the benchmark", "111111111111"
 BODY = "x" * 200

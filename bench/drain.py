@@ -21,7 +21,7 @@ from measure import MachineTicks, cpu_us, load_1min
 import veilmq
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.session import session
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 BODY_BYTES = 200
 

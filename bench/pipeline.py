@@ -28,7 +28,7 @@ from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.timeouts import timeouts
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.session import session
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto, write

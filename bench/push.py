@@ -25,7 +25,7 @@ import report
 from measure import cpu_us, fdatasync, load_1min, machine, percentile
 from peers import DATA
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 GOAL = 1.2
 HEALTHY, DEAD_OF_A_KIND = 4, 5

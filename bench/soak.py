@@ -29,7 +29,7 @@ from measure import cpu_us, load_1min, machine
 from peers import DATA
 from soak_load import CREDENTIALS, Counted, Ports, Stage, lanes
 
-from veilmq.testing.server import VEILMQ, ServerProcess
+from veilmq.testing.local import VEILMQ, ServerProcess
 
 MIB = 1 << 20
 OPTIONS = (

@@ -30,7 +30,7 @@ import report
 from measure import load_1min, machine, percentile
 from peers import DATA
 
-from veilmq.testing.server import VEILMQ, ServerProcess
+from veilmq.testing.local import VEILMQ, ServerProcess
 
 GOAL_MS = 50
 EVERY_S = 0.002

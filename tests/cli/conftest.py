@@ -15,7 +15,7 @@ import pytest
 from botocore.config import Config
 from tests.support.commands import Run, in_process
 
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 WAIT_S = 30.0
 

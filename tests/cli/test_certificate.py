@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.server.clock import wall
 from veilmq.server.http.tls import Certificate, tell_end
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 WAIT_SECONDS = 20
 

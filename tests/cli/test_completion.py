@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import WAIT_S, Serve
 
 import veilmq
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 
 def completed(words: str, **environment: str) -> list[str]:

@@ -11,7 +11,7 @@ from tests.cli.conftest import WAIT_S
 
 import veilmq
 from veilmq.client.messages import Message
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 BODY = "h\u00e9llo \u20ac \U0001f600"
 

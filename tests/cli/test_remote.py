@@ -17,7 +17,7 @@ from veilmq.cli.remote.options import duration_us as read_duration
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 
 @pytest.fixture(params=WAYS)

@@ -26,7 +26,7 @@ from veilmq.cli.remote.messages import send
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DATABASE
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 PORTS = [f"--{each}=127.0.0.1:0" for each in ("sqs", "azure", "mns", "admin")]
 QUEUE = QueueKey("000000000000", "us-east-1", "q")

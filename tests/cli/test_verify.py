@@ -16,7 +16,7 @@ import pytest
 from tests.support.commands import Run
 
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 WAIT_S = 120
 HISTORY = (

@@ -16,7 +16,7 @@ from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.queue import Account, Queue
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import VEILMQ, ServerProcess
+from veilmq.testing.local import VEILMQ, ServerProcess
 
 WAIT_S = 60.0
 HANDLERS = """

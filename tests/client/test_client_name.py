@@ -16,7 +16,7 @@ from veilmq.client.adapters.cloud import client_name, name_client
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 ME = f"({socket.gethostname()}; pid {os.getpid()})"
 

@@ -21,7 +21,7 @@ from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 SECRET = "a s3cret/of+the=tests"
 ENCODED = "a%20s3cret%2Fof%2Bthe%3Dtests"

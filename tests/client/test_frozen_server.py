@@ -11,7 +11,7 @@ import pytest
 
 import veilmq
 from veilmq.client.queue import Queue
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 LEASE_S = 2.0
 FROZEN_S = 3.0

@@ -17,7 +17,7 @@ from veilmq.client.keeper import LeaseKeeper, State
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.wrapping import Wrapping
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from veilmq.client.queue import Account, Queue
 from veilmq.client.worker import Backoff, Retry, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.messages.reports import Failure
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 pytestmark = pytest.mark.slow
 

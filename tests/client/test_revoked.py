@@ -16,7 +16,7 @@ from veilmq.client.keeper import LeaseKeeper, Reason
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
 from veilmq.client.worker import Backoff, Cause, Worker
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,7 @@ from veilmq.model.errors import (
 )
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 pytestmark = pytest.mark.slow
 

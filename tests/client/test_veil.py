@@ -27,7 +27,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
 )
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.server import ServerProcess, port_kept
+from veilmq.testing.local import ServerProcess, port_kept
 
 pytestmark = pytest.mark.slow
 

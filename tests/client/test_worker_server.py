@@ -17,7 +17,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.worker import Backoff, FileCheckpoints, Worker
 from veilmq.model.errors import QueueMissing
-from veilmq.testing.server import ServerProcess, port_kept
+from veilmq.testing.local import ServerProcess, port_kept
 
 pytestmark = pytest.mark.slow
 

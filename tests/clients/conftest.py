@@ -12,7 +12,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 sys.path.insert(0, str(Path(__file__).parent))
 

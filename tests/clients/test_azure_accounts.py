@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 NAME, FIRST, SECOND = "examplename", "Zmlyc3Qga2V5IG9mIHRoZSBhY2NvdW50", "c2Vjb25kIGtleSBvZiB0aGUgYWNjb3VudA=="
 ISSUER = "https://login.example/tenant/v2.0"

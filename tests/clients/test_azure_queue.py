@@ -326,7 +326,7 @@ def test_a_secondary_that_is_given_by_its_path(local: LocalServer, queue: QueueC
 @pytest.mark.alone
 def test_use_development_storage(tmp_path: Path) -> None:
     """The port is fixed in the SDKs: nobody else may have it meanwhile."""
-    from veilmq.testing.server import ServerProcess
+    from veilmq.testing.local import ServerProcess
 
     server = ServerProcess(tmp_path, "--azure", "127.0.0.1:10001").start()
     try:
@@ -494,7 +494,7 @@ class TestBesideSqs:
 
 
 def test_a_kill_loses_nothing_and_brings_nothing_back(tmp_path: Path) -> None:
-    from veilmq.testing.server import ServerProcess
+    from veilmq.testing.local import ServerProcess
 
     server = ServerProcess(tmp_path).start()
 

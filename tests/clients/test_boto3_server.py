@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 
 def test_signatures_are_checked(start: Any, connect: Any, credentials: Path, key: Any) -> None:

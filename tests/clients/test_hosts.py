@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 QUEUES = {
     "sqs": (

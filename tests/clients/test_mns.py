@@ -20,7 +20,7 @@ from mns.queue import Message, QueueMeta
 from mns.subscription import SubscriptionMeta
 from mns.topic import Base64TopicMessage, TopicMessage, TopicMeta
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 Open = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from mns.message_property import MessagePropertyValue, MessageSystemPropertyValu
 from mns.mns_exception import MNSServerException
 from mns.queue import Message, QueueMeta
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 # The SDK of MNS calls its own deprecated setters whenever it reads the attributes of a queue.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")

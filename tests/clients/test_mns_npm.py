@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 NODE = ROOT / ".tools" / "node" / "bin" / "node"

@@ -12,8 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from veilmq.testing.local import LocalServer
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import LocalServer, ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 from sqs_clients import Boto3, Botocore131, Command, JavaScript, OldCommand, needed
 from sqs_scenario import SCENARIO, Client, refusal
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 PARTS = {part.__name__: part for part in SCENARIO}
 CLIENTS: dict[str, Callable[[str, tuple[str, str]], Any]] = {

@@ -20,7 +20,7 @@ import pytest
 from sqs_clients import HERE, NODE, TOOLS, Boto3, needed, signing
 from sqs_scenario import counts, heartbeat, killed_worker, twenty_jobs
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sqs-workers")]
 EVENT_SECONDS = 60

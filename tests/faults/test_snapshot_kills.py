@@ -16,8 +16,8 @@ from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.local import ServerProcess
 from veilmq.testing.replaying import replay, state_of
-from veilmq.testing.server import ServerProcess
 
 QUEUE = "/api/v1/queues/000000000000/us-east-1/jobs"
 MESSAGES = 5_000

@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.test_certificate import make_pair
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 _SELECTOR = re.compile(r"\b(veilmq_\w+|up)\b(?:\{(.*?)\})?")

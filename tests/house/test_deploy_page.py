@@ -18,7 +18,7 @@ from veilmq.cli.failures import Exit
 from veilmq.cli.sources import resolve
 from veilmq.server.auth.credentials import Credentials
 from veilmq.server.config import queues_file
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 BLOCKS = [

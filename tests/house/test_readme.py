@@ -33,7 +33,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from veilmq.store.directory import read_holder
-from veilmq.testing.server import PORTS
+from veilmq.testing.local import PORTS
 
 ROOT = Path(__file__).parents[2]
 BLOCK_SECONDS = 60

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyspark
 
 from veilmq.pipeline.session import find_java
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]

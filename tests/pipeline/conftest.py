@@ -13,7 +13,7 @@ from tests.pipeline.drain_stage import Stage
 from tests.support.commands import Run, in_process
 
 from veilmq.pipeline.session import session
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 HERE = Path(__file__).parent
 

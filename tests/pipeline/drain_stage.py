@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import veilmq
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 _NUMBERS = itertools.count()
 

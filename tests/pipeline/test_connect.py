@@ -12,7 +12,7 @@ from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.pipeline.errors import Unready
 from veilmq.pipeline.session import session
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.pipeline.drain import drain
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LEASE_SECONDS = 6

@@ -33,7 +33,7 @@ from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
 from veilmq.pipeline.events.source import EventsStreamReader, Wanted
 from veilmq.pipeline.loop import Loop
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 
 @pytest.fixture(scope="module")

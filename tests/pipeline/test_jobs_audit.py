@@ -19,8 +19,8 @@ from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.audit import RULES, audit, known
 from veilmq.testing.for_each import for_each
+from veilmq.testing.local import ServerProcess
 from veilmq.testing.seeded import chance
-from veilmq.testing.server import ServerProcess
 
 TRUE: list[Event] = [
     event("queue_created", 1, None, sequence=None),

@@ -29,7 +29,7 @@ from veilmq.pipeline import tables
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.report.analysis import Analysis
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 NO_SPARK = {"JAVA_HOME": "/nowhere"}
 """With it a session ends in an error of its own."""

@@ -24,7 +24,7 @@ from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, 
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.testing.for_each import for_each
-from veilmq.testing.server import VEILMQ, ServerProcess, port_kept
+from veilmq.testing.local import VEILMQ, ServerProcess, port_kept
 
 
 def inherited() -> dict[str, str]:

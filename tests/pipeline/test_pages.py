@@ -13,7 +13,7 @@ from tests.pipeline.test_jobs_cli import inherited
 
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
 from veilmq.pipeline.options import DrainOptions
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}

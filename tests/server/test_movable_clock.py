@@ -10,8 +10,7 @@ from typing import Any
 import boto3
 import pytest
 
-from veilmq.testing.local import LocalServer
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.local import LocalServer, ServerProcess
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ is deleted. After a failure its lease is extended until the next attempt is due.
 it to the dead-letter queue as it records the attempt; without a dead-letter queue it is deleted.
 
 Before changing it: a message whose server dies during a push comes back when its lease ends, with as many attempts left
-as before. Attempts are counted by failures, each of which rotates the handle, and not by receives. Limits: 4 in flight
-per endpoint, 256 in all; 5 s for everything; no redirects; only the status of a response counts.
+as before. Attempts are counted by failures, each of which rotates the handle, and not by receives.
 
 An error of a task is a bug: it is logged, and the task restarts, or its subscription would silently get no pushes.
 """
@@ -37,8 +36,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.message import Delivery
-from veilmq.model.messages.receipt import rotation_of
+from veilmq.model.messages.message import Delivery, rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue

@@ -18,7 +18,7 @@ import msgspec
 from tests.faults.suite.fork_server import Asked
 
 from veilmq.store.directory import read_holder
-from veilmq.testing.server import VEILMQ
+from veilmq.testing.local import VEILMQ
 
 START_SECONDS = 120
 _LOOK_SECONDS = 0.01
