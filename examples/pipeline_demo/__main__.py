@@ -24,8 +24,7 @@ from work import Measured, Shift
 
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.publish import floors, plans_of, publish
-from veilmq.pipeline.report import page
-from veilmq.pipeline.report.analysis import Analysis
+from veilmq.pipeline.report import Analysis, page
 from veilmq.pipeline.session import session
 from veilmq.testing.local import LocalServer
 

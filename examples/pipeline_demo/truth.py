@@ -1,6 +1,6 @@
 """What the pipeline found of each type beside what is true.
 
-Strategy: the best timeout for the truth is computed by the job's own prices (pipeline/estimates/pricing.py), but on the
+Strategy: the best timeout for the truth is computed by the job's own prices (pipeline/estimates), but on the
 law's exact curve and the true rate of deaths; `dearer` says how many times the best one's cost the found one has there.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 from laws import Kind
 
 from veilmq.client.timeouts.schedule import Costs
+from veilmq.pipeline.estimates import timeout_price
 from veilmq.pipeline.estimates.buckets import BOUNDS
-from veilmq.pipeline.estimates.pricing import timeout_price
 from veilmq.pipeline.jobs.timeouts import LEASE_LONGEST_S, best_timeout
 
 COSTS: Final = Costs(crashes_per_second=1 / 1_000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from veilmq.pipeline.events.columns import ARROW_SCHEMA, SPARK_SCHEMA
+from veilmq.pipeline.events import ARROW_SCHEMA, SPARK_SCHEMA
 
 S = 1_000_000
 Event = dict[str, Any]

@@ -14,7 +14,7 @@ from veilmq.client.messages import Message
 from veilmq.pipeline import tables
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.tables.replaying import replay, row_by_row
+from veilmq.pipeline.sinks.queue import replay, row_by_row
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from veilmq.pipeline.errors import (
     SourceUnreachable,
     TokenRefused,
 )
-from veilmq.pipeline.events.columns import COLUMNS, plain
+from veilmq.pipeline.events import COLUMNS, plain
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
 from veilmq.pipeline.events.source import EventsStreamReader, Wanted

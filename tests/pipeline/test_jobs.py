@@ -17,9 +17,17 @@ from tests.support.histories import (
 )
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.estimates import Curve, Sample, at_bounds, lognormal_fit, sample_of
+from veilmq.pipeline.estimates import (
+    Curve,
+    Sample,
+    at_bounds,
+    lognormal_fit,
+    sample_of,
+    schedule_price,
+    steady,
+    timeout_price,
+)
 from veilmq.pipeline.estimates.buckets import BOUNDS, added, bucket_of, histogram
-from veilmq.pipeline.estimates.pricing import schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
 from veilmq.pipeline.jobs.split import split
 from veilmq.pipeline.jobs.survival import curve, quantiles

@@ -28,7 +28,7 @@ from veilmq.cli.pipeline.session import reported
 from veilmq.pipeline import tables
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.loop import Loop
-from veilmq.pipeline.report.analysis import Analysis
+from veilmq.pipeline.report import Analysis
 from veilmq.testing.local import VEILMQ
 
 NO_SPARK = {"JAVA_HOME": "/nowhere"}

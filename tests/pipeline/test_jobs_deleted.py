@@ -11,13 +11,13 @@ from tests.support.histories import MadeUp, Workload, history, lognormal, write
 
 from veilmq.pipeline import tables
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.events.columns import ARROW_SCHEMA
+from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, first_instant, last_instant
 from veilmq.pipeline.events.source import Wanted
 from veilmq.pipeline.jobs.audit import audit
 from veilmq.pipeline.loop import Loop, Ran
-from veilmq.pipeline.report.analysis import Analysis
+from veilmq.pipeline.report import Analysis
 
 PLACE = ("000000000000", "us-east-1")
 OLD = (*PLACE, "old")

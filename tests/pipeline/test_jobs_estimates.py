@@ -8,9 +8,8 @@ import pytest
 from tests.support.histories import Law, bimodal, lognormal, pareto
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.estimates import Curve, sample_of
+from veilmq.pipeline.estimates import Curve, sample_of, timeout_price
 from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of
-from veilmq.pipeline.estimates.pricing import timeout_price
 from veilmq.pipeline.jobs.survival import _quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
 

@@ -12,8 +12,7 @@ from tests.support.histories import Workload, bimodal, history, lognormal, paret
 
 from veilmq.cli.pipeline.options import Asked
 from veilmq.cli.pipeline.output import show
-from veilmq.pipeline.report import figures, page
-from veilmq.pipeline.report.analysis import Analysis
+from veilmq.pipeline.report import Analysis, figures, page
 from veilmq.pipeline.report.figures import ROLES, say
 from veilmq.testing.for_each import for_each
 

@@ -11,7 +11,7 @@ import pytest
 from tests.pipeline.page_side import ORDERS, WORKED
 from tests.pipeline.test_jobs_cli import inherited
 
-from veilmq.pipeline.events.columns import ARROW_SCHEMA
+from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.options import DrainOptions
 from veilmq.testing.local import ServerProcess
 

@@ -7,7 +7,7 @@ import pytest
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
 from tests.support.histories import write
 
-from veilmq.pipeline.events.columns import plain
+from veilmq.pipeline.events import plain
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.audit import audit

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from veilmq.pipeline.events.columns import ARROW_SCHEMA
+from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import Bounds, same_history
 

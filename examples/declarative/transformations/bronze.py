@@ -3,7 +3,7 @@
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-from veilmq.pipeline.events.columns import COLUMNS, SPARK_SCHEMA
+from veilmq.pipeline.events import COLUMNS, SPARK_SCHEMA
 
 spark = SparkSession.active()
 

@@ -59,7 +59,7 @@ def replay(
 ) -> None:
     """Send the rows of a table to a queue. Raises Failure."""
     with reported():
-        from veilmq.pipeline.tables.replaying import replay as job
+        from veilmq.pipeline.sinks.queue import replay as job
 
         _check(queue)
         with started(master, remote) as spark:

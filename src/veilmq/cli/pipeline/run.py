@@ -34,7 +34,7 @@ from veilmq.server.clock import wall
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from veilmq.pipeline.report.analysis import Analysis
+    from veilmq.pipeline.report import Analysis
 
 
 _SHOWN: Final = {
@@ -75,7 +75,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
     """One of survival, timeouts and split; publish: of timeouts, to the server. Raises Failure."""
     from veilmq.cli.pipeline.loop import tell
     from veilmq.pipeline.publish import plans_of
-    from veilmq.pipeline.report.analysis import Analysis
+    from veilmq.pipeline.report import Analysis
 
     with session(asked, environment) as (spark, events, seen):
         found = Analysis(events(None), of=events, until=seen.last_instant())
@@ -91,8 +91,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
     """All analyses, and a page. Raises Failure."""
-    from veilmq.pipeline.report import page
-    from veilmq.pipeline.report.analysis import Analysis
+    from veilmq.pipeline.report import Analysis, page
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")

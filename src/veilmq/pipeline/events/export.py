@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from veilmq.pipeline.directories import locked, restore
 from veilmq.pipeline.errors import HistoryGap, PipelineError
-from veilmq.pipeline.events.columns import ARROW_SCHEMA
+from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, History, ParquetHistory
 from veilmq.store.files import make_directory, take_name
 

@@ -27,7 +27,7 @@ from veilmq.pipeline.errors import (
     SourceUnreachable,
     TokenRefused,
 )
-from veilmq.pipeline.events.columns import plain
+from veilmq.pipeline.events import plain
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 REQUEST_ROWS_MAX: Final = 1_000_000

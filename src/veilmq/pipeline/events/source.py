@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
-from veilmq.pipeline.events.columns import KINDS, SPARK_SCHEMA
+from veilmq.pipeline.events import KINDS, SPARK_SCHEMA
 from veilmq.pipeline.events.reading import OFFSET, History, ParquetHistory, ServerHistory
 
 PARTITION_ROWS_DEFAULT: Final = 524_288

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.client.timeouts.schedule import Costs
-    from veilmq.pipeline.estimates import Curve
-    from veilmq.pipeline.estimates.pricing import Price
+    from veilmq.pipeline.estimates import Curve, Price
 
 QUEUE_FEE: Final = log(3) ** 2 / 2
 """Two types deserve two queues when one takes three times as long as the other."""
@@ -137,7 +136,7 @@ def _best(curve: "Curve", costs: "Costs") -> float:
 def _price(curve: "Curve", timeout: float, costs: "Costs") -> "Price":
     import numpy as np
 
-    from veilmq.pipeline.estimates.pricing import Price, timeout_price
+    from veilmq.pipeline.estimates import Price, timeout_price
 
     found = timeout_price(curve.extended(), costs.crashes_per_second, np.array([timeout]))
     return Price(*(each[0] for each in found))

@@ -123,8 +123,8 @@ def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 
     """
     import numpy as np
 
+    from veilmq.pipeline.estimates import timeout_price
     from veilmq.pipeline.estimates.buckets import BOUNDS, bucket_of
-    from veilmq.pipeline.estimates.pricing import timeout_price
 
     longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
     usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
@@ -174,7 +174,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
     """Today's leases and their cost."""
     import numpy as np
 
-    from veilmq.pipeline.estimates.pricing import schedule_price, steady, timeout_price
+    from veilmq.pipeline.estimates import schedule_price, steady, timeout_price
 
     number = rows.groupby("lease").leases.sum()
     usual = rows[rows.lease == number.idxmax()]
@@ -202,7 +202,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
 def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
     import numpy as np
 
-    from veilmq.pipeline.estimates.pricing import timeout_price
+    from veilmq.pipeline.estimates import timeout_price
 
     timeout, beyond = best_timeout(alive, costs, _longest(curve))
     # A curve that came down to zero within its reach has nothing beyond.
@@ -233,7 +233,7 @@ def _longest(curve: "Curve") -> float:
 
 
 def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
-    from veilmq.pipeline.estimates.pricing import schedule_price
+    from veilmq.pipeline.estimates import schedule_price
 
     rate = costs.crashes_per_second
     schedule = plan(alive, costs)
@@ -255,7 +255,7 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
 
 def crash_share(alive: Any, rate: float) -> float:
     """The share of attempts that end in a crash (the curve's own end counts as one)."""
-    from veilmq.pipeline.estimates.pricing import areas_of
+    from veilmq.pipeline.estimates import areas_of
 
     areas, _ = areas_of(alive, rate)
     return max(rate * float(areas[-1]), 1e-12)
@@ -296,9 +296,8 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     import numpy as np
     import pandas as pd
 
-    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of, timeout_price
     from veilmq.pipeline.estimates.buckets import BOUNDS, FINE, names_of
-    from veilmq.pipeline.estimates.pricing import timeout_price
 
     curve = Curve(sample_of(rows))
     if curve.finished < FINISHED_MIN:

@@ -1,21 +1,128 @@
-"""A page that shows the jobs' results: text, figures and tables in one self-contained HTML file.
+"""The jobs' results: computed from one pass over the events, and shown on a page of one self-contained HTML file.
 
-Strategy: analysis.py computes what one pass over the events yields; figures.py draws each answer as an SVG. Here they
-are placed between text, as pandas frames and without Spark. Recommendations come first; each figure has one sentence on
-how to read it; the tables of all queues and types are at the end, folded. Everything from the history is escaped.
-Colours are set once for light and once for dark.
+Strategy: `Analysis` keeps what the jobs share. The histogram of leases is small however long the history is, so it is
+computed once and collected here; other results are computed from it. `health` needs a pass of its own. Recommendations
+are only for queues that exist: for a deleted queue only the durations of its work are reported.
+
+`page` places text, the figures (figures.py draws each answer as an SVG) and tables, from pandas frames and without
+Spark. Recommendations come first; each figure has one sentence on how to read it; the tables of all queues and types
+are at the end, folded. Everything from the history is escaped. Colours are set once for light and once for dark.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+from veilmq.pipeline import publish
+from veilmq.pipeline.estimates import buckets
+from veilmq.pipeline.jobs import attempts, health, split, survival, timeouts
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.figures import say
 
 if TYPE_CHECKING:
-    from veilmq.pipeline.report.analysis import Analysis
+    from pyspark.sql import DataFrame
+
+    from veilmq.client.timeouts.schedule import Costs
+
+
+class Analysis:
+    """The jobs' results as pandas frames, each computed at its first use."""
+
+    def __init__(
+        self,
+        events: "DataFrame",
+        costs: "Costs | None" = None,
+        *,
+        cells: Any = None,
+        of: "Callable[[Sequence[str]], DataFrame] | None" = None,
+        since: int | None = None,
+        until: int | None = None,
+    ) -> None:
+        """cells: a histogram that is known already (a pandas frame). of: returns the events of some kinds, if there is
+        a quicker way than reading all. since, until: when the events begin and end, in microseconds
+        (`reading.first_instant`, `last_instant`); None: the events are read once more to find out."""
+        self._events = events
+        self._of = of or (lambda kinds: events)
+        self._since = since
+        self._until = until
+        self._costs = costs
+        self._given = cells
+
+    @cached_property
+    def cells(self) -> Any:
+        """The histogram."""
+        if self._given is not None:
+            return self._given
+        # Without `until`, the last of all events is needed.
+        events = self._events if self._until is None else self._of(attempts.KINDS)
+        return buckets.histogram(attempts.attempts(events, self._until)).toPandas()
+
+    @cached_property
+    def _cells(self) -> "DataFrame":
+        return self._events.sparkSession.createDataFrame(self.cells, buckets.SCHEMA)
+
+    @cached_property
+    def left_out(self) -> list[tuple[str, ...]]:
+        """Queues (account, region, name) that have leases here but no recommendation, because they were deleted."""
+        if self.cells.empty:
+            return []
+        known = set(self.cells[list(timeouts.QUEUE)].itertuples(index=False, name=None))
+        gone = timeouts.queue_lives(self._of(timeouts.LIFE_KINDS)).where("deleted").select(*timeouts.QUEUE).collect()
+        return sorted(known & {tuple(row) for row in gone})
+
+    @cached_property
+    def _current(self) -> "DataFrame":
+        rows = timeouts.without_deleted(self.cells, set(self.left_out))
+        return self._events.sparkSession.createDataFrame(rows, buckets.SCHEMA)
+
+    @cached_property
+    def curve(self) -> Any:
+        """See `survival.curve`."""
+        return survival.curve(self._cells).orderBy(*buckets.GROUP, "bucket").toPandas()
+
+    @cached_property
+    def quantiles(self) -> Any:
+        """See `survival.quantiles`."""
+        return survival.quantiles(self._cells).orderBy(*buckets.GROUP).toPandas()
+
+    @cached_property
+    def timeouts(self) -> Any:
+        """See `timeouts.recommended`."""
+        return timeouts.recommended(self._current, self._costs).orderBy(*buckets.GROUP).toPandas()
+
+    @cached_property
+    def redelivery(self) -> Any:
+        """See `timeouts.redelivery_curve`."""
+        found = timeouts.redelivery_curve(self._current, self._costs)
+        return found.orderBy(*buckets.GROUP, "timeout_s").toPandas()
+
+    @cached_property
+    def split(self) -> Any:
+        """See `split.split`."""
+        return split.split(self._current, self._costs).orderBy("account", "region", "queue", "part").toPandas()
+
+    @cached_property
+    def floors(self) -> Any:
+        """See `publish.floors`."""
+        return publish.floors(self._of(publish.SIGNS)).toPandas()
+
+    @cached_property
+    def health(self) -> Any:
+        """See `health.health`; in windows of five minutes or, for a long history, as many windows as fit on a page."""
+        from pyspark.sql import functions as F
+
+        low, high = self._since, self._until
+        if low is None or high is None:
+            low, high = self._events.agg(F.min("at"), F.max("at")).first() or (None, None)
+        minutes = 5 if low is None or high is None else max(5, round((high - low) / 60e6 / WINDOWS_MAX))
+        found = health.health(self._of(health.KINDS), window=f"{minutes} minutes")
+        return found.orderBy("from", "account", "region", "queue").toPandas()
+
+
+WINDOWS_MAX = 300
+
 
 _CARDS_MAX: Final = 6
 _WORTH: Final = 0.02
@@ -47,7 +154,7 @@ th { color:var(--muted); font-weight:600 } th:first-child,td:first-child,th.t,td
 """
 
 
-def page(found: "Analysis", *, source: str, offsets: tuple[int, int], now: float, left_out: Sequence[str] = ()) -> str:
+def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, left_out: Sequence[str] = ()) -> str:
     """The whole file. source: where the history is; now: Unix seconds, printed; left_out: names of deleted queues."""
     timeouts, quantiles = found.timeouts, found.quantiles
     when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -108,7 +215,7 @@ def _cards(timeouts: Any) -> str:
     return f'<div class="cards">{"".join(cards[:_CARDS_MAX])}</div>'
 
 
-def _figures(found: "Analysis") -> list[str]:
+def _figures(found: Analysis) -> list[str]:
     timeouts = found.timeouts
     if not len(figures.worst(timeouts)):
         return ["<section><h2>Too few leases</h2><p>Thirty that finished are needed to say anything.</p></section>"]
