@@ -4,7 +4,7 @@ Strategy: each input is the stream of one connection. Its first byte selects the
 sent as it is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all).
 The intake's requests go through the codec in development mode, so that no signature is needed, to a real SQLite store
 and back. An exception, an answer of 500 or more, or a line break in a header is a finding; so is a request that
-plain.py reads in another way than llhttp. libFuzzer keeps the input. `make fuzz` runs it.
+read_plain reads in another way than llhttp. libFuzzer keeps the input. `make fuzz` runs it.
 
     python tools/fuzz.py CORPUS_DIRECTORY [libFuzzer's flags, e.g. -max_total_time=600]
 """

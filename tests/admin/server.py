@@ -23,7 +23,7 @@ from veilmq.server.auth.credentials import Account, DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
 from veilmq.server.http.listener import Exchange, Listener, listen
-from veilmq.server.refusals.waits import RefusedWaits
+from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.shell import Shell
 from veilmq.store.options import Options
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from veilmq.server.refusals.log import LINES_MAX, REASONS_MAX, RefusalLog
+from veilmq.server.http.refusals import LINES_MAX, REASONS_MAX, RefusalLog
 
 LOGGER = logging.getLogger("veilmq.port")
 

@@ -8,7 +8,7 @@ from veilmq.engine import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
 from veilmq.model.settings.queue import QueueKey
-from veilmq.server.refusals.waits import QUEUES_MAX, QUIET_S, RefusedWaits
+from veilmq.server.http.refusals import QUEUES_MAX, QUIET_S, RefusedWaits
 
 ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders", "mail"))
 

@@ -24,8 +24,8 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
 from veilmq.server.auth.hosts import is_loopback_name
-from veilmq.server.http.intake.plain import is_host
-from veilmq.server.refusals.log import RefusalLog
+from veilmq.server.http.intake import is_host
+from veilmq.server.http.refusals import RefusalLog
 
 INPUT_ENDED: Final = "veilmq.input_ended"
 """In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""

@@ -19,7 +19,7 @@ from veilmq.admin.access import REFUSALS, Caller, asked
 from veilmq.admin.api.errors import STATUS, Refused, described
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.server.refusals.log import RefusalLog
+from veilmq.server.http.refusals import RefusalLog
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 JSON_LINES: Final = "application/x-ndjson"

@@ -11,8 +11,8 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.access import Keyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.http.listener import Listener
+from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.port import Port
-from veilmq.server.refusals.waits import RefusedWaits
 from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell
 from veilmq.store import Reader

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 LINES_MAX: Final = 100
-"""Lines a second of one kind: those of one call in the code. Refused requests have finer bounds (refusals/log.py)."""
+"""Lines a second of one kind: those of one call in the code. Refused requests have finer bounds (http/refusals.py)."""
 _KINDS_MAX: Final = 1_000
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

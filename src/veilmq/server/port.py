@@ -58,7 +58,7 @@ from veilmq.protocols.http import Request, Response
 from veilmq.server.auth.hosts import Hosts
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
-from veilmq.server.refusals.log import RefusalLog
+from veilmq.server.http.refusals import RefusalLog
 from veilmq.server.shell import Shell
 
 Aliases = Mapping[QueueKey, QueueKey]

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
 from veilmq.protocols.http import absolute_form
-from veilmq.server.refusals.log import RefusalLog
+from veilmq.server.http.refusals import RefusalLog
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Request line and headers, not counting what arrives in the same read as their beginning or end."""

@@ -23,7 +23,7 @@ from veilmq.server.http.answer import CLOSE, Answers
 from veilmq.server.http.connection import Connection, Exchange
 from veilmq.server.http.intake import Intake, Refusal
 from veilmq.server.http.limits import Limits
-from veilmq.server.refusals.log import RefusalLog
+from veilmq.server.http.refusals import RefusalLog
 
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 

@@ -75,7 +75,7 @@ from veilmq.store.sqlite.disk.connections import (
 )
 from veilmq.store.sqlite.leases import handles
 from veilmq.store.sqlite.loading import load
-from veilmq.store.sqlite.messages import groups, quarantine, sends
+from veilmq.store.sqlite.messages import dead_letters, groups, sends
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
@@ -217,7 +217,7 @@ class SqliteStore:
             CheckClock: _each(sweeps.check_clock),
             Sweep: _flushed(self._sweep),
             Receive: _each(leases.receive),
-            DropQuarantined: _each(quarantine.drop),
+            DropQuarantined: _each(dead_letters.drop_quarantined),
             PurgeQueue: _flushed(queue_commands.purge),
             DeleteQueue: _flushed(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),

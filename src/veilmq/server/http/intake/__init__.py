@@ -1,25 +1,120 @@
 """Parses the bytes of one connection into complete requests, or into the one refusal that ends it.
 
-Strategy: a request that came whole and plain is read by plain.py. llhttp (through httptools) parses everything else,
-and refuses what RFC 9112 forbids. This module adds the limits, and rules where two parsers could read the same bytes
-differently. Input is fed in slices, and none is fed while requests wait, so a burst of tiny requests is never expanded
-at once. Nothing here knows a socket or a clock.
+Strategy: almost every request of an SDK is one piece of input: a request line with a usual method, headers that come
+once each, and exactly the body that Content-Length announces. `read_plain` takes such a request apart with a few calls
+in C. llhttp (through httptools) parses everything else, decides alone what is malformed, and refuses what RFC 9112
+forbids: `read_plain` accepts less than llhttp does, and refuses nothing. This module adds the limits, and rules where
+two parsers could read the same bytes differently. Input is fed in slices, and none is fed while requests wait, so a
+burst of tiny requests is never expanded at once. Nothing here knows a socket or a clock.
 
 `HeaderCaseIntake` keeps the case of Azure's metadata header names: Azure "preserves the case with which they were
-created" of names that begin with `x-ms-meta-`. Only the Azure port uses it, so other ports do not pay for it. Source:
-"Setting and retrieving properties and metadata" in the Storage REST API.
+created" of names that begin with `x-ms-meta-`. Only the Azure port uses it, so other ports do not pay for it.
+
+Before changing it: two parsers must not read the same bytes differently (request smuggling). What `read_plain` accepts
+must give the same request and form in `Intake` without it. tests/server/test_plain.py and `make fuzz` compare the two.
+
+Source: RFC 9112; "Setting and retrieving properties and metadata" in the Storage REST API.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import httptools
 
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, absolute_form
 from veilmq.server.http.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
-from veilmq.server.http.intake import plain
 from veilmq.server.http.limits import Limits
+
+_REQUEST_LINE: Final = re.compile(rb"(POST|GET|PUT|DELETE) (/[A-Za-z0-9/?&=%._~:@!$'()*+,;-]*) HTTP/1\.1\Z")
+_HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~]*)\Z")
+_HOST: Final = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._~%-]+)?\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?\Z"
+)
+"""RFC 9110, 7.2: uri-host [ ":" port ]. An IPv6 address may have a zone: RFC 6874, and as older clients write it."""
+_LEFT_TO_LLHTTP: Final = frozenset({b"transfer-encoding", b"upgrade", b"expect", b"proxy-connection"})
+_OWN_CASE: Final = b"x-ms-meta-"
+"""Azure's metadata, whose names keep their case (HeaderCaseIntake)."""
+_ENTRIES_MAX: Final = 512
+_ENTRY_BYTES_MAX: Final = 512
+
+_LINES: Final[Bounded[bytes, tuple[str, bytes]]] = Bounded(_ENTRIES_MAX)
+_HEADERS: Final[Bounded[bytes, tuple[bytes, bytes]]] = Bounded(_ENTRIES_MAX)
+"""Lines that were read before, of names whose values repeat."""
+_SIGNATURE_HEX: Final = 64
+_SIGNED: Final[Bounded[bytes, tuple[bytes, bytes]]] = Bounded(_ENTRIES_MAX)
+"""Authorization lines of AWS without their signature, which ends them."""
+_REPEATING: Final = frozenset(
+    {
+        b"host", b"user-agent", b"content-type", b"content-length", b"connection", b"accept", b"accept-encoding",
+        b"x-amz-target", b"x-amz-date", b"x-amzn-query-mode", b"amz-sdk-request", b"x-ms-version", b"x-mns-version",
+        b"x-ms-date", b"date",
+    }
+)  # fmt: skip
+
+
+def is_host(value: bytes) -> bool:
+    """Whether a Host header may have this value (RFC 9112, 3.2); it may be empty."""
+    return _HOST.match(value) is not None
+
+
+def read_plain(data: bytes, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> Request | None:
+    """The request that `data` is, neither more nor less; None if llhttp has to look at it."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    # A header counts as in the intake: with the blank that it may lack, and the end of its line.
+    if not end or len(head) + len(lines) > limits.header_bytes_max or len(body) > limits.body_bytes_max:
+        return None
+    asked = _LINES.get(first) or _request_line(first)
+    if asked is None:
+        return None
+    headers = {}
+    for line in lines:
+        header = _HEADERS.get(line) or _header(line)
+        if header is None:
+            return None
+        headers[header[0]] = header[1]
+    if len(headers) != len(lines) or len(lines) > limits.header_count_max or b"host" not in headers:
+        return None
+    if headers.get(b"content-length", b"0") != b"%d" % len(body):
+        return None
+    return Request(asked[0], asked[1], headers, body, peer, secure, next_id())
+
+
+def _request_line(line: bytes) -> tuple[str, bytes] | None:
+    found = _REQUEST_LINE.match(line)
+    if found is None:
+        return None
+    known = found[1].decode(), found[2]
+    return _LINES.keep(line, known) if len(line) <= _ENTRY_BYTES_MAX else known
+
+
+def _header(line: bytes) -> tuple[bytes, bytes] | None:
+    signature = line[-_SIGNATURE_HEX:]
+    if len(line) > 2 * _SIGNATURE_HEX:
+        known = _SIGNED.get(line[:-_SIGNATURE_HEX])
+        if known is not None and signature.isalnum():
+            return known[0], known[1] + signature
+    found = _HEADER.match(line)
+    if found is None:
+        return None
+    name, value = found[1].lower(), found[2].strip()
+    if name in _LEFT_TO_LLHTTP or name.startswith(_OWN_CASE):
+        return None
+    if name == b"host" and not is_host(value):
+        return None
+    if name == b"connection" and value.lower() != b"keep-alive":
+        return None
+    if len(line) > _ENTRY_BYTES_MAX:
+        pass
+    elif name in _REPEATING:
+        _HEADERS.keep(line, (name, value))
+    elif name == b"authorization" and value.endswith(signature) and value[:-_SIGNATURE_HEX].endswith(b"Signature="):
+        _SIGNED.keep(line[:-_SIGNATURE_HEX], (name, value[:-_SIGNATURE_HEX]))
+    return name, value
+
 
 SLICE_BYTES: Final = 16 * 1024
 
@@ -130,7 +225,7 @@ class Intake:
 
     def _take_plain(self, data: bytes) -> bool:
         """Read the data as one plain request, if it is one."""
-        request = plain.read(data, self._limits, self._peer, self._secure, self._next_id)
+        request = read_plain(data, self._limits, self._peer, self._secure, self._next_id)
         if request is None:
             return False
         self.ready.append((request, 0))
@@ -229,7 +324,7 @@ class Intake:
         self._headers_taken = headers
         if self._repeats or len(headers) > self._limits.header_count_max or b"host" not in headers:
             self._check_names(headers)
-        if not plain.is_host(headers.get(b"host", b"")) or not plain.is_host(self._authority or b""):
+        if not is_host(headers.get(b"host", b"")) or not is_host(self._authority or b""):
             raise self._refusal(400, "the host of a request is a name or an address, with or without a port")
         if self.fed_bytes > self._unmeasured_bytes_max:
             self._measure_headers(headers)
@@ -348,9 +443,6 @@ class Intake:
             self._duplicates = _NO_DUPLICATES
 
 
-_OWN: Final = b"x-ms-meta-"
-
-
 class HeaderCaseIntake(Intake):
     """Fills `Request.header_case`."""
 
@@ -363,7 +455,7 @@ class HeaderCaseIntake(Intake):
     def on_header(self, name: bytes, value: bytes) -> None:
         """As `Intake` has it."""
         small = name.lower()
-        if small.startswith(_OWN):
+        if small.startswith(_OWN_CASE):
             self._header_case[small] = name
         super().on_header(small, value)
 

@@ -42,11 +42,10 @@ from veilmq.store.sqlite.disk.rows import (
     intact,
     with_failure,
 )
-from veilmq.store.sqlite.messages.dead_letters import dead_letter
+from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
 from veilmq.store.sqlite.messages.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.places import MANY, STORED_COLUMNS, StoredMessage, Turn, numbers
-from veilmq.store.sqlite.messages.quarantine import quarantine
 
 DETOURS_MAX: Final = 64
 """How many candidates one receive may expire, quarantine or dead-letter."""

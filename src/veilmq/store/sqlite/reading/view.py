@@ -1,7 +1,8 @@
-"""Reads the rows of one read transaction (`Readers.lend`) for the rooms above.
+"""Reads the rows and the history of one read transaction (`Readers.lend`) for the rooms above.
 
-Strategy: pages are found by index seeks; nothing is counted. Reads of the history go row by row, newest or oldest
-first, and leave the unpacking to the caller.
+Strategy: pages are found by index seeks; nothing is counted. The writer appends one row per commit to the history
+(batch/writer.py), the sweeper drops whole rows from the old end (upkeep/trimming.py). Reads of the history go row by
+row, newest or oldest first.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -10,19 +11,105 @@ from operator import itemgetter
 from typing import Any, Final
 
 import apsw
+import msgspec
 
-from veilmq.model.events import Event, HeldMessage
-from veilmq.model.messages.message import NO_EXTRAS
+from veilmq.model.commands import LeaseSource
+from veilmq.model.events import Event, EventRecord, HeldMessage, Kind, shown_detail
+from veilmq.model.instant import Instant
+from veilmq.model.messages.message import NO_EXTRAS, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, QueueState, Span, StoredQueue
+from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, QueueState, Span, StoredQueue, View
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Unflushed, read_extras
 from veilmq.store.sqlite.messages.places import numbers
-from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.upkeep import move_tasks, snapshots
+
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
+_SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
+
+
+def bounds(connection: apsw.Connection) -> tuple[int, int]:
+    """First offset still in the history, and the next offset to be assigned."""
+    first, following = connection.execute(
+        "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
+    ).fetchone() or (None, 0)
+    return (following if first is None else first), following
+
+
+def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
+    """(offset, event) of all events from offset `start` on, as stored."""
+    rows = connection.cursor().execute(
+        "SELECT offset, events FROM history WHERE offset >="
+        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
+        (start,),
+    )
+    for first, packed in rows:
+        for place, event in enumerate(_EVENTS.decode(packed)):
+            if first + place >= start:
+                yield first + place, event
+
+
+class Names:
+    """Replaces the numbers in stored events by names; reads each name once."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._queues: dict[int, tuple[Any, ...]] = {}
+        self._origins: dict[int, tuple[Any, ...]] = {}
+
+    def _queue(self, incarnation: int | None) -> tuple[Any, ...]:
+        if incarnation is None:
+            return None, None, None
+        found = self._queues.get(incarnation)
+        if found is None:
+            row = self._view.queue_names(incarnation)
+            if row is None:
+                return None, None, None
+            found = self._queues[incarnation] = row
+        return found
+
+    def _origin(self, number: int | None) -> tuple[Any, ...]:
+        if number is None:
+            return None, None, None
+        found = self._origins.get(number)
+        if found is None:
+            found = self._origins[number] = self._view.origin_names(number) or ("", "", "")
+        return found
+
+    def record(self, offset: int, event: Event) -> EventRecord:
+        """The event with its names."""
+        account, region, queue = self._queue(event.queue)
+        protocol, principal, client = self._origin(event.origin)
+        return EventRecord(
+            offset=offset,
+            kind=_KINDS.get(event.kind, str(event.kind)),
+            at=Instant(event.at),
+            account=account,
+            region=region,
+            queue=queue,
+            incarnation=event.queue,
+            protocol=protocol,
+            principal=principal,
+            client=client,
+            message=None if event.message is None else id_text(event.message),
+            sequence=event.sequence,
+            attempt=event.attempt,
+            rotation=event.rotation,
+            lease_us=event.lease_us,
+            source=None if event.source is None else _SOURCES[event.source],
+            sent=event.sent,
+            visible_since=event.visible_since,
+            held_us=event.held_us,
+            body_bytes=event.body_bytes,
+            group=event.group,
+            type=event.type,
+            detail=shown_detail(event.kind, event.detail),
+        )
+
 
 PRIORITIES: Final = range(1, PRIORITY_LINES_MAX + 1)
 
@@ -231,7 +318,7 @@ class SqliteView:
 
     def bounds(self) -> tuple[int, int]:
         """See `View.bounds`."""
-        return history.bounds(self._connection)
+        return bounds(self._connection)
 
     def newest_snapshot(self) -> int | None:
         """See `View.newest_snapshot`."""
@@ -239,11 +326,11 @@ class SqliteView:
 
     def events_from(self, start: int) -> Iterator[tuple[int, Event]]:
         """See `View.events_from`."""
-        return history.events_from(self._connection, start)
+        return events_from(self._connection, start)
 
-    def names(self) -> history.Names:
+    def names(self) -> Names:
         """See `View.names`."""
-        return history.Names(self)
+        return Names(self)
 
     def spans(self, ids: Collection[bytes], sequences: Iterable[int], emptied: Iterable[int]) -> list[Span]:
         """See `View.spans`."""

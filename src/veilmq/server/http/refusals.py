@@ -1,10 +1,13 @@
-"""Reports receives that were answered empty because too many wait already, and those that were refused because clients
-do not read their answers.
+"""Keeps refusals from filling the log: those of requests, and those of receives that may not wait.
 
-Strategy: the engine counts them by queue and limit. Once a second the counts are taken, added to the metrics, and
-logged in one line per queue and limit, at most once a minute: a client that polls in a tight loop must not fill the
-log, nor one that makes a queue for each poll, so beyond `QUEUES_MAX` the others share a line. Of unread answers there
-is one line a second while receives are refused.
+Strategy: of each reason, ten refused requests a second have a line of their own; the others are counted, and a second
+after the first of them one line says how many there were. A line is made only if it is written.
+
+Receives are answered empty when too many wait already, and refused while clients do not read their answers. The engine
+counts both, the first by queue and limit. Once a second the counts are taken, added to the metrics, and logged in one
+line per queue and limit, at most once a minute: a client that polls in a tight loop must not fill the log, nor one that
+makes a queue for each poll, so beyond `QUEUES_MAX` the others share a line. Of unread answers there is one line a
+second while receives are refused.
 """
 
 import asyncio
@@ -16,6 +19,64 @@ from veilmq.engine import Limits
 from veilmq.engine.long_polls import WaitingRoom
 from veilmq.engine.unread import Unread
 from veilmq.model.settings.queue import QueueKey
+
+LINES_MAX: Final = 10
+"""Lines a second of one reason."""
+REASONS_MAX: Final = 100
+"""Distinct reasons that are counted in one second; further ones count together."""
+WINDOW_S: Final = 1.0
+_OTHER: Final = "other"
+
+
+class RefusalLog:
+    """The refused requests of one port. Use it on the loop."""
+
+    def __init__(self, port: str, logger: logging.Logger) -> None:
+        self._port = port
+        self._logger = logger
+        self._begun_s = float("-inf")
+        self._seen: Counter[str] = Counter()
+        """Refusals of this second, by reason."""
+        self._hidden: Counter[str] = Counter()
+        """Refusals without a line, since the last report."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def takes(self, reason: str) -> bool:
+        """Whether to write a line for a refusal. Otherwise it is counted, and the count is written in a second."""
+        if not self._logger.isEnabledFor(logging.INFO):
+            return False
+        loop = asyncio.get_running_loop()
+        taken = self.takes_at(reason, loop.time())
+        if not taken and self._timer is None:
+            self._timer = loop.call_later(WINDOW_S, self.report)
+        return taken
+
+    def write(self, peer: str, status: int, reason: str, request_id: str | None = None) -> None:
+        """Log a refusal that HTTP's rules or a bound demand, or count it."""
+        if self.takes(f"{status} {reason}"):
+            extra = {"request": request_id}
+            self._logger.info("%s: refused %s: %d %s", self._port, peer, status, reason, extra=extra)
+
+    def takes_at(self, reason: str, now_s: float) -> bool:
+        """The same without a timer. now_s: seconds of any monotonic clock."""
+        if now_s - self._begun_s >= WINDOW_S:
+            self._begun_s = now_s
+            self._seen.clear()
+        if reason not in self._seen and len(self._seen) >= REASONS_MAX:
+            reason = _OTHER
+        self._seen[reason] += 1
+        if self._seen[reason] <= LINES_MAX:
+            return True
+        self._hidden[reason] += 1
+        return False
+
+    def report(self) -> None:
+        """Write how many refusals had no line."""
+        self._timer = None
+        hidden, self._hidden = self._hidden, Counter()
+        for reason, count in hidden.items():
+            self._logger.info("%s: refused %d more requests like these: %s", self._port, count, reason)
+
 
 LOOK_S: Final = 1.0
 QUIET_S: Final = 60.0
