@@ -64,7 +64,7 @@ class Messages:
 
     def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
         with self._service.reader.look() as view:
-            return shown_trace(view, message, scan_max, scope)
+            return shown_trace(view, message, scan_max, scope, self._service.shell.now())
 
 
 class Quarantine:

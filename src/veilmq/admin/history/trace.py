@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.admin.history.reading import Scope
+from veilmq.admin.story import shown_story
 from veilmq.model.events import Event, EventRecord, Kind
+from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
 from veilmq.store import View
 from veilmq.store.reader import Span
@@ -69,17 +71,24 @@ def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
     records = []
     for offset, event in found:
         if permitted is None or event.queue in permitted:
-            event.detail = errors.detail(event.kind, event.queue, event.detail)
+            event.detail = _with_target(view, errors.detail(event.kind, event.queue, event.detail))
             records.append(names.record(offset, event))
     complete = any(event.kind in _BEGINNINGS for _, event in found)
     scanned = sum(span.stop - span.start for span in spans)
     return Trace(records, complete, scanned, places)
 
 
-def shown_trace(view: View, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
-    """The trace as `GET /api/v1/trace/ID` shows it."""
+def _with_target(view: View, detail: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The detail, with the name of the queue that a message was moved to."""
+    target = None if detail is None or "target" not in detail else view.queue_names(detail["target"])
+    return detail if detail is None or target is None else detail | {"target_queue": target[2]}
+
+
+def shown_trace(view: View, message: bytes, scan_max: int, scope: Scope, now: Instant) -> dict[str, Any]:
+    """The trace as `GET /api/v1/trace/ID` shows it, with its story."""
     found = trace(view, message, scan_max, scope)
-    shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
+    story = shown_story(found.events, now, is_complete=found.complete)
+    shown = {"complete": found.complete, "scanned": found.scanned, "story": story, "events": found.events}
     return {"message": id_text(message)} | shown
 
 

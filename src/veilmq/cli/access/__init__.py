@@ -95,7 +95,7 @@ class AdminAccess(Protocol):
         ...
 
     def trace(self, message: str) -> dict[str, Any]:
-        """The history of one message: {message, complete, scanned, events}."""
+        """The history of one message: {message, complete, scanned, story, events}."""
         ...
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:

@@ -189,7 +189,8 @@ class DirectAccess:
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
         with _failures(), self._store.reader.look() as view:
-            return to_builtins(shown_trace(view, inputs.message_id(message), _SCAN_MAX, Scope()))  # type: ignore[no-any-return]
+            found = shown_trace(view, inputs.message_id(message), _SCAN_MAX, Scope(), self._clock.now())
+        return to_builtins(found)  # type: ignore[no-any-return]
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """See `AdminAccess.events`; without a server nothing new can come, so it does not wait."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.output import instant, print_json
+from veilmq.cli.output import instant, print_json, printable
 from veilmq.cli.remote.options import Queue, duration_us
 
 if TYPE_CHECKING:
@@ -91,13 +91,15 @@ def trace(
     message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
     everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
 ) -> None:
-    """Show everything that happened to one message."""
+    """Say what happened to one message, and show each event of it."""
     found = asked.access.trace(message)
     if asked.as_json:
         print_json(found)
     elif found["events"]:
         from veilmq.cli.remote.tables import Run, run_table, runs
 
+        if found.get("story"):  # earlier releases tell none
+            print(printable(found["story"]["sentence"]))
         run_table([Run([event]) for event in found["events"]] if everything else runs(found["events"]))
     if not found["events"]:
         raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
