@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from veilmq.admin.app import create_app
-from veilmq.cli.serve.admin_connection import Connection
+from veilmq.cli.serve.admin_port import Connection
 from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
 from veilmq.protocols.http import Request, Response

@@ -11,8 +11,8 @@ import pytest
 from tests.admin.server import TOKEN
 
 from veilmq.admin.history.feed import Feed
-from veilmq.cli.serve import admin_connection
-from veilmq.cli.serve.admin_connection import HEAD_BYTES_MAX
+from veilmq.cli.serve import admin_port
+from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX
 from veilmq.model.events import HistoryTrimmed
 
 READ_BYTES_MAX = 256 * 1024
@@ -83,7 +83,7 @@ def test_a_head_may_be_long_and_come_in_pieces(port: int) -> None:
     ids=["nothing", "a line", "half a head", "a second one"],
 )
 def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
-    monkeypatch.setattr(admin_connection, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
     with connected(port) as client:
         client.sendall(beginning)
         while client.recv(READ_BYTES_MAX):
@@ -91,7 +91,7 @@ def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_body_of_a_refused_request_keeps_no_connection_open(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_connection, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
     with connected(port) as client:
         client.sendall(b"POST /api/v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
         assert client.recv(READ_BYTES_MAX).startswith(b"HTTP/1.1 401 ")
@@ -117,7 +117,7 @@ def test_who_hangs_up_within_a_body_is_no_failure(port: int, caplog: pytest.LogC
 
 
 def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_connection, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
     target = b"GET /api/v1/events?from=next&follow=0.6 HTTP/1.1"
     with connected(port) as client:
         client.sendall(OPEN.replace(b"GET /api/v1/queues HTTP/1.1", target) + b"\r\n")
@@ -212,7 +212,7 @@ def test_a_receive_of_one_who_ends_its_input_waits_no_longer(port: int) -> None:
 
 
 def test_connections_are_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_connection, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 3)
     with ExitStack() as opened:
         for _ in range(3):
             client = opened.enter_context(connected(port))

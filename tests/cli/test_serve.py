@@ -25,7 +25,7 @@ from tests.cli.conftest import WAIT_S, Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 from tests.support.sqlite import read_events
 
-from veilmq.cli.serve.admin_connection import HEAD_S
+from veilmq.cli.serve.admin_port import HEAD_S
 from veilmq.model.events import EventRecord
 from veilmq.store.directory import DATABASE, read_holder
 from veilmq.store.options import Options

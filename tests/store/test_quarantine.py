@@ -7,7 +7,7 @@ import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, refused
 from tests.support.sqlite import store_of
 
-from veilmq.admin.history.quarantine import quarantine_page
+from veilmq.admin.history.messages import quarantine_page
 from veilmq.model.commands import DeleteQueue, DropQuarantined, Receive
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US

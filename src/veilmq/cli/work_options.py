@@ -111,6 +111,6 @@ def _calibrate(
 
     The messages are worked for real: what is done is deleted. It ends early when the queue is empty.
     """
-    from veilmq.cli.calibrate import calibrate
+    from veilmq.cli.work import calibrate
 
     raise typer.Exit(int(calibrate(handler, queue, count, concurrency, kind, wait, as_json=as_json)))

@@ -12,8 +12,7 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.api import inputs
-from veilmq.admin.history.messages import Located, find_message
-from veilmq.admin.history.quarantine import quarantine_page
+from veilmq.admin.history.messages import Located, find_message, quarantine_page
 from veilmq.admin.history.reading import Scope, covers
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service, home_region

@@ -16,8 +16,7 @@ import veilmq
 from veilmq.admin.api import inputs, views
 from veilmq.admin.api.errors import described
 from veilmq.admin.api.operations import OPERATIONS, Asked
-from veilmq.admin.history.messages import find_message, message_page
-from veilmq.admin.history.quarantine import quarantine_page
+from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
     all_moves,

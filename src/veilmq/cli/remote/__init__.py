@@ -18,8 +18,18 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.remote.messages import delete, extend, peek, receive, send
-from veilmq.cli.remote.queues import change_queue, create, list_queues, list_topics, plan, purge, remove
-from veilmq.cli.remote.queues.moves import cancel_move, list_moves, start_move
+from veilmq.cli.remote.queues import (
+    cancel_move,
+    change_queue,
+    create,
+    list_moves,
+    list_queues,
+    list_topics,
+    plan,
+    purge,
+    remove,
+    start_move,
+)
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
 
 if TYPE_CHECKING:

@@ -1,26 +1,171 @@
-"""The admin port: runs the ASGI application of admin/ on uvicorn, in the service's loop.
+"""The admin port: runs the ASGI application of admin/ on uvicorn, in the service's loop, with bounded connections.
 
 Strategy: uvicorn gets an open socket (admin_entry.py). It must not set up logs or signal handlers: both belong to the
 server. It must not cancel requests at shutdown, because it logs a traceback for each; slow requests lose their
 connection here instead, as if the client had hung up.
+
+uvicorn on httptools bounds neither the size of a request's head nor its time, and joins input in quadratic time: one
+endless header would stop the loop, which the data ports share. So `Connection` counts the bytes fed to an unfinished
+head, and a connection that owes a head has a deadline, from its start and after each response. Bodies need neither:
+they are read behind access control, within `answers.BODY_BYTES_MAX`. Beyond `CONNECTIONS_MAX` a connection is answered
+503, so that strangers cannot take the open files that the data ports need.
+
+A client that ends its input after a request gets its answer, as on the data ports; a receive that waits for it is
+answered empty at once (`INPUT_ENDED`), because it looks the same as one that was killed. With TLS the event loop closes
+such a connection.
+
+Before changing it: uvicorn writes chunks to an HTTP/1.0 client, which knows none (RFC 9112, 6.1): see `_Unframed`.
 """
 
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
+from httptools import HttpParserError, HttpParserUpgrade
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from veilmq.admin.access import INPUT_ENDED, REFUSALS
 from veilmq.admin.app import create_app
-from veilmq.cli.serve.admin_connection import HEAD_S, Connection
 from veilmq.cli.serve.admin_entry import BACKLOG, AdminEntry
+from veilmq.protocols.http import absolute_form
 from veilmq.server.config.settings import Address, Settings
+from veilmq.server.http.refusals import RefusalLog
 from veilmq.server.service import Service
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Request line and headers, not counting what arrives in the same read as their beginning or end."""
+HEAD_S: Final = 10.0
+"""Deadline for a request's head, and for the first request of a connection to begin."""
+CONNECTIONS_MAX: Final = 1_000
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"  # it has asked for nothing
+)
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+
+
+class Connection(HttpToolsProtocol):
+    """It is closed without a response when it breaks a bound."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_begun = False
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._input_ended = asyncio.Event()
+        self._application, self.app = self.app, self._answer
+        # All connections of a server share this.
+        self.app_state.setdefault(REFUSALS, RefusalLog("admin", logging.getLogger("veilmq.admin")))
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refused(503, f"more than {CONNECTIONS_MAX} connections")
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        begun_before = self._head_begun
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserError:
+            self._refused(400, "no HTTP request")
+            self.send_400_response("Invalid HTTP request received.")
+        except HttpParserUpgrade:
+            pass  # it is answered as if the header were not there (RFC 9110, 7.8)
+        if self.transport.is_closing():
+            return
+        if begun_before and self._head_begun:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.transport.close()
+        cycle: Any = self.cycle  # None before the first request
+        if self._head_begun or cycle is None or cycle.response_complete:
+            self._await_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's own closes the connection
+        """The client sends nothing more. Returns whether an answer is still owed, and can be written."""
+        cycle: Any = self.cycle
+        owed = cycle is not None and not cycle.response_complete and not cycle.more_body and not self._head_begun
+        if not owed or self.scheme == "https":
+            return False
+        cycle.keep_alive = False
+        self._input_ended.set()
+        return True
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_begun = True
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_begun = False
+        self._await_no_more()
+        parts = absolute_form(self.url)
+        if parts is not None:
+            _, host, _ = parts  # it replaces the Host header
+            self.headers[:] = [each for each in self.headers if each[0] != b"host"] + [(b"host", host)]
+        scope: Any = self.scope
+        scope[INPUT_ENDED] = self._input_ended
+        super().on_headers_complete()
+        if scope["http_version"] == "1.0":
+            self.cycle.__class__ = _Unframed
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application. If an answer to an HTTP/1.0 client fails on the way, the connection is reset, or the
+        client would take it for whole."""
+        try:
+            await self._application(scope, receive, send)
+        except Exception:
+            if scope["http_version"] == "1.0":
+                with suppress(OSError):
+                    connected = self.transport.get_extra_info("socket")
+                    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            raise
+
+    def _refused(self, status: int, reason: str) -> None:
+        refusals: RefusalLog = self.app_state[REFUSALS]
+        refusals.write(self.client[0] if self.client else "a client", status, reason)
+
+    def _await_head(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _await_no_more(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Unframed(RequestResponseCycle):
+    """An exchange with an HTTP/1.0 client: an answer without a length ends where its connection does."""
+
+    _ends_with_connection = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            lengths = [value for name, value in message.get("headers", ()) if name.lower() == b"content-length"]
+            if not lengths:
+                self.chunked_encoding, self._ends_with_connection = False, True
+        elif self._ends_with_connection:
+            self.expected_content_length = len(message.get("body", b""))  # whatever comes next is as long as expected
+        await super().send(message)
+
 
 _GRACE_S: Final = 2
 """How long current requests may take at shutdown."""
