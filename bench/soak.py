@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+import soak_memory
 from measure import cpu_us, load_1min, machine
 from peers import DATA
 from soak_load import CREDENTIALS, Counted, Ports, Stage, lanes
@@ -137,8 +138,10 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
-def soak(server: ServerProcess, minutes: float, scale: float, every_s: float, counted: Counted) -> list[Sample]:
-    """Drive the server for so long; the samples."""
+def soak(
+    server: ServerProcess, minutes: float, scale: float, every_s: float, counted: Counted, memory: Path
+) -> tuple[list[Sample], list[dict[str, Any]]]:
+    """Drive the server for so long; the samples, and where its memory was: each minute, the objects each quarter."""
     urls = {name: str(getattr(server, name)) for name in ("sqs", "azure", "mns", "admin")}
     token = (server.data / "admin-token").read_text().strip()
     stop = threading.Event()
@@ -148,7 +151,8 @@ def soak(server: ServerProcess, minutes: float, scale: float, every_s: float, co
         began = time.monotonic()
         for lane in running:
             lane.start()
-        samples = []
+        samples: list[Sample] = []
+        found: list[dict[str, Any]] = []
         try:
             while time.monotonic() - began < 60 * minutes:
                 time.sleep(every_s)
@@ -156,11 +160,15 @@ def soak(server: ServerProcess, minutes: float, scale: float, every_s: float, co
                 if len(samples) % 6 == 1:
                     shown = " ".join(f"{name}={value:.1f}" for name, value in asdict(samples[-1]).items())
                     print(f"{shown} answers={counted.answers.total()}", flush=True)
+                    quarters = sum("types" in each for each in found)
+                    is_quarter = samples[-1].at_s >= 15 * minutes * (quarters + 1)
+                    found.append(soak_memory.ask(memory, "objects" if is_quarter else "look"))
+            found += [soak_memory.ask(memory, word) for word in ("objects", "trim")]
         finally:
             stop.set()
             for lane in running:
                 lane.join(30)
-    return samples
+    return samples, found
 
 
 def text_of(record: dict[str, Any], found: Sequence[Trend]) -> str:
@@ -200,11 +208,13 @@ def main() -> int:
         credentials = Path(directory, "credentials.toml")
         credentials.write_text(CREDENTIALS)
         credentials.chmod(0o600)
-        server = ServerProcess(Path(directory), "--credentials", str(credentials), *OPTIONS).start()
+        memory = Path(directory, "memory")
+        with soak_memory.watched(memory):
+            server = ServerProcess(Path(directory), "--credentials", str(credentials), *OPTIONS).start()
         try:
             before = cpu_us(server.process.pid)
             began = time.monotonic()
-            samples = soak(server, options.minutes, options.scale, options.every, counted)
+            samples, looks = soak(server, options.minutes, options.scale, options.every, counted, memory)
             cpu, took = (cpu_us(server.process.pid) - before) / 1e6, time.monotonic() - began
         finally:
             ended = server.stop()
@@ -217,6 +227,7 @@ def main() -> int:
         "minutes": options.minutes, "requests_per_s": counted.answers.total() / took, "cpu_percent": 100 * cpu / took,
         "answers": dict(counted.answers), "unexpected": unexpected, "unexpected_total": counted.unexpected.total(),
         "in_order": checked.returncode == 0 and ended == 0, "machine": machine(),
+        "memory": looks,
         "trends": [asdict(trend) for trend in found], "samples": [asdict(sample) for sample in samples],
     }  # fmt: skip
     print("\n" + report.save("soak", text_of(record, found), record, quick=options.minutes < 30))

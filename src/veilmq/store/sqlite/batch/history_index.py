@@ -215,3 +215,9 @@ def _with_gaps(blocks: list[tuple[int, int]], found: set[int], first: int, follo
         reached = max(reached, until)
     if following > reached:
         yield Span(reached, following, indexed=False)
+
+
+def history_end(connection: apsw.Connection) -> int:
+    """Total bytes of all events ever appended."""
+    row = connection.execute("SELECT bytes_before, length(events) FROM history ORDER BY offset DESC LIMIT 1").fetchone()
+    return 0 if row is None else int(row[0]) + int(row[1])

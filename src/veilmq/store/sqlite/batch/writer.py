@@ -28,7 +28,7 @@ from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages.message import ReceiptKey
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import Topics
-from veilmq.store.sqlite.batch.history_index import HistoryIndex
+from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.set_apart import SetApart
@@ -36,7 +36,7 @@ from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
 from veilmq.store.sqlite.disk.redo.file import note_size
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
-from veilmq.store.sqlite.disk.rows import MessageRow, Row, insert_rows
+from veilmq.store.sqlite.disk.rows import ORIGINS, MessageRow, Row, insert_rows, leniently, rows_of
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new clients are recorded without their user agent."""
@@ -50,7 +50,6 @@ _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
-
 
 _NEXT_NUMBER: Final = (
     "INSERT INTO last_number VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET last = last + 1 RETURNING last"
@@ -150,9 +149,7 @@ class Writer:
         self._saved = (mark.copy(), self.history_bytes)
         self.origins: dict[Origin, int] = {
             Origin(protocol, principal, client): row
-            for row, protocol, principal, client in connection.execute(
-                "SELECT id, protocol, principal, client FROM origin ORDER BY id"
-            )
+            for row, protocol, principal, client in rows_of(connection, ORIGINS)
         }
         self.greatest_origin = max(self.origins.values(), default=0)
         """The last number assigned. Its row is never dropped, so none is assigned twice."""
@@ -401,19 +398,28 @@ class Writer:
     def read(self, statement: str, values: Row) -> list[Row]:
         """All rows of a query, as the open batch sees them."""
         self._transact()
-        return self._execute(statement, values).fetchall()
+        try:
+            return self._execute(statement, values).fetchall()
+        except UnicodeDecodeError:
+            return self._execute(leniently(statement), values).fetchall()
 
     def read_packed(self, statement: str, values: Row, decoder: "msgspec.json.Decoder[T]") -> T:
         """The result of a statement that packs its rows into one JSON array. Many rows then cost one wait for the
         interpreter, as in disk/rows.py."""
         self._transact()
-        packed: Any = self._execute(statement, values).get
+        try:
+            packed: Any = self._execute(statement, values).get
+        except (UnicodeDecodeError, apsw.SQLError):  # the latter if a text became a blob
+            packed = self._execute(leniently(statement), values).get
         return decoder.decode(packed)
 
     def read_one(self, statement: str, values: Row) -> Row | None:
         """The first row of a query, if any."""
         self._transact()
-        return self._execute(statement, values).fetchone()
+        try:
+            return self._execute(statement, values).fetchone()
+        except UnicodeDecodeError:
+            return self._execute(leniently(statement), values).fetchone()
 
     def next_sequence(self) -> int:
         """Assign a sequence greater than all before."""
@@ -492,9 +498,3 @@ class Writer:
     def take_visible(self) -> dict[QueueKey, int]:
         """How many messages became visible in the batch, by queue. Every such queue was touched."""
         return {queue.key: queue.woken for queue, _ in self._touched.values() if queue.woken}
-
-
-def history_end(connection: apsw.Connection) -> int:
-    """Total bytes of all events ever appended."""
-    row = connection.execute("SELECT bytes_before, length(events) FROM history ORDER BY offset DESC LIMIT 1").fetchone()
-    return 0 if row is None else int(row[0]) + int(row[1])

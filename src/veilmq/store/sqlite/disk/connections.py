@@ -23,6 +23,7 @@ from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTo
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
+from veilmq.store.sqlite.disk.rows import add_functions
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 fixes a corruption after a WAL reset."""
@@ -135,6 +136,7 @@ def close_unchecked(connection: apsw.Connection) -> None:
 
 
 def _configure(connection: apsw.Connection, options: Options) -> None:
+    add_functions(connection)
     connection.pragma("auto_vacuum", "INCREMENTAL")
     connection.pragma("journal_mode", "WAL")
     connection.pragma("synchronous", options.synchronous)
@@ -161,6 +163,7 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
     if _is_empty(path):
         raise NotOurs(f"{path} is empty or missing")
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.disk.vfs)
+    add_functions(connection)
     connection.set_busy_timeout(5_000)
     connection.pragma("query_only", True)
     connection.wal_autocheckpoint(0)

@@ -1,4 +1,4 @@
-"""The rows of a message: in the tables, and before it has any; and how many rows are inserted at once.
+"""The rows of a message: in the tables, and before it has any; how they are read, and how many are inserted at once.
 
 Strategy: a `MessageRow` is a row of `message`, a `LeaseRow` a new row of `lease`, and an `Unflushed` a message that has
 no rows yet. What is read of a stored message is a `Place` or a `StoredMessage` (messages/places.py). What readers are
@@ -7,15 +7,21 @@ the store.
 
 apsw releases the interpreter lock at every statement. While another thread is busy, getting it back takes up
 to `sys.setswitchinterval`. So many rows go into one statement.
+
+A damaged disk may leave text that is not UTF-8, and then apsw returns no row of the statement. The same statement is
+run again `leniently`: its texts have escapes in place of the wrong bytes, and the extras of such a message read as
+damaged, so that whoever may set it apart does so.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from hashlib import md5 as md5_of
 from itertools import chain
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+import apsw
 import msgspec
 
 from veilmq.model.instant import Instant
@@ -126,6 +132,70 @@ def _of_rows(statement: str, count: int) -> str:
     return f"{head} VALUES {','.join([row.replace(' ', '')] * count)}"
 
 
+ORIGINS: Final = "SELECT o.id, o.protocol, o.principal, o.client FROM origin o"
+_TEXT: Final = re.compile(r"\b(?:m\.(?:sender|group_id|type)|o\.(?:protocol|principal|client))\b")
+_EXTRAS: Final = "m.extras, m.md5"
+_TEXTS: Final = tuple(f"CAST(m.{column} AS BLOB)" for column in ("sender", "group_id", "type"))
+
+
+@cache
+def leniently(statement: str) -> str:
+    """The statement for rows with text that is not UTF-8. It must name columns of `message` with
+    `m.`, and of `origin` with `o.`."""
+    lenient = _TEXT.sub(r"readable(CAST(\g<0> AS BLOB))", statement)
+    return lenient.replace(_EXTRAS, f"iif(is_utf8({', '.join(_TEXTS)}), m.extras, x''), m.md5")
+
+
+def add_functions(connection: apsw.Connection) -> None:
+    """Give a connection the functions that `leniently` needs."""
+    connection.create_scalar_function("readable", readable, 1, deterministic=True)
+    connection.create_scalar_function("is_utf8", is_utf8, 3, deterministic=True)
+
+
+def readable(*text: Any) -> Any:
+    """The bytes as text, with escapes like \\xff in place of those that are not UTF-8; None stays None."""
+    (content,) = text
+    return None if content is None else str(content, errors="backslashreplace")
+
+
+def as_text(text: str | bytes | None) -> str | None:
+    """The same of a value that may be text all the same."""
+    return readable(text) if isinstance(text, bytes) else text
+
+
+def is_utf8(*texts: Any) -> bool:
+    """Whether all these texts are UTF-8."""
+    try:
+        return all(text is None or text.decode() is not None for text in texts)
+    except UnicodeDecodeError:
+        return False
+
+
+def rows_of(connection: apsw.Connection, statement: str, values: Row = ()) -> list[Any]:
+    """All rows of a statement, leniently if need be."""
+    try:
+        return connection.execute(statement, values).fetchall()
+    except UnicodeDecodeError:
+        return connection.execute(leniently(statement), values).fetchall()
+
+
+def resumed(connection: apsw.Connection, statement: str, place: int) -> Iterator[Row]:
+    """The rows of a statement with one parameter, a sequence behind which they begin, in the order of their sequences,
+    one by one; leniently from the first row on that needs it. place: of the sequence in a row."""
+    last, again = 0, statement
+    while True:
+        rows: Iterator[Row] = connection.cursor().execute(again, (last,))
+        try:
+            for row in rows:
+                last = row[place]
+                yield row
+            return
+        except UnicodeDecodeError:
+            if again != statement:
+                raise
+            again = leniently(statement)
+
+
 _decode: Final = msgspec.msgpack.Decoder(Extras).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _FIELDS: Final = len(Extras.__struct_fields__)
@@ -136,6 +206,7 @@ _MARK: Final = b"\xd6\x43"
 stored without one ends with a text, and no text contains these two bytes."""
 _RESIDUE: Final = 0x2144DF1C
 """The CRC-32 of any bytes that end with their own."""
+_TEXTS_OF: Final[tuple[type, ...]] = (str, type(None))
 _FAILURE: Final = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
@@ -161,17 +232,24 @@ def read_extras(packed: bytes | None) -> Extras | None:
         return None
 
 
-def intact(body: bytes, md5: bytes, packed: bytes | None) -> Extras | None:
-    """The extras of an undamaged message; None if its body does not match its MD5, or its extras are damaged."""
-    return read_extras(packed) if md5_of(body, usedforsecurity=False).digest() == md5 else None
-
-
 def pack_failure(error_type: str, error: str) -> bytes:
     """Encode the column `lease.failure`."""
     return _encode((error_type, error))
 
 
-def with_failure(extras: Extras, packed: bytes) -> Extras:
-    """The extras, with the error from the column `lease.failure`."""
-    error_type, error = _FAILURE(packed)
+def intact(message: MessageRow, failure: bytes | None = None) -> Extras | None:
+    """The extras of an undamaged message, with the error from its column `lease.failure`; None if its body does not
+    match its MD5, or anything that goes with it cannot be read."""
+    body = message.body
+    if type(body) is not bytes or md5_of(body, usedforsecurity=False).digest() != message.md5:
+        return None
+    if type(message.sender) is not str or not (type(message.group) in _TEXTS_OF and type(message.type) in _TEXTS_OF):
+        return None  # the type of a value is stored, and may be damaged, too
+    extras = read_extras(message.packed)
+    if extras is None or failure is None:
+        return extras
+    try:
+        error_type, error = _FAILURE(failure)
+    except ValueError:
+        return None
     return msgspec.structs.replace(extras, error_type=error_type, error=error)

@@ -40,7 +40,6 @@ from veilmq.store.sqlite.disk.rows import (
     LeaseRow,
     Unflushed,
     intact,
-    with_failure,
 )
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
 from veilmq.store.sqlite.messages.expiry import expire, look_for_due
@@ -203,7 +202,7 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: StoredMessage) -> Extras
     if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.expiry_now:
         expire(writer, queue, candidate.place())
         return None
-    extras = intact(candidate.body, candidate.md5, candidate.packed)
+    extras = intact(candidate, candidate.failure)
     if extras is None:
         quarantine(writer, queue, candidate.place())
         return None
@@ -266,8 +265,6 @@ class Granting:
             visible_since = candidate.due
             self._again.setdefault(due, []).append(sequence)
             queue.returned -= 1
-            if candidate.failure is not None:
-                extras = with_failure(extras, candidate.failure)
         else:
             line = candidate.line
             first, visible_since = now, sent

@@ -15,6 +15,7 @@ Source: "FIFO queue delivery logic" in the SQS Developer Guide; ReceiveRequestAt
 Reference.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,9 +29,11 @@ from veilmq.model.messages.message import Delivery
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import Row, intact, with_failure
+from veilmq.store.sqlite.disk.rows import Row, intact
 from veilmq.store.sqlite.leases.claims import Granting, room
 from veilmq.store.sqlite.messages.places import Place, event_of, find_places, read_stored
+
+logger = logging.getLogger("veilmq.store")
 
 _HIDDEN: Final = "ifnull((SELECT hidden FROM lease WHERE sequence = m.sequence), 0)"
 _FREE: Final = (
@@ -165,8 +168,8 @@ def replay(
     row = writer.read_one(_FIND, (queue.generation, attempt_id))
     if row is None or row[1] <= writer.now:
         return None
-    leases = _LEASES.decode(row[2])
-    held = _held(writer, queue, leases)
+    leases = _decoded(queue, row[2])
+    held = _held(writer, queue, leases) if leases else []
     if held is None:
         return AttemptNotRetryable(attempt_id=attempt_id)
     if not held:  # now it is a new receive, even if it finds nothing and tries again later
@@ -191,6 +194,15 @@ def replay(
     leases = [(message.handle, message.due or 0) for message in again]
     writer.write("UPDATE receive_attempt SET leases = ? WHERE number = ?", (_PACK.encode(leases), row[0]))
     return again
+
+
+def _decoded(queue: LiveQueue, packed: bytes) -> list[tuple[str, int]]:
+    """The handles and the ends of the leases; none of a damaged record: what it names comes back by itself."""
+    try:
+        return _LEASES.decode(packed)
+    except ValueError:
+        logger.error("queue %s: the record of a receive attempt is damaged and was dropped", queue.key)
+        return []
 
 
 def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> list[Place] | None:
@@ -218,11 +230,9 @@ def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> li
 def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, handle: str) -> Delivery | None:
     """The message as it is delivered again; None if it is damaged."""
     (message,) = read_stored(writer, (place.sequence,))
-    extras = intact(message.body, message.md5, message.packed)
+    extras = intact(message, message.failure)
     if extras is None:
         return None
-    if message.failure is not None:
-        extras = with_failure(extras, message.failure)
     lease_us = command.lease_us
     if lease_us is None:
         lease_us = extras.lease_hint_us

@@ -285,6 +285,7 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
     return Undelivered(released)
 
 
+_SENT: Final = "SELECT m.id, m.sent, m.group_id, m.type FROM message m WHERE m.sequence = ?"
 _REASONS: Final[dict[type[VeilError], str]] = {
     LeaseTaken: Refusal.STALE,
     LeaseExpired: Refusal.EXPIRED,
@@ -306,7 +307,7 @@ def _refused(
     """
     reason = _REASONS.get(type(error))
     if reason is not None and receipt is not None:
-        row = writer.read_one("SELECT id, sent, group_id, type FROM message WHERE sequence = ?", (receipt.sequence,))
+        row = writer.read_one(_SENT, (receipt.sequence,))
         if row is None and deletion is not None:
             row = deletion.message, deletion.sent, deletion.group, deletion.type
         message, sent, group, type_ = row or (None, None, None, None)

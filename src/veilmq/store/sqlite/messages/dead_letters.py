@@ -24,14 +24,22 @@ from veilmq.store.sqlite.disk.rows import (
     INSERT_MESSAGE,
     LeaseRow,
     MessageRow,
+    as_text,
+    intact,
     pack_extras,
-    read_extras,
-    with_failure,
 )
 from veilmq.store.sqlite.messages.groups import is_grouped, join
 from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, read_stored, uncount
 from veilmq.store.sqlite.messages.sends import detail_of
 
+_SET_APART: Final = (
+    "UPDATE message SET line = priority, in_line = 0, "
+    + ", ".join(f"{column} = CAST({column} AS TEXT)" for column in ("sender", "group_id", "type"))
+    + ", "
+    + ", ".join(f"{column} = CAST({column} AS BLOB)" for column in ("extras", "md5", "body"))
+    + " WHERE sequence = ?"
+)
+"""No row is updated in which a value has another type than its column, as a flipped bit may leave it."""
 _FIND: Final = (
     "SELECT m.generation, m.sequence, m.id, m.sent, m.expires, m.line, m.in_line, m.priority, m.group_id, m.type,"
     " length(m.body) FROM quarantine d CROSS JOIN message m ON m.sequence = d.sequence"
@@ -40,12 +48,13 @@ _FIND: Final = (
 
 
 def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """Set apart a message whose body does not match its MD5, or whose attributes cannot be read: nobody receives it,
-    others are not held up, and the log, `veilmq check` and the metrics report it."""
+    """Set apart a message whose body does not match its MD5, or of which anything else cannot be read: nobody receives
+    it, others are not held up, and the log, `veilmq check` and the metrics report it."""
     writer.touch(queue)
+    place.group, place.type = as_text(place.group), as_text(place.type)
     if place.leased:
         writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
-    writer.write("UPDATE message SET line = priority, in_line = 0 WHERE sequence = ?", (place.sequence,))
+    writer.write(_SET_APART, (place.sequence,))
     writer.write("INSERT INTO quarantine VALUES (?, ?, ?)", (place.sequence, queue.generation, writer.now))
     uncount(queue, place)
     writer.events.append(event_of(Kind.QUARANTINED, writer.now, queue, writer.origin(SERVER), place))
@@ -77,12 +86,10 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     as duplicates there (Developer Guide, "Configure a dead-letter queue redrive").
     """
     (message,) = read_stored(writer, (place.sequence,))
-    extras = read_extras(message.packed)
+    extras = intact(message, message.failure)
     if extras is None:
         quarantine(writer, queue, place)
         return
-    if message.failure is not None:
-        extras = with_failure(extras, message.failure)
     first = None if target.settings.fifo else extras.dead_first_received or message.first
     identity = None if extras.deduplication_id is None else id_text(place.id)
     receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt

@@ -24,7 +24,7 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue, Queues
-from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, Unflushed, intact, with_failure
+from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, Unflushed, intact, rows_of
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
 from veilmq.store.sqlite.leases.fair_claims import PASSED_OVER_MAX
 from veilmq.store.sqlite.messages.places import STORED, STORED_COLUMNS, StoredMessage, numbers
@@ -64,9 +64,9 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     alive = (retention_us, expiry_now)
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
-        rows += connection.execute(_READY, (generation, priority, cursor, *alive, count)).fetchall()
-    rows += connection.execute(_RETURNED, (generation, *alive, count)).fetchall()
-    rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, *alive, count)).fetchall()
+        rows += rows_of(connection, _READY, (generation, priority, cursor, *alive, count))
+    rows += rows_of(connection, _RETURNED, (generation, *alive, count))
+    rows += rows_of(connection, _DUE, (generation, generation, now, RETURNS_MAX, *alive, count))
     found += [StoredMessage(*row) for row in rows]
     found.sort(key=StoredMessage.turn)
     return Received(_intact(found, retention_us)[:count], xml_body=queue.settings.xml_body)
@@ -88,7 +88,7 @@ def _peek_groups(
     connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant, expiry_now: Instant
 ) -> Outcome:
     sequences = next_in_groups(connection, queue, now, expiry_now, command.count_max)
-    rows: list[Any] = connection.execute(STORED, (numbers(sequences),)).fetchall() if sequences else []
+    rows = rows_of(connection, STORED, (numbers(sequences),)) if sequences else []
     return Received(
         _intact([StoredMessage(*row) for row in rows], queue.settings.retention_us), xml_body=queue.settings.xml_body
     )
@@ -98,10 +98,8 @@ def _intact(messages: list[StoredMessage], retention_us: int) -> list[Delivery]:
     """The undamaged messages; a claim will quarantine the others."""
     found = []
     for message in messages:
-        extras = intact(message.body, message.md5, message.packed)
+        extras = intact(message, message.failure)
         if extras is not None:
-            if message.failure is not None:
-                extras = with_failure(extras, message.failure)
             found.append(
                 Delivery(
                     message.id,
@@ -174,7 +172,7 @@ Wait = tuple[int, int, int]
 
 def next_in_groups(connection: apsw.Connection, queue: LiveQueue, now: int, expiry_now: int, count: int) -> list[int]:
     """Sequences of up to `count` messages."""
-    due = _rows(connection, _DUE_TURNS, (queue.generation, now, RETURNS_MAX))
+    due = rows_of(connection, _DUE_TURNS, (queue.generation, now, RETURNS_MAX))
     if queue.settings.fifo:
         return _fifo(connection, queue, (now, expiry_now), count, due)
     return _fair(connection, queue, expiry_now, count, due)
@@ -184,10 +182,10 @@ def _fifo(
     connection: apsw.Connection, queue: LiveQueue, clocks: tuple[int, int], count: int, due: list[Any]
 ) -> list[int]:
     now, expiry_now = clocks
-    free = _rows(connection, _FREE, (queue.generation, count + DEAD_MAX))
+    free = rows_of(connection, _FREE, (queue.generation, count + DEAD_MAX))
     waiting: dict[int, Wait] = {number: (since, turn, head) for since, turn, head, number in free}
     for number in {number for number, *_ in due} - waiting.keys():
-        for granted, served, since, turn, head, is_hidden in _rows(connection, _HEAD, (now, number)):
+        for granted, served, since, turn, head, is_hidden in rows_of(connection, _HEAD, (now, number)):
             if not is_hidden:
                 waiting[number] = (*max((granted, served), (since, turn)), head)
     found: list[int] = []
@@ -195,7 +193,7 @@ def _fifo(
         if len(found) >= count:
             break
         values = (now, queue.settings.retention_us, expiry_now, queue.generation, number, count + DEAD_MAX)
-        for sequence, hidden, dead in _rows(connection, _IN_GROUP, values):
+        for sequence, hidden, dead in rows_of(connection, _IN_GROUP, values):
             if hidden:
                 break
             if not dead:
@@ -209,7 +207,7 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, expiry_now: int, count:
     living: set[int] = set()
     if due:
         among = (numbers([row[1] for row in due]), *alive)
-        living = {sequence for (sequence,) in _rows(connection, _ALIVE_AMONG, among)}
+        living = {sequence for (sequence,) in rows_of(connection, _ALIVE_AMONG, among)}
     back = [
         (line, priority, (since, turn, sequence))
         for line, sequence, _, priority, since, turn in due
@@ -220,25 +218,25 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, expiry_now: int, count:
     known = {
         row[0]: row
         for statement in (_TENANTS, _BUSY_TENANTS)
-        for row in _rows(connection, statement, (generation, tenants_max))
+        for row in rows_of(connection, statement, (generation, tenants_max))
     }
     for number in {number for number, *_ in due if number > PRIORITY_LINES_MAX} - known.keys():
-        known.update((row[0], row) for row in _rows(connection, _TENANT, (number,)))
+        known.update((row[0], row) for row in rows_of(connection, _TENANT, (number,)))
     tenants: dict[int, tuple[int, list[Wait]]] = {}
     for number, held, cursor in known.values():
-        mine: list[Wait] = _rows(connection, _READY_TURNS, (generation, number, cursor, *alive, count))
-        mine += [row[1:] for row in _rows(connection, _RETURNED_TURNS, (generation, number, number, *alive, count))]
+        mine: list[Wait] = rows_of(connection, _READY_TURNS, (generation, number, cursor, *alive, count))
+        mine += [row[1:] for row in rows_of(connection, _RETURNED_TURNS, (generation, number, number, *alive, count))]
         mine += [turn for line, _, turn in back if line == number]
         tenants[number] = (held - returning[number], sorted(mine))
     alone: list[tuple[int, Wait]] = [
         (priority, (since, turn, sequence))
-        for priority, since, turn, sequence in _rows(
+        for priority, since, turn, sequence in rows_of(
             connection, _RETURNED_TURNS, (generation, 1, PRIORITY_LINES_MAX, *alive, count)
         )
     ]
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
-        ready = _rows(connection, _READY_TURNS, (generation, priority, cursor, *alive, count))
+        ready = rows_of(connection, _READY_TURNS, (generation, priority, cursor, *alive, count))
         alone += [(priority, turn) for turn in ready]
     alone += [(priority, turn) for line, priority, turn in back if line <= PRIORITY_LINES_MAX]
     in_flight = queue.in_flight - queue.grouped - returning[PRIORITY_LINES_MAX]
@@ -269,7 +267,3 @@ def _by_turns(
         found.append(turn)
     found += [turn for priority, turn in alone if priority > PRIORITY_DEFAULT]
     return [sequence for _, _, sequence in found[:count]]
-
-
-def _rows(connection: apsw.Connection, statement: str, values: tuple[Any, ...]) -> list[Any]:
-    return connection.execute(statement, values).fetchall()

@@ -23,7 +23,7 @@ from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, Que
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
-from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Unflushed, read_extras
+from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
 from veilmq.store.sqlite.messages.places import numbers
 from veilmq.store.sqlite.upkeep import move_tasks, snapshots
 
@@ -134,7 +134,7 @@ _LIVE: Final = (
     f"SELECT q.incarnation, {HELD_COLUMNS}, d.at"
     " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
     " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
-    " ORDER BY m.sequence"
+    " WHERE m.sequence > ? ORDER BY m.sequence"
 )
 _OLDEST_IN_LINE: Final = (
     "SELECT sent FROM message INDEXED BY message_line"
@@ -196,22 +196,18 @@ class SqliteView:
         rows = [_listed(each) for each in unflushed if not each.leased and each.row.sequence > behind]
         for line in list(queue.ready):
             start = max(behind, queue.cursors.get(line, 0))
-            rows += self._connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
+            rows += rows_of(self._connection, _READY, (queue.generation, line, start, limit))
         for priority in PRIORITIES:
-            rows += self._connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
+            rows += rows_of(self._connection, _RETURNED, (queue.generation, priority, behind, limit))
         if queue.groups is not None:
-            rows += self._connection.execute(
-                _OF_GROUPS, (queue.generation, PRIORITY_LINES_MAX, behind, limit)
-            ).fetchall()
+            rows += rows_of(self._connection, _OF_GROUPS, (queue.generation, PRIORITY_LINES_MAX, behind, limit))
         rows.sort()
         return [_shown(row) for row in rows[:limit]]
 
     def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
         """See `View.hidden`."""
         assert isinstance(queue, LiveQueue)
-        rows: list[tuple[Any, ...]] = self._connection.execute(
-            _HIDDEN, (queue.generation, due, sequence, limit)
-        ).fetchall()
+        rows = rows_of(self._connection, _HIDDEN, (queue.generation, due, sequence, limit))
         unflushed = replay(self._connection, queue.generation).values()
         rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
@@ -233,7 +229,7 @@ class SqliteView:
         unflushed = replay(self._connection, generation).get(sequence)
         row: Any
         if unflushed is None:
-            row = self._connection.execute(_MESSAGE, (sequence, generation)).fetchone()
+            row = next(iter(rows_of(self._connection, _MESSAGE, (sequence, generation))), None)
         else:
             holder = unflushed.origin if unflushed.leased else None
             row = (*_listed(unflushed), unflushed.row.md5, unflushed.row.body, holder)
@@ -257,7 +253,7 @@ class SqliteView:
                 continue
             if len(found) >= limit or body_bytes >= body_bytes_max:
                 return found, True
-            for row in self._connection.cursor().execute(_QUARANTINED, (sequence,)):
+            for row in rows_of(self._connection, _QUARANTINED, (sequence,)):
                 cells: list[Any] = [*row, read_extras(row[-1])]
                 found.append(DamagedMessage(key, *cells))
                 body_bytes += len(found[-1].body)
@@ -302,7 +298,7 @@ class SqliteView:
 
     def live_messages(self) -> Iterator[tuple[int, HeldMessage]]:
         """See `View.live_messages`."""
-        stored: Iterator[tuple[Any, ...]] = self._connection.cursor().execute(_LIVE)
+        stored = resumed(self._connection, _LIVE, place=1)
         for incarnation, *held in merge(stored, _live_unflushed(self._connection), key=itemgetter(1)):
             yield incarnation, HeldMessage(*held)
 
@@ -362,9 +358,7 @@ class SqliteView:
 
     def origin_names(self, number: int) -> tuple[Any, ...] | None:
         """See `View.origin_names`."""
-        return self._connection.execute(
-            "SELECT protocol, principal, client FROM origin WHERE id = ?", (number,)
-        ).fetchone()
+        return next((names for _, *names in rows_of(self._connection, f"{ORIGINS} WHERE o.id = ?", (number,))), None)
 
 
 def _shown(row: tuple[Any, ...]) -> ListedMessage:

@@ -14,8 +14,8 @@ import msgspec
 from veilmq.model.events import SCHEMA_VERSION, Event, Kind, Part
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.batch.writer import history_end
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
 from veilmq.store.sqlite.disk.schema import fresh_secret

@@ -19,11 +19,11 @@ import msgspec
 from veilmq.model.events import Event, HeldMessage, Kind, Part
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueSettings
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed
+from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed, resumed
 
 _MESSAGES: Final = (
-    "SELECT sequence, id, sent, expires, group_id, type, priority FROM message"
-    " WHERE sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY sequence"
+    "SELECT m.sequence, m.id, m.sent, m.expires, m.group_id, m.type, m.priority FROM message m"
+    " WHERE m.sequence > ? AND m.sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY m.sequence"
 )
 _QUEUES: Final = "SELECT incarnation, account, region, name, settings FROM queue WHERE deleted IS NULL"
 _APART: Final = (
@@ -91,9 +91,8 @@ class Recorded:
 
     def __init__(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> None:
         self._sequences, self._marks = array("q"), array("q")
-        rows: Any = connection.cursor().execute(_MESSAGES)
         journal = (_row(each.row) for each in sorted(unflushed, key=lambda each: each.row.sequence))
-        for row in merge(rows, journal):
+        for row in merge(resumed(connection, _MESSAGES, place=0), journal):
             self._sequences.append(row[0])
             self._marks.append(hash(tuple(row[1:])))
         self._differ: set[int] = set()

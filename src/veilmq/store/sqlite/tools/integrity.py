@@ -28,7 +28,7 @@ from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODE
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
-from veilmq.store.sqlite.disk.rows import Unflushed, read_extras
+from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.reading.view import bounds, events_from
@@ -41,7 +41,6 @@ _LOADED: Final[dict[str, tuple[str, Any]]] = {
     "topic": ("SELECT name, account || region, settings FROM topic", msgspec.msgpack.Decoder(TopicSettings)),
     "subscription": ("SELECT name, topic, settings FROM subscription", msgspec.msgpack.Decoder(SubscriptionSettings)),
     "plan": ("SELECT incarnation, incarnation, plans FROM plan", msgspec.msgpack.Decoder(PlanState)),
-    "message": ("SELECT sequence, sender, x'c0' FROM message", msgspec.msgpack.Decoder(None)),
     "lease": (
         "SELECT sequence, sequence, failure FROM lease WHERE failure IS NOT NULL",
         msgspec.msgpack.Decoder(tuple[str, str]),
@@ -146,6 +145,12 @@ def _unflushed(connection: apsw.Connection, missing: Sequence[Entry], report: Re
     return list(unflushed.values())
 
 
+_CONTENT: Final = (
+    "SELECT sequence, md5, body, extras, CAST(sender AS BLOB), CAST(group_id AS BLOB), CAST(type AS BLOB) FROM message"
+    " ORDER BY sequence"
+)
+
+
 def _check_bodies(
     connection: apsw.Connection, unflushed: Sequence[Unflushed], report: Report, progress: Progress
 ) -> None:
@@ -156,15 +161,17 @@ def _check_bodies(
         if generation in queues:  # else it was purged, and a sweep takes it away
             text = f"message {sequence} is in quarantine, damaged: see `veilmq quarantine list`"
             report.add("quarantine", text)
-    rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
+    rows = connection.cursor().execute(_CONTENT)
     journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.row for each in unflushed)]
-    for sequence, expected, body, extras in chain(rows, journal):
+    for sequence, expected, body, extras, *texts in chain(rows, journal):
         report.messages += 1
         report.body_bytes += len(body)
         if sequence not in apart and md5(body, usedforsecurity=False).digest() != expected:
             report.add("body", f"message {sequence}: its body does not match its MD5")
         elif sequence not in apart and read_extras(extras) is None:
             report.add("message", f"message {sequence}: its attributes cannot be read")
+        elif sequence not in apart and not is_utf8(*texts):
+            report.add("message", f"message {sequence}: its sender, group or type is not UTF-8")
         if report.messages % _ROWS_STEP == 0:
             progress("bodies", report.messages, total)
     progress("bodies", report.messages, total)

@@ -301,7 +301,7 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     """Move one message to the end of its line in its destination, or return why that cannot be; False if its body is
     damaged: then it is quarantined."""
     (message,) = read_stored(writer, (place.sequence,))
-    extras = intact(message.body, message.md5, message.packed)
+    extras = intact(message, message.failure)
     if extras is None:
         quarantine(writer, source, place)
         return False
