@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from veilmq.checking.groups import check_duplicates, check_groups
-from veilmq.checking.leases import check_leases
 from veilmq.checking.lives import History
 from veilmq.checking.log import Operation
-from veilmq.checking.messages import check_invented, check_message
+from veilmq.checking.messages import check_invented, check_leases, check_message
 from veilmq.checking.report import Promises, Report
 
 _VEILMQ: Final = Promises()

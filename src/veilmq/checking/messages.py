@@ -1,10 +1,19 @@
-"""The rules of one message: not lost, not invented, not changed, neither too early nor too late."""
+"""The rules of one message and of its leases: not lost, not invented, not changed, neither too early nor too late.
 
+Strategy, leases: one at a time, stale handles change nothing, deleted is deleted, counts grow. A grant happened between
+the begin and the end of its receive. One grant surely came before another if its receive ended before the other began
+or, where both have counts, if its count is lower. What must still have been running is decided by `surely_runs_until`,
+which takes the least that the acknowledged calls allow.
+"""
+
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-from veilmq.checking.lives import History, Life
-from veilmq.checking.log import FOREVER, Kind, Operation, Outcome
-from veilmq.checking.report import Report, Rule
+from veilmq.checking.lives import Granted, History, Life
+from veilmq.checking.log import FOREVER, Kind, Operation, Outcome, end_of
+from veilmq.checking.report import Promises, Report, Rule
 from veilmq.model.settings.queue import FIFO_SUFFIX
 
 
@@ -103,3 +112,235 @@ def _check_loss(history: History, life: Life, report: Report) -> None:
             report.add(Rule.LOST, life.queue, life.message, what, [*life.sends, *last, *uses[-3:], *drains])
     elif not life.grants and life.gone_low == FOREVER and any(each.outcome is Outcome.OK for each in life.sends):
         report.not_yet_seen += 1
+
+
+def check_leases(history: History, life: Life, report: Report) -> None:
+    """Check one message; sets `life.stale` and `life.gone_low`."""
+    counted = _check_counts(life, report)
+    if counted:
+        life.grants.sort(key=lambda each: each.grant.count)
+    _check_overlaps(history.promises, life, counted, report)
+    deletes = _check_uses(history, life, counted, report)
+    purges = history.purges.get(life.queue)
+    purged = purges.first_after(life.born_high) if purges is not None else None
+    _check_returns(history.promises, life, deletes, purged, report)
+    if purges is not None:
+        life.gone_low = min(life.gone_low, purges.may_take(life.born_low))
+
+
+def _check_counts(life: Life, report: Report) -> bool:
+    """Whether the counts give the order of all grants."""
+    if len({each.operation.queue for each in life.grants}) > 1:
+        by_queue: dict[str, list[Granted]] = defaultdict(list)
+        for each in life.grants:
+            by_queue[each.operation.queue].append(each)
+        for grants in by_queue.values():
+            _grows(life, [each for each in grants if each.grant.count], report)
+        return False
+    counted = [each for each in life.grants if each.grant.count]
+    return _grows(life, counted, report) and len(counted) == len(life.grants)
+
+
+def _grows(life: Life, grants: list[Granted], report: Report) -> bool:
+    """Grants of one queue by `invoked`."""
+    by_count: dict[int, Granted] = {}
+    ended = sorted(grants, key=lambda each: each.returned)
+    best: Granted | None = None
+    """The highest count among the grants that ended before the next one began."""
+    at = 0
+    for each in grants:
+        while at < len(ended) and ended[at].returned <= each.invoked and ended[at] is not each:
+            if best is None or ended[at].grant.count > best.grant.count:
+                best = ended[at]
+            at += 1
+        other = by_count.setdefault(each.grant.count, each)
+        if other is each and best is not None and best.grant.count > each.grant.count:
+            other = best
+        if other is not each:
+            counts = f"{other.grant.count}, then {each.grant.count}"
+            what = f"message {life.message} of queue {life.queue} came with receive count {counts}"
+            report.add(Rule.COUNT, life.queue, life.message, what, [other.operation, each.operation])
+            return False
+    return True
+
+
+def surely_runs_until(promises: Promises, life: Life, granted: Granted, low: int, high: int) -> tuple[int, Operation]:
+    """Until when the lease must have been running, as seen by something that happened between `low` and `high`; and the
+    call that says so."""
+    grant = granted.grant
+    calls = [(granted.invoked, granted.returned, grant.lease_us, granted.operation)]
+    for each in life.uses.get(grant.lease, ()):
+        if each.kind is not Kind.DELETE and each.invoked < high:
+            calls.append((each.invoked, end_of(each), each.lease_us, each))
+    # Calls that ended before another acknowledged one began were replaced by it.
+    last = max(invoked for invoked, end, _, _ in calls if end <= low or invoked == granted.invoked)
+    left = [
+        (invoked + promises.at_least(lease_us), call)
+        for invoked, end, lease_us, call in calls
+        if end > last or invoked == last
+    ]
+    return min(left, key=lambda each: each[0])
+
+
+def _check_overlaps(promises: Promises, life: Life, counted: bool, report: Report) -> None:
+    for first, second in pairwise(life.grants):
+        end, call = surely_runs_until(promises, life, first, second.invoked, second.returned)
+        if second.returned >= end:
+            continue
+        if not counted and first.returned > second.invoked:
+            other, _ = surely_runs_until(promises, life, second, first.invoked, first.returned)
+            if first.returned >= other:
+                continue
+        what = (
+            f"message {life.message} of queue {life.queue} was granted as lease {second.grant.lease} "
+            f"while lease {first.grant.lease} was still running"
+        )
+        report.add(Rule.OVERLAP, life.queue, life.message, what, [first.operation, call, second.operation])
+
+
+class _Deletes(NamedTuple):
+    """Of the deletes that surely happened, those that were answered first."""
+
+    home: Operation | None
+    """After it the message is not in its queue: it was deleted, or had moved to the dead-letter queue."""
+    anywhere: Operation | None
+    """After it the message is nowhere."""
+
+    def of(self, queue: str, life: Life) -> Operation | None:
+        """After which it is not in that queue."""
+        return self.home if queue == life.queue else self.anywhere
+
+
+def _check_uses(history: History, life: Life, counted: bool, report: Report) -> _Deletes:
+    promises = history.promises
+    later = _Successors(life, counted)
+    sent = {each.lease for each in life.sends if each.lease is not None}
+    place = {each.grant.lease: index for index, each in enumerate(life.grants)}
+    deletes: list[Operation] = []
+    accepted: list[tuple[Operation, Operation]] = []
+    """Stale deletes, each with what made its handle stale."""
+    for lease, uses in life.uses.items():
+        granted = None if lease in sent else life.grants[place[lease]]
+        successor = later.first() if granted is None else later.of(place[lease], granted)
+        rotated = _Rotations(uses)
+        for use in uses:
+            proof = successor.operation if successor is not None and successor.returned <= use.invoked else None
+            if proof is None:
+                proof = rotated.before(use)
+            if use.kind is not Kind.DELETE:
+                if proof is not None and use.outcome is Outcome.OK:
+                    _stale(life, use, [proof], report)
+            elif proof is None:
+                deletes.append(use)
+            elif use.outcome is Outcome.OK:
+                life.stale.append(use)
+                accepted.append((use, proof))
+    life.gone_low = min((each.invoked for each in deletes), default=FOREVER)
+    if promises.stale_deletes_refused:
+        moved = _moved_low(history, life)
+        for use, proof in accepted:
+            # A message that is gone, to the dead-letter queue for example, may be deleted again.
+            if min(life.gone_low, moved if use.queue == life.queue else FOREVER) > end_of(use):
+                _stale(life, use, [proof], report)
+    done = sorted((each for each in deletes if each.outcome is Outcome.OK), key=end_of)
+    home = anywhere = done
+    if not promises.stale_deletes_refused:
+        home = anywhere = [each for each in done if _surely_held(promises, life, place, each)]
+    elif life.queue in promises.dead_letters:
+        anywhere = [each for each in done if each.queue != life.queue or _surely_held(promises, life, place, each)]
+    found = _Deletes(next(iter(home), None), next(iter(anywhere), None))
+    _check_uses_of_deleted(life, found, report)
+    return found
+
+
+def _moved_low(history: History, life: Life) -> int:
+    """From when on it may have been in the dead-letter queue: not if a drain did not find it there."""
+    dead = history.promises.dead_letters.get(life.queue)
+    home = life.at_home
+    if dead is None or not home or (dead in history.drains and len(home) == len(life.grants)):
+        return FOREVER
+    return max(each.invoked for each in home)
+
+
+def _check_uses_of_deleted(life: Life, deletes: _Deletes, report: Report) -> None:
+    for uses in life.uses.values():
+        for use in uses:
+            late = use.kind is not Kind.DELETE and use.outcome is Outcome.OK
+            deleted = deletes.of(use.queue, life)
+            if late and deleted is not None and use.invoked >= end_of(deleted):
+                _stale(life, use, [deleted], report)
+
+
+def _stale(life: Life, use: Operation, proof: list[Operation], report: Report) -> None:
+    grants = [each.operation for each in life.grants if each.grant.lease == use.lease]
+    what = f"queue {life.queue} accepted the void handle of lease {use.lease} of message {life.message} ({use.kind})"
+    report.add(Rule.STALE, life.queue, life.message, what, [*grants, *proof, use])
+
+
+def _surely_held(promises: Promises, life: Life, place: dict[int, int], delete: Operation) -> bool:
+    """Whether the lease was surely still running when the delete happened."""
+    if delete.lease is None or delete.lease not in place:
+        return False
+    rotating = [each for each in life.uses[delete.lease] if each.rotates and each.rotation >= delete.rotation]
+    if any(each.invoked < end_of(delete) for each in rotating):
+        return False
+    granted = life.grants[place[delete.lease]]
+    end, _ = surely_runs_until(promises, life, granted, delete.invoked, end_of(delete))
+    return end_of(delete) < end
+
+
+class _Successors:
+    """Which grant surely came after another, and was answered first."""
+
+    def __init__(self, life: Life, counted: bool) -> None:
+        self._counted = counted
+        self._invoked = [each.invoked for each in life.grants]
+        self._first: list[Granted] = list(accumulate(reversed(life.grants), self._earlier))[::-1]
+
+    @staticmethod
+    def _earlier(a: Granted, b: Granted) -> Granted:
+        return b if b.returned <= a.returned else a
+
+    def first(self) -> Granted | None:
+        return self._first[0] if self._first else None
+
+    def of(self, place: int, granted: Granted) -> Granted | None:
+        at = place + 1 if self._counted else bisect_left(self._invoked, granted.returned, place + 1)
+        return self._first[at] if at < len(self._first) else None
+
+
+class _Rotations:
+    """Which extends of one lease replaced its handle."""
+
+    def __init__(self, uses: list[Operation]) -> None:
+        rotating = [each for each in uses if each.rotates and each.outcome is Outcome.OK]
+        rotating.sort(key=end_of)
+        self._ends = [end_of(each) for each in rotating]
+        self._highest: list[Operation] = list(accumulate(rotating, self._higher))
+
+    @staticmethod
+    def _higher(a: Operation, b: Operation) -> Operation:
+        return b if b.rotation > a.rotation else a
+
+    def before(self, use: Operation) -> Operation | None:
+        """An extend that had replaced the handle before this use of it."""
+        at = bisect_right(self._ends, use.invoked)
+        if not at or self._highest[at - 1].rotation < use.rotation or self._highest[at - 1] is use:
+            return None
+        return self._highest[at - 1]
+
+
+def _check_returns(promises: Promises, life: Life, deletes: _Deletes, purged: Operation | None, report: Report) -> None:
+    for granted in life.grants:
+        deleted = deletes.of(granted.operation.queue, life)
+        if deleted is not None and granted.invoked >= end_of(deleted):
+            what = f"message {life.message} of queue {life.queue} was received after its delete was acknowledged"
+            holder = [each.operation for each in life.grants if each.grant.lease == deleted.lease]
+            report.add(Rule.RESURRECTED, life.queue, life.message, what, [*holder, deleted, granted.operation])
+            return
+    if purged is not None:
+        # What moved to the dead-letter queue before is no longer the purge's.
+        back = next((each for each in life.at_home if each.invoked >= end_of(purged) + promises.purge_us), None)
+        if back is not None:
+            what = f"message {life.message} of queue {life.queue} was received after its queue was purged"
+            report.add(Rule.RESURRECTED, life.queue, life.message, what, [*life.sends[:1], purged, back.operation])

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
+from veilmq.store.sqlite.raw.logs import Frame, Wal
 from veilmq.store.sqlite.raw.pages import Unreadable
-from veilmq.store.sqlite.raw.wal import Frame, Wal
 
 PAGE_BYTES: Final = 4096
 _PAGE_SIZE_AT: Final = 16

@@ -27,10 +27,8 @@ from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
-from veilmq.store.sqlite.raw import log, wal
 from veilmq.store.sqlite.raw.image import Image, assemble, page_bytes
-from veilmq.store.sqlite.raw.log import Log
-from veilmq.store.sqlite.raw.wal import NO_WAL, Frame, Wal
+from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
 from veilmq.store.sqlite.repair.ending import clock_of, end
 from veilmq.store.sqlite.repair.report import Export, Repair
 from veilmq.store.sqlite.repair.salvage import Backup, Salvage
@@ -156,7 +154,7 @@ class _Work:
     def _put_together(self) -> tuple[Image, _State | None]:
         """The database with the WAL and the redo log. Frames in doubt are used only if something is missing without
         them."""
-        found = wal.read(Path(f"{self._database}-wal"), page_bytes(self._database))
+        found = read_wal(Path(f"{self._database}-wal"), page_bytes(self._database))
         self._report_wal(found)
         self._frames = found.frames
         firm = found.firm()
@@ -234,7 +232,7 @@ class _Work:
         return _State(key, epoch, following, problems, later)
 
     def _read_log(self, keys: list[bytes]) -> Log:
-        return log.read(self._database.with_name(REDO), keys if self._key is None else [self._key])
+        return read_log(self._database.with_name(REDO), keys if self._key is None else [self._key])
 
     def _salvage(self, image: Image, backup: Backup | None, state: _State | None) -> int:
         """Take the rows over into a new database; returns the next offset, less the events that are missing before."""

@@ -18,8 +18,8 @@ from veilmq.model.messages.message import id_text
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
 from veilmq.store.sqlite.raw.image import Image
+from veilmq.store.sqlite.raw.logs import Frame
 from veilmq.store.sqlite.raw.pages import Accepts, Gap, Row, Values, leaf_rows, rows
-from veilmq.store.sqlite.raw.wal import Frame
 from veilmq.store.sqlite.repair.facts import Facts
 from veilmq.store.sqlite.repair.report import Export, MissingMessage, Repair
 from veilmq.store.sqlite.repair.tables import Table, accepts_schema, is_whole, mended_message, read, readable, tables
