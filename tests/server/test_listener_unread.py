@@ -86,6 +86,18 @@ async def test_the_end_of_a_last_answer_comes_with_tls(serve: Serve, files: tupl
     writer.transport.abort()
 
 
+async def test_a_deadline_may_pass_while_a_connection_is_being_lost(serve: Serve, files: tuple[Path, Path]) -> None:
+    """With TLS the socket is gone a turn of the loop before the connection is told so."""
+    every_turn = {"linger_s": 1e-9, "tick_s": 1e-9}
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=every_turn)
+    for _ in range(5):
+        _, writer = await connected(port.listener.address, files[0])
+        writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        await port.until(lambda: port.listener.unread.bytes)
+        writer.transport.abort()
+        await port.left()
+
+
 async def test_a_client_that_does_not_close_its_side_is_dropped(serve: Serve, files: tuple[Path, Path]) -> None:
     limits = {"linger_s": 0.05, "tick_s": 0.01}
     port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=limits)

@@ -430,6 +430,8 @@ class Connection(asyncio.Protocol):
         """Bytes that the client has not received, in our buffer and in the kernel's, which may hold megabytes."""
         unread_bytes = len(self._rest) + self._transport.get_write_buffer_size()
         sock = self._transport.get_extra_info("socket")
+        if sock is None:  # of TLS: being lost
+            return unread_bytes
         try:
             (queued_bytes,) = _INT.unpack(ioctl(sock.fileno(), TIOCOUTQ, _INT.pack(0)))
         except OSError:  # closed already

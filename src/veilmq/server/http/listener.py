@@ -233,6 +233,7 @@ class Listener:
     def _tick(self) -> None:
         now = self.loop.time()
         tick_s = self.limits.tick_s
+        self._timer = self.loop.call_later(tick_s, self._tick)
         stalled_s = now - self.now - tick_s
         self.now = now
         self.idle_due = self.due(self.limits.idle_s)
@@ -241,4 +242,3 @@ class Listener:
                 connection.postpone(stalled_s)
         for connection in [each for each in self.connections if each.deadline <= now]:
             connection.expire(now)
-        self._timer = self.loop.call_later(tick_s, self._tick)
