@@ -16,8 +16,8 @@ from laws import Kind
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseTaken, MessageGone, VeilError
+from veilmq.testing import chance
 from veilmq.testing.local import LocalServer
-from veilmq.testing.seeded import chance
 
 LOOK_EVERY_S = 1.0
 """So late at most is an ended lease seen."""

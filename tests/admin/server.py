@@ -19,7 +19,7 @@ from veilmq.cli.serve.admin_port import Connection
 from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
 from veilmq.protocols.http import Request, Response
-from veilmq.server.auth.credentials import Account, DevelopmentKeyring
+from veilmq.server.auth import Account, DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
 from veilmq.server.http.listener import Exchange, Listener, listen

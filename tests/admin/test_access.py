@@ -15,7 +15,7 @@ from tests.admin.server import TOKEN, Keys
 
 from veilmq.admin.access import REFUSALS, Access
 from veilmq.model.settings.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
-from veilmq.server.auth.credentials import DevelopmentKeyring
+from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.config.settings import Settings
 from veilmq.server.http.refusals import RefusalLog
 from veilmq.testing.for_each import for_each

@@ -11,8 +11,8 @@ import pytest
 from tests.admin.server import OPTIONS, TOKEN
 
 from veilmq.model.events import EventRecord
+from veilmq.testing import chance
 from veilmq.testing.replaying import State, replay, state_of
-from veilmq.testing.seeded import chance
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from veilmq.checking.log import Grant, Kind, Operation, Outcome
 from veilmq.checking.report import Promises
-from veilmq.testing.seeded import chance
+from veilmq.testing import chance
 
 WINDOW_US = 900
 COUNT_MAX = 3

@@ -11,7 +11,7 @@ import boto3
 from azure.storage.queue import QueueServiceClient
 from tests.cli.conftest import Serve
 
-from veilmq.server.auth.credentials import _DEVELOPMENT_SECRET, DEVELOPMENT_NAME
+from veilmq.server.auth import _DEVELOPMENT_SECRET, DEVELOPMENT_NAME
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,7 +12,7 @@ from tests.users import other_user
 from veilmq.cli.failures import Failure
 from veilmq.cli.keys import new_encryption, new_key
 from veilmq.client.encrypted import Keys
-from veilmq.server.auth.credentials import Credentials
+from veilmq.server.auth import Credentials
 
 
 @pytest.mark.parametrize("account", [None, "111111111111"])

@@ -23,7 +23,7 @@ from veilmq.cli.serve.push_room import _Subscriptions
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.settings.topic import RetryStrategy, SubscriptionSettings, TopicKey
 from veilmq.push.requests import KEY_FILE
-from veilmq.server.auth.credentials import DevelopmentKeyring
+from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
 from veilmq.server.service import Service

@@ -30,7 +30,7 @@ from veilmq.model.events import EventRecord
 from veilmq.store.directory import DATABASE, read_holder
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.connections import open_reader
-from veilmq.store.sqlite.reading.view import SqliteView
+from veilmq.store.sqlite.reading import SqliteView
 
 KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'
 

@@ -16,8 +16,8 @@ import pytest
 from tests.client.adaptive_worker import LONGEST_SECONDS, SHORTEST_SECONDS
 
 import veilmq
+from veilmq.testing import chance
 from veilmq.testing.local import ServerProcess
-from veilmq.testing.seeded import chance
 
 MESSAGES = 500
 WORKERS = 4

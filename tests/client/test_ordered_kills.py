@@ -15,8 +15,8 @@ from tests.client.ordered_sides import LEASE_SECONDS, connection
 
 import veilmq
 from veilmq.client.ordered import OrderedReceiver, TableStorage
+from veilmq.testing import chance
 from veilmq.testing.local import ServerProcess
-from veilmq.testing.seeded import chance
 
 KILLS = int(os.environ.get("VEILMQ_ORDERED_KILLS", "100"))
 MESSAGES = KILLS * 100

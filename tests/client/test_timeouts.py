@@ -25,8 +25,8 @@ from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.plan import LeasePlan
+from veilmq.testing import chance
 from veilmq.testing.client_contract import for_each
-from veilmq.testing.seeded import chance
 
 
 def message(kind: str | None = None) -> Received:

@@ -15,8 +15,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.driver.recorded import Recorded, Recording
 from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError
-from veilmq.testing import LocalServer
-from veilmq.testing.seeded import chance
+from veilmq.testing import LocalServer, chance
 
 THREADS, STEPS = 4, 60
 

@@ -27,7 +27,7 @@ from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
-from veilmq.testing.seeded import chance
+from veilmq.testing import chance
 
 PLAIN, FAIR, LINE, DEAD = (QueueKey("000000000000", "us-east-1", name) for name in ("plain", "fair", "l.fifo", "dead"))
 KEYS = (PLAIN, FAIR, LINE, DEAD)

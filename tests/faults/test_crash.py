@@ -22,8 +22,8 @@ from tests.support.sqlite import SMALL
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import read_holder
 from veilmq.store.sqlite.store import CRASH_POINTS, SqliteStore
+from veilmq.testing import chance
 from veilmq.testing.local import VEILMQ
-from veilmq.testing.seeded import chance
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 CLIENTS = 3

@@ -28,8 +28,8 @@ from veilmq.model.instant import DAY_US
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing import chance
 from veilmq.testing.local import ServerProcess
-from veilmq.testing.seeded import chance
 
 QUEUES = [f"q{number:02}" for number in range(20)]
 CONNECTIONS = 48

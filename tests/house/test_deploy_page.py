@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from veilmq.cli.failures import Exit
 from veilmq.cli.sources import resolve
-from veilmq.server.auth.credentials import Credentials
+from veilmq.server.auth import Credentials
 from veilmq.server.config import queues_file
 from veilmq.testing.local import ServerProcess
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from veilmq.protocols.bounded import Bounded, remembered
 from veilmq.protocols.http import Response
-from veilmq.server.auth.credentials import DevelopmentKeyring
+from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.auth.hosts import Hosts
 from veilmq.server.http.answer import Answers
 from veilmq.store.sqlite.disk.schema import MIGRATIONS

@@ -18,9 +18,9 @@ from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.audit import RULES, audit, known
+from veilmq.testing import chance
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
-from veilmq.testing.seeded import chance
 
 TRUE: list[Event] = [
     event("queue_created", 1, None, sequence=None),

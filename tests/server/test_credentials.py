@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
-from veilmq.server.auth.credentials import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
+from veilmq.server.auth import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
 from veilmq.server.config.files import FileInvalid
 from veilmq.testing.for_each import for_each
 

@@ -41,7 +41,7 @@ from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Extended, MoveStarted, Outcome, QueueDeleted, Received, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.server.shell import Shell
-from veilmq.testing.seeded import Random
+from veilmq.testing import Random
 
 LEASE_US_MAX: Final = 60 * SECOND_US
 DELAY_US_MAX: Final = 20 * SECOND_US

@@ -15,7 +15,7 @@ from tests.simulation.loop import Time
 from tests.support.faults import FaultDisk, Image
 
 from veilmq.store.disk import Job
-from veilmq.testing.seeded import Random
+from veilmq.testing import Random
 
 DAMAGED = ("veilmq.db", "veilmq.db-wal", "redo", "committed")
 """The files in which bits flip."""

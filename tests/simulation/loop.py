@@ -15,7 +15,7 @@ from tests.support.clock import EPOCH
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.server.committer import Committer
-from veilmq.testing.seeded import Random
+from veilmq.testing import Random
 
 _TURNS_MAX = 2_000
 """Turns of the loop in which no time passes."""

@@ -4,11 +4,11 @@ from typing import Final, NamedTuple
 
 from tests.support.clock import EPOCH
 
+from veilmq import testing
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
-from veilmq.testing import seeded
-from veilmq.testing.seeded import Random
+from veilmq.testing import Random
 
 JOBS: Final = QueueKey("000000000000", "us-east-1", "jobs")
 DEAD: Final = QueueKey("000000000000", "us-east-1", "dead")
@@ -85,5 +85,5 @@ def plan_of(seed: int, chance: Random) -> Plan:
         fails=chance.random() < 0.2,
         flips=ends > 0 and chance.random() < 0.1,
         tenants=chance.choice((0.0, 0.0, 0.5, 1.0)),
-        moves=seeded.chance(seed).random() < 0.2,
+        moves=testing.chance(seed).random() < 0.2,
     )

@@ -44,7 +44,7 @@ from veilmq.server.clock_watch import ClockWatch
 from veilmq.server.shell import Shell
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs, SchemaRefused
 from veilmq.store.options import Options
-from veilmq.testing.seeded import Random, chance
+from veilmq.testing import Random, chance
 
 _NAMES: Final = count(1)
 _STEPS: Final = 60

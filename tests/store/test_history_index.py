@@ -7,6 +7,7 @@ import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SqliteFactory, store_of
 
+from veilmq import testing
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.history.trace import Trace, trace
 from veilmq.model.commands import StartMove, Sweep
@@ -14,9 +15,8 @@ from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.reader import Span
 from veilmq.store.sqlite.batch import history_index
-from veilmq.store.sqlite.reading.view import SqliteView
+from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools.integrity import check
-from veilmq.testing import seeded
 
 JOBS, DEAD = QueueKey(ACCOUNT, REGION, "jobs"), QueueKey(ACCOUNT, REGION, "dead")
 BLOCK = 40
@@ -48,7 +48,7 @@ ACTS = {
 """What clients and operators do, and how often."""
 
 
-def live(stage: Stage, chance: seeded.Random, steps: int) -> None:
+def live(stage: Stage, chance: testing.Random, steps: int) -> None:
     """Clients use two queues, with dead letters, moves back, purges and refused handles; the store starts anew now and
     then."""
     handles: list[str] = []
@@ -98,7 +98,7 @@ def blocks(stage: Stage) -> list[tuple[int, int]]:
 def test_a_trace_finds_what_reading_everything_finds(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live(stage, seeded.chance(1), 500)
+    live(stage, testing.chance(1), 500)
     stage.do(Sweep())
     messages = some_ids(stage)
     found = [traced(stage, message) for message in messages]

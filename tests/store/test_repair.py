@@ -22,8 +22,8 @@ from veilmq.store.sqlite.repair.report import Repair
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup_directory
 from veilmq.store.sqlite.tools.integrity import check
+from veilmq.testing import chance
 from veilmq.testing.for_each import for_each
-from veilmq.testing.seeded import chance
 
 PAGE_BYTES: Final = 4096
 FRAME_BYTES: Final = 24 + PAGE_BYTES

@@ -21,8 +21,7 @@ from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.errors import DatabaseUnusable
 from veilmq.store.sqlite.batch import memtable
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
-from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.reading.view import oldest_sent, oldest_unflushed
+from veilmq.store.sqlite.reading import oldest_sent, oldest_unflushed, peeks
 from veilmq.store.sqlite.tools.integrity import check
 
 

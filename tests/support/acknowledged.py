@@ -18,7 +18,7 @@ from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 from veilmq.store import Store
-from veilmq.testing.seeded import chance
+from veilmq.testing import chance
 
 _LEASE_US: Final = 20 * SECOND_US
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from veilmq.server.auth.credentials import DevelopmentKeyring
+from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.service import Service

@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from veilmq import testing
 from veilmq.store.directory import COMMITTED
 from veilmq.store.disk import REAL, Bytes, Job, RawFile
-from veilmq.testing import seeded
 
 SECTOR_BYTES: Final = 512
 
@@ -68,7 +68,7 @@ class Image:
         put(self.synced, self.pending)
         self.pending = []
 
-    def after_cut(self, chance: seeded.Random) -> bytes:
+    def after_cut(self, chance: testing.Random) -> bytes:
         """What may be there when the power comes back."""
         survivors: list[Write] = []
         match chance.choice(("none", "prefix", "subset", "torn")):
@@ -231,7 +231,7 @@ class FaultDisk(apsw.VFS):
 
     def after_cut(self, directory: Path, seed: int) -> dict[str, bytes]:
         """What a power cut at this instant may leave of the files in a directory, by name."""
-        chance = seeded.chance(seed)
+        chance = testing.chance(seed)
         with self.lock:
             named = dict(self.named)
             here = [each for each in self.renamed if Path(each.path).parent == directory]

@@ -12,7 +12,7 @@ from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
-from veilmq.testing.seeded import chance
+from veilmq.testing import chance
 
 
 class Disordered(Wrapping):

@@ -24,8 +24,8 @@ from tests.faults.suite.transactions import Transactions
 
 from veilmq.driver.recorded import Recording
 from veilmq.driver.rounds import Figures, Plan, Run
-from veilmq.testing.seeded import Random
-from veilmq.testing.seeded import chance as seeded
+from veilmq.testing import Random
+from veilmq.testing import chance as seeded
 
 SMALL_DISK_BYTES = 48 * 1024 * 1024
 SMALL_DISK_OPTIONS = ("--reserve-bytes", "4194304", "--floor-bytes", "262144")

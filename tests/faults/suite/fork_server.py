@@ -17,7 +17,7 @@ import msgspec
 from tests.support.crashing import die_at
 
 from veilmq.model.instant import Instant
-from veilmq.server.auth.credentials import DevelopmentKeyring
+from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.service import Service

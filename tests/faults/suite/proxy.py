@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 
-from veilmq.testing.seeded import Random
+from veilmq.testing import Random
 
 _PIECE_BYTES = 65_536
 _STALL_SECONDS = 1.5

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tests.faults.suite.proxy import Proxy
 from tests.faults.suite.server import Server
 
-from veilmq.testing.seeded import Random
+from veilmq.testing import Random
 
 
 class Stage:

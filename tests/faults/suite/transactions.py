@@ -16,7 +16,7 @@ from veilmq.client.queue import Account
 from veilmq.client.transaction import ATTRIBUTE, Prepared, Times, TransactionQueue, Verdict
 from veilmq.driver.rounds import PATIENCE_SECONDS
 from veilmq.model.errors import VeilError
-from veilmq.testing.seeded import chance
+from veilmq.testing import chance
 
 PRODUCERS = 2
 TIMES = Times(timeout=2, check_every=0.5, check_lease=2, ask_every=1)

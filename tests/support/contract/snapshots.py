@@ -17,8 +17,8 @@ from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Applied, MoveStarted, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing import chance
 from veilmq.testing.replaying import NotReplayable, replay
-from veilmq.testing.seeded import chance
 
 SMALL_BYTES: Final = 4_000
 QUEUE_STEPS: Final = 4

@@ -69,7 +69,7 @@ def _names_there(directory: Path, account: str | None, region: str | None, prefi
     from veilmq.store.directory import DATABASE
     from veilmq.store.options import Options
     from veilmq.store.sqlite.disk.connections import SqliteError, open_reader
-    from veilmq.store.sqlite.reading.view import SqliteView
+    from veilmq.store.sqlite.reading import SqliteView
 
     with suppress(SqliteError):
         connection = open_reader(directory / DATABASE, Options())

@@ -34,7 +34,7 @@ from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols.http import external_path
-from veilmq.server.auth.credentials import Credentials, DevelopmentKeyring, Keys
+from veilmq.server.auth import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.settings import Settings

@@ -1,6 +1,6 @@
 """The codec of Azure Queue Storage: turns requests into calls, and outcomes into responses.
 
-Strategy: every request takes the same path: parse the address (addresses.py), verify the sender (auth/signature.py),
+Strategy: every request takes the same path: parse the address (addresses.py), verify the sender (auth),
 find the operation (operations/), check that a SAS covers it. Each step may refuse, and every refusal becomes a response
 here. A SAS with a stored policy, and a request of a web page, depend on stored data: the first call reads it, and
 `encode` returns the call that follows. No exception leaves `decode` or `encode`.
@@ -17,9 +17,9 @@ from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import Action, NamedAccount, NamedAccounts
 from veilmq.protocols.azure import cors, errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, check_timeout, read_place, read_query
+from veilmq.protocols.azure.auth import Verifier
 from veilmq.protocols.azure.auth.bearer import Tokens
 from veilmq.protocols.azure.auth.sas import check_permission, policies_of, with_policy
-from veilmq.protocols.azure.auth.signature import Verifier
 from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, Way, origin_of, service_queue
 from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated
 from veilmq.protocols.azure.instants import print_iso

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from veilmq.server.auth.credentials import ACCOUNT_ID
+from veilmq.server.auth import ACCOUNT_ID
 from veilmq.server.config.files import FileInvalid
 
 DEPTH_MAX: Final = 16

@@ -18,7 +18,7 @@ from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
-from veilmq.store.sqlite.settings import plans
+from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
@@ -39,7 +39,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     redo.recover(options.disk, directory.redo, connection, key)
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
     loaded = queues.load(connection)
-    plans.load(connection, loaded)
+    queue_commands.load_plans(connection, loaded)
     log = redo.Redo(directory.redo, options, key)
     last = LastCommit(directory.committed, options, epoch, mark.offset, mark.clock)
     redo.forget_given_up(options.disk, directory.redo, connection)

@@ -13,7 +13,7 @@ from veilmq.store.reader import Progress, Report, Topics
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
-from veilmq.store.sqlite.reading.view import SqliteView
+from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools import backup, integrity
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 

@@ -79,7 +79,7 @@ from veilmq.store.sqlite.messages import dead_letters, groups, sends
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.settings import plans, queue_commands, topic_commands
+from veilmq.store.sqlite.settings import queue_commands, topic_commands
 from veilmq.store.sqlite.upkeep import move_tasks, sweeps
 from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
@@ -201,8 +201,8 @@ class SqliteStore:
         return {
             CreateQueue: _each(queue_commands.create),
             ChangeQueue: _flushed(queue_commands.change),
-            SuggestPlan: _flushed(plans.suggest),
-            RevertPlan: _flushed(plans.revert),
+            SuggestPlan: _flushed(queue_commands.suggest_plan),
+            RevertPlan: _flushed(queue_commands.revert_plan),
             StartMove: _flushed(move_tasks.start),
             CancelMove: _flushed(move_tasks.cancel),
             CreateTopic: _each(topic_commands.create),

@@ -1,5 +1,151 @@
-"""Who sent a request to Queue Storage, and what it may do.
+"""Verifies the sender of a request: SharedKey, SharedKeyLite, a shared access signature or a bearer token.
 
-Strategy: `signature.Verifier` takes the request and picks the way: SharedKey (shared_key.py), a shared access signature
-(sas.py) or a bearer token (bearer.py). Each gives one `Caller` (call.py).
+Strategy: `Verifier` picks the way: SharedKey (shared_key.py), a shared access signature (sas.py) or a bearer token
+(bearer.py). Each gives one `Caller` (call.py). The Authorization header decides if there is one, else `sig` in the
+query. Both keys of an account are tried. An unknown account is treated like one with wrong keys, so that a stranger
+learns no names. A request that is signed itself must be fresh: its date is within 15 minutes of ours.
+
+Source: "Authorize requests to Azure Storage".
 """
+
+from typing import Final
+
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import NamedAccount, NamedAccounts
+from veilmq.protocols.azure import errors, limits
+from veilmq.protocols.azure.addresses import Endpoint, Place
+from veilmq.protocols.azure.auth.bearer import Tokens, challenge, identify
+from veilmq.protocols.azure.auth.sas import SasReader
+from veilmq.protocols.azure.auth.shared_key import (
+    check_single,
+    matches,
+    read_signature,
+    readings,
+    shared_key_lite_text,
+    shared_key_text,
+)
+from veilmq.protocols.azure.call import Caller, Identity, Way, origin_of
+from veilmq.protocols.azure.errors import Refusal, show, unauthenticated
+from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
+from veilmq.protocols.http import Request, external_path, is_secure
+
+_SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
+_SHARED_KEY: Final = b"sharedkey"
+_SHARED_KEY_LITE: Final = b"sharedkeylite"
+_BEARER: Final = b"bearer"
+_NO_SECRET: Final = (b"",)
+
+
+class Verifier:
+    """Verifies the requests of one listener. Its only state is caches."""
+
+    def __init__(self, accounts: NamedAccounts, endpoint: Endpoint, tokens: Tokens) -> None:
+        self._accounts = accounts
+        self._endpoint = endpoint
+        self._outside = external_path(endpoint.external_url)
+        self._tokens = tokens
+        self._sas = SasReader(endpoint)
+
+    def verify(self, request: Request, place: Place, parameters: dict[str, str], version: str, wall: Instant) -> Caller:
+        """The sender of the request. Raises Refusal if it cannot be verified."""
+        account = self._accounts.find_account(place.account)
+        authorization = request.headers.get(b"authorization")
+        if authorization is None:
+            if "sig" in parameters:
+                return self._by_sas(request, place, parameters, account, wall, None)
+            raise Refusal(
+                errors.NO_AUTHENTICATION_INFORMATION, headers=challenge(self._endpoint.authority, self._tokens)
+            )
+        scheme, _, credentials = authorization.partition(b" ")
+        scheme = scheme.lower()
+        if scheme in {_SHARED_KEY, _SHARED_KEY_LITE}:
+            lite = scheme == _SHARED_KEY_LITE
+            secondary = place.secondary and place.path_style
+            return self._by_key(request, parameters, version, account, credentials.strip(), wall, lite, secondary)
+        if scheme == _BEARER:
+            identity = self._by_token(request, account, credentials.strip(), version, wall)
+            if "sig" in parameters:
+                return self._by_sas(request, place, parameters, account, wall, identity)
+            assert account is not None
+            origin = origin_of(f"{account.name}/{identity.object_id}", request.headers.get(b"user-agent", b""))
+            return Caller(account, identity.key, Way.BEARER, origin, None, identity)
+        raise Refusal(errors.INVALID_AUTHENTICATION_INFO)
+
+    def _by_key(
+        self,
+        request: Request,
+        parameters: dict[str, str],
+        version: str,
+        account: NamedAccount | None,
+        credentials: bytes,
+        wall: Instant,
+        lite: bool,
+        secondary: bool,
+    ) -> Caller:
+        name, colon, signature = credentials.partition(b":")
+        if not colon or not name:
+            raise Refusal(errors.INVALID_AUTHENTICATION_INFO)
+        if account is not None and name.decode("latin-1") != account.name:
+            account = None
+        _check_fresh(request, wall)
+        if request.duplicates:
+            check_single(request)
+        given = read_signature(signature)
+        claimed = name.decode("latin-1")
+        headers = request.headers
+        text = b""
+        for lines, path in readings(request, version, secondary, self._outside):
+            if lite:
+                read = shared_key_lite_text(request, claimed, parameters, lines, path)
+            else:
+                read = shared_key_text(request, claimed, parameters, version, lines, path)
+            text = text or read
+            if matches(_NO_SECRET if account is None else account.secrets, read, given) and account is not None:
+                origin = origin_of(account.name, headers.get(b"user-agent", b""))
+                return Caller(account, account.key, Way.SHARED_KEY, origin)
+        shown = text.decode("utf-8", "replace").replace("\n", "\\n")
+        detail = "The MAC signature found in the HTTP request is not the same as any computed signature."
+        raise unauthenticated(f"{detail} Server used following string to sign: '{shown}'.")
+
+    def _by_sas(
+        self,
+        request: Request,
+        place: Place,
+        parameters: dict[str, str],
+        account: NamedAccount | None,
+        wall: Instant,
+        identity: Identity | None,
+    ) -> Caller:
+        sas = self._sas.read(parameters, place, account, wall)
+        assert account is not None
+        self._sas.check(sas, request, wall, identity)
+        principal = f"{account.name}/sas"
+        if sas.policy is not None:
+            principal = f"{account.name}/sas/{sas.policy}"
+        elif sas.way is Way.DELEGATION_SAS:
+            principal = f"{account.name}/{sas.key.id}/sas"
+        origin = origin_of(principal, request.headers.get(b"user-agent", b""))
+        return Caller(account, sas.key, sas.way, origin, sas, identity)
+
+    def _by_token(
+        self, request: Request, account: NamedAccount | None, token: bytes, version: str, wall: Instant
+    ) -> Identity:
+        if not is_secure(request, self._endpoint.trusted_proxy):
+            raise unauthenticated("Authentication scheme Bearer is only allowed over HTTPS.")
+        if version < limits.VERSION_BEARER:
+            detail = f"Authentication scheme Bearer is not supported in version {version} of the service."
+            raise unauthenticated(detail)
+        return identify(self._tokens, self._endpoint.authority, account, token, wall)
+
+
+def _check_fresh(request: Request, wall: Instant) -> None:
+    stamp = request.headers.get(b"x-ms-date") or request.headers.get(b"date")
+    if stamp is None:
+        raise unauthenticated("Request date header not specified.")
+    signed = read_rfc1123(stamp)
+    shown = show(stamp.decode("latin-1"))
+    if signed is None:
+        raise unauthenticated(f"Request date header is not in the format of RFC 1123: '{shown}'.")
+    if not -_SKEW_US <= wall - signed <= _SKEW_US:
+        age = "old" if wall > signed else "early"
+        raise unauthenticated(f"Request date header too {age}: '{shown}'; it is {print_rfc1123(wall)} here.")

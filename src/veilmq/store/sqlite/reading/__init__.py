@@ -1,1 +1,404 @@
-"""Reads of committed state, on reading connections: peeks, rows, the history."""
+"""Reads the rows and the history of one read transaction (`Readers.lend`) for the rooms above; peeks are in peeks.py.
+
+Strategy: pages are found by index seeks; nothing is counted. The writer appends one row per commit to the history
+(batch/writer.py), the sweeper drops whole rows from the old end (upkeep/trimming.py). Reads of the history go row by
+row, newest or oldest first.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from heapq import merge
+from operator import itemgetter
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.commands import LeaseSource
+from veilmq.model.events import Event, EventRecord, HeldMessage, Kind, shown_detail
+from veilmq.model.instant import Instant
+from veilmq.model.messages.message import NO_EXTRAS, id_text
+from veilmq.model.moves import MoveInfo
+from veilmq.model.settings.queue import QueueKey
+from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, QueueState, Span, StoredQueue, View
+from veilmq.store.sqlite.batch import history_index
+from veilmq.store.sqlite.batch.memtable import replay
+from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
+from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
+from veilmq.store.sqlite.messages.places import numbers
+from veilmq.store.sqlite.upkeep import move_tasks, snapshots
+
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
+_SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
+
+
+def bounds(connection: apsw.Connection) -> tuple[int, int]:
+    """First offset still in the history, and the next offset to be assigned."""
+    first, following = connection.execute(
+        "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
+    ).fetchone() or (None, 0)
+    return (following if first is None else first), following
+
+
+def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
+    """(offset, event) of all events from offset `start` on, as stored."""
+    rows = connection.cursor().execute(
+        "SELECT offset, events FROM history WHERE offset >="
+        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
+        (start,),
+    )
+    for first, packed in rows:
+        for place, event in enumerate(_EVENTS.decode(packed)):
+            if first + place >= start:
+                yield first + place, event
+
+
+class Names:
+    """Replaces the numbers in stored events by names; reads each name once."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._queues: dict[int, tuple[Any, ...]] = {}
+        self._origins: dict[int, tuple[Any, ...]] = {}
+
+    def _queue(self, incarnation: int | None) -> tuple[Any, ...]:
+        if incarnation is None:
+            return None, None, None
+        found = self._queues.get(incarnation)
+        if found is None:
+            row = self._view.queue_names(incarnation)
+            if row is None:
+                return None, None, None
+            found = self._queues[incarnation] = row
+        return found
+
+    def _origin(self, number: int | None) -> tuple[Any, ...]:
+        if number is None:
+            return None, None, None
+        found = self._origins.get(number)
+        if found is None:
+            found = self._origins[number] = self._view.origin_names(number) or ("", "", "")
+        return found
+
+    def record(self, offset: int, event: Event) -> EventRecord:
+        """The event with its names."""
+        account, region, queue = self._queue(event.queue)
+        protocol, principal, client = self._origin(event.origin)
+        return EventRecord(
+            offset=offset,
+            kind=_KINDS.get(event.kind, str(event.kind)),
+            at=Instant(event.at),
+            account=account,
+            region=region,
+            queue=queue,
+            incarnation=event.queue,
+            protocol=protocol,
+            principal=principal,
+            client=client,
+            message=None if event.message is None else id_text(event.message),
+            sequence=event.sequence,
+            attempt=event.attempt,
+            rotation=event.rotation,
+            lease_us=event.lease_us,
+            source=None if event.source is None else _SOURCES[event.source],
+            sent=event.sent,
+            visible_since=event.visible_since,
+            held_us=event.held_us,
+            body_bytes=event.body_bytes,
+            group=event.group,
+            type=event.type,
+            detail=shown_detail(event.kind, event.detail),
+        )
+
+
+PRIORITIES: Final = range(1, PRIORITY_LINES_MAX + 1)
+
+_COLUMNS: Final = f"{HELD_COLUMNS}, NULL, m.sender, m.extras"
+"""What a `ListedMessage` is made of."""
+_SEQUENCE: Final = HeldMessage.__struct_fields__.index("sequence")
+_DUE: Final = HeldMessage.__struct_fields__.index("due")
+_READY: Final = (
+    f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.in_line = 1 AND m.sequence > ? AND l.sequence IS NULL"
+    " ORDER BY m.sequence LIMIT ?"
+)
+_RETURNED: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.line = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
+)
+_HIDDEN: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
+)
+_LIVE: Final = (
+    f"SELECT q.incarnation, {HELD_COLUMNS}, d.at"
+    " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
+    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " WHERE m.sequence > ? ORDER BY m.sequence"
+)
+_OLDEST_IN_LINE: Final = (
+    "SELECT sent FROM message INDEXED BY message_line"
+    " WHERE generation = ? AND line = ? AND in_line = 1 ORDER BY sequence LIMIT 1"
+)
+_OF_GROUPS: Final = (
+    f"SELECT {_COLUMNS} FROM ("
+    " SELECT sequence FROM message r INDEXED BY message_line WHERE generation = ?1 AND line > ?2 AND in_line = 1"
+    " AND sequence > ?3"
+    " AND NOT EXISTS (SELECT 1 FROM lease WHERE sequence = r.sequence)"
+    " UNION ALL SELECT sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ?1 AND hidden = 0 AND line > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
+    " CROSS JOIN message m ON m.sequence = s.sequence LEFT JOIN lease l ON l.sequence = s.sequence"
+)
+_QUEUE: Final = (
+    "SELECT account, region, name, generation, settings FROM queue WHERE incarnation = ? AND deleted IS NULL"
+)
+_MESSAGE: Final = (
+    f"SELECT {HELD_COLUMNS}, d.at, m.sender, m.extras, m.md5, m.body, nullif(l.origin, 0) FROM message m"
+    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " WHERE m.sequence = ? AND m.generation = ?"
+)
+_CONTAINING: Final = (
+    "SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE instr(m.body, ?)"
+)
+_QUARANTINE: Final = "SELECT sequence, generation FROM quarantine WHERE sequence > ? ORDER BY sequence"
+_QUARANTINED: Final = (
+    "SELECT m.sequence, m.id, d.at, m.sent, m.expires, m.priority, m.sender, m.group_id, m.type, m.md5, m.body,"
+    " m.extras FROM quarantine d JOIN message m ON m.sequence = d.sequence WHERE d.sequence = ?"
+)
+_QUARANTINED_COUNT: Final = (
+    "SELECT count(*) FROM quarantine WHERE generation IN (SELECT generation FROM queue WHERE deleted IS NULL)"
+)
+_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
+_OLDEST_OF_GROUPS: Final = (
+    "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
+    " SELECT min(free) s FROM message_group INDEXED BY message_group_oldest WHERE generation = ?1 AND free IS NOT NULL"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ?1 AND hidden = 0 AND line > ?2"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"
+    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND line > ?2))"
+)
+_OLDEST_RETURNED: Final = (
+    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.line = ? ORDER BY l.sequence LIMIT 1"
+)
+
+
+class SqliteView:
+    """See `View`."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def visible(self, queue: QueueState, behind: int, limit: int) -> list[ListedMessage]:
+        """See `View.visible`."""
+        assert isinstance(queue, LiveQueue)
+        unflushed = replay(self._connection, queue.generation).values()
+        rows = [_listed(each) for each in unflushed if not each.leased and each.row.sequence > behind]
+        for line in list(queue.ready):
+            start = max(behind, queue.cursors.get(line, 0))
+            rows += rows_of(self._connection, _READY, (queue.generation, line, start, limit))
+        for priority in PRIORITIES:
+            rows += rows_of(self._connection, _RETURNED, (queue.generation, priority, behind, limit))
+        if queue.groups is not None:
+            rows += rows_of(self._connection, _OF_GROUPS, (queue.generation, PRIORITY_LINES_MAX, behind, limit))
+        rows.sort()
+        return [_shown(row) for row in rows[:limit]]
+
+    def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
+        """See `View.hidden`."""
+        assert isinstance(queue, LiveQueue)
+        rows = rows_of(self._connection, _HIDDEN, (queue.generation, due, sequence, limit))
+        unflushed = replay(self._connection, queue.generation).values()
+        rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
+        return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
+
+    def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
+        """See `View.containing`."""
+        assert isinstance(queue, LiveQueue)
+        sought, unflushed = text.encode(), replay(self._connection, queue.generation)
+        rows: list[tuple[Any, ...]] = self._connection.execute(_CONTAINING, (numbers(sequences), sought)).fetchall()
+        found = {sequence for (sequence,) in rows}
+        return found | {each for each in sequences if each in unflushed and sought in unflushed[each].row.body}
+
+    def message(self, incarnation: int, sequence: int) -> FoundMessage | None:
+        """See `View.message`."""
+        queue: Any = self._connection.execute(_QUEUE, (incarnation,)).fetchone()
+        if queue is None:
+            return None
+        *key, generation, packed = queue
+        unflushed = replay(self._connection, generation).get(sequence)
+        row: Any
+        if unflushed is None:
+            row = next(iter(rows_of(self._connection, _MESSAGE, (sequence, generation))), None)
+        else:
+            holder = unflushed.origin if unflushed.leased else None
+            row = (*_listed(unflushed), unflushed.row.md5, unflushed.row.body, holder)
+        if row is None:
+            return None
+        retention_us = SETTINGS_DECODER.decode(packed).retention_us
+        *listed, digest, body, holder = row
+        return FoundMessage(QueueKey(*key), retention_us, _shown(tuple(listed)), digest, body, holder)
+
+    def quarantined(
+        self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int
+    ) -> tuple[list[DamagedMessage], bool]:
+        """See `View.quarantined`."""
+        live = self._connection.execute("SELECT generation, account, region, name FROM queue WHERE deleted IS NULL")
+        keys = {generation: QueueKey(*names) for generation, *names in live}
+        found: list[DamagedMessage] = []
+        body_bytes = 0
+        for sequence, generation in self._connection.cursor().execute(_QUARANTINE, (behind,)):
+            key = keys.get(generation)
+            if key is None or not wanted(key):
+                continue
+            if len(found) >= limit or body_bytes >= body_bytes_max:
+                return found, True
+            for row in rows_of(self._connection, _QUARANTINED, (sequence,)):
+                cells: list[Any] = [*row, read_extras(row[-1])]
+                found.append(DamagedMessage(key, *cells))
+                body_bytes += len(found[-1].body)
+        return found, False
+
+    def quarantined_count(self) -> int:
+        """See `View.quarantined_count`."""
+        return int(self._connection.execute(_QUARANTINED_COUNT).get)
+
+    def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
+        """See `View.oldest_sent`: a few index seeks a queue."""
+        found = {}
+        unflushed = oldest_unflushed(self._connection)
+        for queue, lines in queues:
+            assert isinstance(queue, LiveQueue)
+            if queue.visible or queue.in_flight:
+                each = (oldest_sent(self._connection, queue.generation, lines), unflushed.get(queue.generation))
+                sent = min((instant for instant in each if instant is not None), default=None)
+                if sent is not None:
+                    found[queue.incarnation] = sent
+        return found
+
+    def moves(self, count_max: int) -> list[MoveInfo]:
+        """See `View.moves`."""
+        return move_tasks.every(self._connection, count_max)
+
+    def head(self) -> tuple[int, int, str]:
+        """See `View.head`."""
+        rows: Any = self._connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")
+        ((clock, offset, epoch),) = rows
+        return clock, offset, epoch
+
+    def live_queues(self) -> Iterator[StoredQueue]:
+        """See `View.live_queues`."""
+        rows: list[tuple[Any, ...]] = self._connection.execute(
+            "SELECT incarnation, account, region, name, created, modified, settings FROM queue WHERE deleted IS NULL"
+            " ORDER BY incarnation"
+        ).fetchall()
+        for incarnation, account, region, name, created, modified, settings in rows:
+            key = QueueKey(account, region, name)
+            yield StoredQueue(incarnation, key, created, modified, SETTINGS_DECODER.decode(settings))
+
+    def live_messages(self) -> Iterator[tuple[int, HeldMessage]]:
+        """See `View.live_messages`."""
+        stored = resumed(self._connection, _LIVE, place=1)
+        for incarnation, *held in merge(stored, _live_unflushed(self._connection), key=itemgetter(1)):
+            yield incarnation, HeldMessage(*held)
+
+    def incarnations(self, account: str) -> list[tuple[int, str]]:
+        """See `View.incarnations`."""
+        rows = self._connection.execute("SELECT incarnation, name FROM queue WHERE account = ?", (account,))
+        return [(incarnation, name) for incarnation, name in rows]
+
+    def incarnations_named(self, *key: str) -> list[int]:
+        """See `View.incarnations_named`."""
+        where = "name = ?" if len(key) == 1 else "account = ? AND region = ? AND name = ?"
+        return [found for (found,) in self._connection.execute(f"SELECT incarnation FROM queue WHERE {where}", key)]
+
+    def bounds(self) -> tuple[int, int]:
+        """See `View.bounds`."""
+        return bounds(self._connection)
+
+    def newest_snapshot(self) -> int | None:
+        """See `View.newest_snapshot`."""
+        return snapshots.newest(self._connection)
+
+    def events_from(self, start: int) -> Iterator[tuple[int, Event]]:
+        """See `View.events_from`."""
+        return events_from(self._connection, start)
+
+    def names(self) -> Names:
+        """See `View.names`."""
+        return Names(self)
+
+    def spans(self, ids: Collection[bytes], sequences: Iterable[int], emptied: Iterable[int]) -> list[Span]:
+        """See `View.spans`."""
+        numbers = (*map(history_index.sequence_name, sequences), *map(history_index.emptied_name, emptied))
+        return history_index.spans(self._connection, self.bounds(), (*ids, *numbers))
+
+    def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """See `View.oldest_first`."""
+        rows: Iterator[Any] = self._connection.cursor().execute(
+            "SELECT offset, events FROM history WHERE offset >="
+            " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset",
+            (start, stop),
+        )
+        return rows
+
+    def packed_bytes(self, start: int, stop: int) -> int:
+        """See `View.packed_bytes`."""
+        found: Any = self._connection.execute(
+            "SELECT (SELECT bytes_before FROM history WHERE offset < ?2 ORDER BY offset DESC LIMIT 1)"
+            " - (SELECT bytes_before FROM history WHERE offset <= ?1 ORDER BY offset DESC LIMIT 1)", (start, stop)
+        ).fetchone()  # fmt: skip
+        return found[0] or 0
+
+    def queue_names(self, incarnation: int) -> tuple[Any, ...] | None:
+        """See `View.queue_names`."""
+        return self._connection.execute(
+            "SELECT account, region, name FROM queue WHERE incarnation = ?", (incarnation,)
+        ).fetchone()
+
+    def origin_names(self, number: int) -> tuple[Any, ...] | None:
+        """See `View.origin_names`."""
+        return next((names for _, *names in rows_of(self._connection, f"{ORIGINS} WHERE o.id = ?", (number,))), None)
+
+
+def _shown(row: tuple[Any, ...]) -> ListedMessage:
+    cells: list[Any] = [*row[:-1], read_extras(row[-1]) or NO_EXTRAS]
+    return ListedMessage(*cells)
+
+
+def _listed(unflushed: Unflushed) -> tuple[Any, ...]:
+    """An unflushed message, in the form in which the selects return others (`_COLUMNS`)."""
+    return (*_held(unflushed), unflushed.row.sender, unflushed.row.packed)
+
+
+def _held(unflushed: Unflushed) -> tuple[Any, ...]:
+    """The values of its `HeldMessage`."""
+    row = unflushed.row
+    lease = (1, 0, 1, unflushed.due, unflushed.granted, unflushed.granted) if unflushed.leased else (None,) * 6
+    message = (row.sequence, row.id, row.priority, row.sent, row.own_expiry, row.group, row.type, len(row.body))
+    return (*message, *lease, None)
+
+
+def oldest_unflushed(connection: apsw.Connection) -> dict[int, int]:
+    """When each queue's oldest unflushed message was sent, by generation; `oldest_sent` does not see them."""
+    return {unflushed.row.generation: unflushed.row.sent for unflushed in reversed(replay(connection).values())}
+
+
+def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) -> int | None:
+    """When the oldest message in a queue was sent; None if it is empty.
+
+    Takes a few index seeks; with groups, one for each group and each message in flight.
+    """
+    found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
+    found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
+    if connection.execute(_ANY_GROUP, (generation,)).fetchone():
+        found += connection.execute(_OLDEST_OF_GROUPS, (generation, PRIORITY_LINES_MAX)).fetchall()
+    return min((sent for (sent,) in found), default=None)
+
+
+def _live_unflushed(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:
+    incarnations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
+    for unflushed in replay(connection).values():
+        incarnation = incarnations.get(unflushed.row.generation)
+        if incarnation is not None:
+            yield (incarnation, *_held(unflushed))

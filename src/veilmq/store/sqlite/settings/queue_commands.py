@@ -1,9 +1,13 @@
-"""Commands on queues: create, change, delete, purge, describe, list.
+"""Commands on queues: create, change, delete, purge, describe, list; and their plans: store, put in force, revert.
 
 Strategy: a command is checked first and writes afterwards; its changes in memory are undone with the batch. Purge and
 delete touch no message: the old generation becomes garbage, which the sweeper collects. Lists are pages of sorted names
 (batch/queues.py), so a page starts where the one before ended. If a queue's name is not legal in a protocol, the
 protocol shows the queue's alias: legal names and aliases are merged while listing.
+
+A queue's plans are one small row, and one value in memory that claims use. Every change that can affect which plan is
+in force (a suggestion, the owner's settings) ends in `reconsider_plans`, and each change of the plan in force is an
+event.
 """
 
 import re
@@ -12,6 +16,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final
 
+import apsw
 import msgspec
 
 from veilmq.model.commands import (
@@ -20,11 +25,15 @@ from veilmq.model.commands import (
     DeleteQueue,
     DescribeQueue,
     ListQueues,
+    Origin,
     PurgeQueue,
+    RevertPlan,
+    SuggestPlan,
     default_settings,
 )
 from veilmq.model.errors import (
     TARGET_MISSING,
+    CapabilityMissing,
     DiskLow,
     ParameterInvalid,
     PurgeInProgress,
@@ -45,6 +54,7 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     QueuesListed,
 )
+from veilmq.model.settings.plan import Adaptive, PlanState, effective, same_leases
 from veilmq.model.settings.queue import (
     FIFO_SUFFIX,
     DeduplicationScope,
@@ -60,14 +70,8 @@ from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues, alias_key
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages.expiry import look_for_due
-from veilmq.store.sqlite.settings import plans
 from veilmq.store.sqlite.settings.fifo_delays import retime
 
-ALIAS_REASON: Final = "expected 3 to 63 of a-z, 0-9 and single hyphens between them"
-KIND_REASON: Final = f"true is needed with a name that ends in {FIFO_SUFFIX}, and refused with any other"
-THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
-RETENTION_LOOK: Final = 0
-"""Expiry bound of a queue whose retention changed: the sweeper checks it at once."""
 _RETURNS_MAX: Final = 1_000
 
 
@@ -243,7 +247,7 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     queue.settings = settings
     queue.modified = writer.now
     _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)
-    plans.reconsider(writer, queue, command.origin)
+    reconsider_plans(writer, queue, command.origin)
     return QueueChanged(queue.info())
 
 
@@ -380,3 +384,83 @@ def _aliases(
         key = queues.aliases[alias_key(QueueKey(*place, alias), alias)]
         if not allowed.fullmatch(key.name):
             yield alias, key
+
+
+_PLANS = msgspec.msgpack.Decoder(PlanState)
+_PACK_PLANS = msgspec.msgpack.Encoder()
+
+
+def load_plans(connection: apsw.Connection, queues: Queues) -> None:
+    """Load the queues' plans."""
+    for incarnation, packed in connection.execute("SELECT incarnation, plans FROM plan"):
+        queue = queues.by_incarnation.get(incarnation)
+        if queue is not None:
+            queue.plan = _PLANS.decode(packed)
+
+
+def suggest_plan(writer: Writer, command: SuggestPlan) -> Outcome:
+    """Store a suggestion, and put it in force if the owner's settings say so."""
+    queue = writer.queue(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if queue.settings.adaptive is Adaptive.OFF:
+        return CapabilityMissing(capability="plans on a queue with adaptive = off")
+    writer.touch(queue)
+    made = msgspec.structs.replace(command.plan, made=writer.now)
+    queue.plan = msgspec.structs.replace(queue.plan, suggested=made)
+    reconsider_plans(writer, queue, command.origin, suggested=True)
+    return QueueChanged(queue.info())
+
+
+def revert_plan(writer: Writer, command: RevertPlan) -> Outcome:
+    """Return to the previous plan; a second revert undoes the first. Without a previous plan, to the visibility
+    timeout."""
+    queue = writer.queue(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    writer.touch(queue)
+    before = queue.plan
+    queue.plan = PlanState(suggested=before.suggested, applied=before.previous, previous=before.applied)
+    _keep_plans(writer, queue, command.origin, {"plan": "reverted", "applied": queue.plan.applied})
+    return QueueChanged(queue.info())
+
+
+def reconsider_plans(writer: Writer, queue: LiveQueue, origin: Origin, *, suggested: bool = False) -> None:
+    """Put in force what suggestion and settings allow now. The queue must be touched before."""
+    before = queue.plan
+    settings = queue.settings
+    if settings.adaptive is Adaptive.OFF:
+        after = PlanState(previous=before.applied or before.previous) if before.suggested or before.applied else before
+    elif settings.adaptive is Adaptive.SUGGEST or before.suggested is None:
+        after = before
+        if before.applied is not None and settings.adaptive is Adaptive.SUGGEST:
+            after = msgspec.structs.replace(before, applied=None, previous=before.applied)
+    else:
+        wanted = effective(
+            before.suggested, before.applied, settings.visibility_timeout_us, settings.first_lease_min_us
+        )
+        after = before
+        if not same_leases(wanted, before.applied):
+            after = msgspec.structs.replace(before, applied=wanted, previous=before.applied)
+    if after is before and not suggested:
+        return
+    queue.plan = after
+    detail: dict[str, object] = {"plan": "suggested" if suggested else "reconsidered"}
+    if suggested:
+        detail["suggested"] = after.suggested
+    if after.applied is not before.applied:
+        detail["applied"] = after.applied
+    _keep_plans(writer, queue, origin, detail)
+
+
+def _keep_plans(writer: Writer, queue: LiveQueue, origin: Origin, detail: dict[str, object]) -> None:
+    writer.write("INSERT OR REPLACE INTO plan VALUES (?, ?)", (queue.incarnation, _PACK_PLANS.encode(queue.plan)))
+    event = Event(Kind.QUEUE_CHANGED, writer.now, queue.incarnation, writer.origin(origin), detail=detail)
+    writer.events.append(event)
+
+
+ALIAS_REASON: Final = "expected 3 to 63 of a-z, 0-9 and single hyphens between them"
+KIND_REASON: Final = f"true is needed with a name that ends in {FIFO_SUFFIX}, and refused with any other"
+THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
+RETENTION_LOOK: Final = 0
+"""Expiry bound of a queue whose retention changed: the sweeper checks it at once."""

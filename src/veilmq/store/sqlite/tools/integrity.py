@@ -31,7 +31,7 @@ from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE
-from veilmq.store.sqlite.reading.view import bounds, events_from
+from veilmq.store.sqlite.reading import bounds, events_from
 from veilmq.store.sqlite.tools.books import Books, Recorded, incarnations
 from veilmq.store.sqlite.upkeep.snapshots import newest
 
