@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import apsw
 import msgspec
 import pytest
 from tests.store.redo_stages import killed, started
@@ -190,16 +191,63 @@ def test_what_a_second_old_file_does_not_know_is_passed_over(stage: Stage) -> No
     assert bodies(stage.receive(queue, 10)) == ["known"]
 
 
-def test_a_copy_of_another_database_ignores_it(stage: Stage, tmp_path: Path) -> None:
+def test_a_copy_of_another_database_is_refused_beside_it(stage: Stage, tmp_path: Path) -> None:
     queue = started(stage)
-    backup(store_of(stage).directory.database, tmp_path / "copy.db")
+    backup(store_of(stage).directory.database, tmp_path / "earlier.db")
     stage.send(queue, "later")
     database = killed(stage)
-    for name in ("veilmq.db-wal", "veilmq.db-shm", "redo"):
+    for name in ("veilmq.db-wal", "veilmq.db-shm"):
         database.with_name(name).unlink(missing_ok=True)
-    shutil.copyfile(tmp_path / "copy.db", database)
+    shutil.copyfile(tmp_path / "earlier.db", database)
+    refused(database, tmp_path)
+    assert "is another database's" in str(check(database).problems)
+    database.with_name("committed").write_text("lost\n")
     stage.open()
     assert bodies(stage.receive(queue, 10)) == []
+
+
+@pytest.mark.parametrize("left", ["the log", "nothing"])
+def test_a_lost_receipt_key_is_no_new_database(stage: Stage, tmp_path: Path, left: str) -> None:
+    """With a new key nobody could read the redo log: what it holds would be lost without a word."""
+    queue = started(stage)
+    stage.send(queue, "acknowledged")
+    if left == "nothing":  # all is in the database
+        stage.store.close()
+    database = store_of(stage).directory.database if left == "nothing" else killed(stage)
+    execute(database, "DELETE FROM secret")
+    refused(database, tmp_path)
+    with pytest.raises(NotOurs, match=r"the table `secret` is empty.* echo lost > .*redo"):
+        SqliteStore(database.parent, SMALL)
+    with pytest.raises(DatabaseFailed, match="the table `secret` is empty"):
+        check(database)
+    database.with_name("redo").write_text("lost\n")
+    stage.open()
+    assert bodies(stage.receive(queue, 10)) == (["acknowledged"] if left == "nothing" else [])
+    stage.reopen(kill=True)
+    assert [problem.kind for problem in check(database).problems if problem.kind != "books"] == []
+
+
+def test_a_lost_mark_is_no_new_database(stage: Stage, tmp_path: Path) -> None:
+    """With a new one, sequences and offsets would be given twice."""
+    started(stage)
+    database = store_of(stage).directory.database
+    stage.store.close()
+    kept = database.read_bytes()
+    for lost in (("mark",), ("mark", "secret")):
+        for table in lost:
+            execute(database, f"DELETE FROM {table}")
+        refused(database, tmp_path)
+        database.with_name("veilmq.db-wal").unlink()
+        database.write_bytes(kept)
+    stage.open()
+
+
+def execute(database: Path, statement: str) -> None:
+    """Change the database of a store that is not open, and nothing beside it."""
+    connection = apsw.Connection(str(database))
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.execute(statement)
+    connection.close()
 
 
 def test_where_commits_are_not_synced_there_is_none(tmp_path: Path) -> None:

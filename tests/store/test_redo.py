@@ -164,7 +164,8 @@ def test_the_log_of_another_database_is_none(stage: Stage, tmp_path: Path) -> No
     stage.send(queue, "later")
     database = killed(stage)
     shutil.copyfile(tmp_path / "copy.db", database)
-    (database.parent / "veilmq.db-wal").unlink()
+    for name in ("veilmq.db-wal", "committed"):
+        database.with_name(name).unlink()
     stage.open()
     assert stage.receive(queue, 10) == []
 

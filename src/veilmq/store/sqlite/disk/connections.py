@@ -23,6 +23,7 @@ from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTo
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
+from veilmq.store.sqlite.disk.redo.file import is_given_up
 from veilmq.store.sqlite.disk.rows import add_functions
 
 SQLITE_OLDEST: Final = 3_051_003
@@ -84,12 +85,8 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         if not found and noted is not None and noted.offset:
             connection.close()
             raise _orphaned(path, committed)
-        if found and connection.execute("SELECT 1 FROM secret").get:  # its first start came to an end
-            losses = last_commit.losses(path, connection, last_commit.find(path, connection))
-            connection.execute("ROLLBACK")
-            if losses:
-                close_unchecked(connection)
-                raise NotOurs(losses[0])
+        if found and schema.is_begun(connection):
+            _refuse_losses(path, connection)
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection)
@@ -102,6 +99,22 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     if 0 < found < schema.VERSION:
         logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
     return connection
+
+
+def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
+    """Raises NotOurs, with the connection closed, if something that was acknowledged is missing."""
+    try:
+        losses = last_commit.losses(path, connection, last_commit.find(path, connection))
+    except redo.KeyMissing as error:
+        losses = [] if is_given_up(path.with_name(REDO)) else [str(error)]
+    except apsw.Error:
+        close_unchecked(connection)
+        raise
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+    if losses:
+        close_unchecked(connection)
+        raise NotOurs(losses[0])
 
 
 def _is_empty(path: Path) -> bool:

@@ -259,6 +259,16 @@ def fresh_secret() -> tuple[bytes, bytes]:
     return os.urandom(KEY_BYTES), os.urandom(EPOCH_BYTES)
 
 
+_BEGUN: Final = " UNION ALL ".join(
+    f"SELECT 1 FROM {table}" for table in ("mark", "secret", "last_number", "history", "queue", "message")
+)
+
+
+def is_begun(connection: apsw.Connection) -> bool:
+    """Whether the first start of the database came to an end: it then had rows."""
+    return connection.execute(_BEGUN).get is not None
+
+
 def check(connection: apsw.Connection) -> int:
     """The version of the file; changes nothing. Raises SchemaNewer, SchemaUnreleased or NotOurs."""
     found = int(connection.pragma("user_version"))

@@ -30,7 +30,7 @@ from veilmq.model.instant import Instant
 from veilmq.store.disk import Disk
 from veilmq.store.errors import NotOurs
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk.redo.file import RedoFile, ahead, is_given_up, note_size, open_file
+from veilmq.store.sqlite.disk.redo.file import RedoFile, ahead, is_given_up, keyless, note_size, open_file
 from veilmq.store.sqlite.disk.rows import Execute, MessageRow, Row, insert_rows
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
@@ -72,6 +72,10 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 ENTRY: Final = msgspec.msgpack.Decoder(Entry)
+
+
+class KeyMissing(apsw.CorruptError):
+    """The database has no receipt key any more, so nobody can tell what the log holds."""
 
 
 class Run(NamedTuple):
@@ -210,15 +214,17 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
     """The entries that the database lacks, and whether the log is damaged there.
 
     Begins a transaction if none is open; the entries match its state. The file is read first: if a server applies
-    entries in between, the database has them. Raises OSError if the file may not be read.
+    entries in between, the database has them. Raises OSError if the file may not be read; KeyMissing, apsw.Error.
     """
     key: Any = connection.execute("SELECT receipts FROM secret").get
-    if not isinstance(key, bytes):
-        raise apsw.CorruptError("the receipt key is missing")
+    if key is None:
+        raise KeyMissing(keyless(path))
     run = read(path, key)
     if not connection.in_transaction:
         connection.execute("BEGIN")
     following: Any = connection.execute("SELECT offset FROM mark").get
+    if following is None:
+        raise apsw.CorruptError("the table `mark` is empty")
     return run.beyond(following), run.is_damaged(following)
 
 

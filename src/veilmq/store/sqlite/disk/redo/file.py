@@ -198,6 +198,11 @@ def ahead(path: Path) -> str:
     return f"what was committed before the first record of {path} is missing: where is veilmq.db-wal? {_advice(path)}"
 
 
+def keyless(path: Path) -> str:
+    """Says that the database lacks the key of the log, and what to do."""
+    return f"the table `secret` is empty, so nothing can tell what {path} holds: {_advice(path)}"
+
+
 def _advice(path: Path) -> str:
     word = GIVEN_UP.decode()
     return (

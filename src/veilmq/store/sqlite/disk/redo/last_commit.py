@@ -11,9 +11,9 @@ Two slots, in different sectors, are written alternately: a torn write leaves th
 
 Before changing it: the file may lag behind the database, never be ahead of it. So it is only kept where every commit is
 synced, and what the database lacks after an operator gave it up goes from the file too. A copy of the database has an
-epoch of its own, and ignores the file. On ext4 the file is mapped into memory, because a system call for each commit
-costs 25 us; elsewhere it is not, because on a full copy-on-write file system a write to a mapped page ends the process
-(SIGBUS). See docs/decisions/0017-last-commit.md.
+epoch of its own, and is refused beside the file of another one. On ext4 the file is mapped into memory, because a
+system call for each commit costs 25 us; elsewhere it is not, because on a full copy-on-write file system a write to a
+mapped page ends the process (SIGBUS). See docs/decisions/0017-last-commit.md.
 """
 
 import logging
@@ -178,9 +178,9 @@ def ahead_us(connection: apsw.Connection, found: Found) -> int:
 
 def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequence[Entry]) -> str | None:
     """What was committed and is neither in the database nor among the log's entries."""
-    secret = connection.execute("SELECT epoch FROM secret").fetchone()
-    if secret is None or secret[0] != noted.epoch:
-        return None  # a new database, or another one
+    epoch: Any = connection.execute("SELECT epoch FROM secret").get
+    if epoch != noted.epoch:
+        return f"{path} is another database's, whose last acknowledged messages may be in {REDO}: {_advice(path)}"
     following: Any
     clock: Any
     ((following, clock),) = connection.execute("SELECT offset, clock FROM mark").fetchall()
@@ -190,8 +190,11 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
         return None
     lost = noted.offset - following
     what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
+    return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {_advice(path)}"
+
+
+def _advice(path: Path) -> str:
     return (
-        f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; restore all files of one "
-        "moment, or see what `veilmq check --repair` brings back; to go on without, stop the server and say so: "
-        f"echo {GIVEN_UP.decode()} > {path}"
+        "restore all files of one moment, or see what `veilmq check --repair` brings back; to go on without, stop the"
+        f" server and say so: echo {GIVEN_UP.decode()} > {path}"
     )
