@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from veilmq.protocols.bounded import Bounded, remembered
+from veilmq.protocols.caches import Bounded, remembered
 from veilmq.protocols.http import Response
 from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.auth.hosts import Hosts

@@ -11,8 +11,8 @@ from veilmq.model.commands import AnyCommand, CreateQueue, DeleteQueue, Receive,
 from veilmq.model.instant import HOUR_US
 from veilmq.model.outcomes import Swept
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.tools.integrity import check
-from veilmq.store.sqlite.upkeep import sweeps
 
 CLIENTS = 40
 STEPS = 32
@@ -72,7 +72,7 @@ def test_a_step_deletes_a_bounded_number_of_rows(stage: Stage) -> None:
         outcome = stage.do(Sweep(steps_max=STEPS))
         assert isinstance(outcome, Swept)
         now_left = count(stage, "message")
-        assert 0 < left - now_left <= STEPS * sweeps.SHARES_MAX
+        assert 0 < left - now_left <= STEPS * upkeep.SHARES_MAX
         left = now_left
 
 

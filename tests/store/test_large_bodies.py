@@ -8,8 +8,9 @@ from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.leases.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
-from veilmq.store.sqlite.upkeep import sweeps, trimming
+from veilmq.store.sqlite.upkeep import trimming
 
 LARGE = 256 * 1024
 TEXT = "x" * LARGE
@@ -77,9 +78,9 @@ def test_a_sweep_drops_large_dead_bodies_a_few_at_a_time(stage: Stage) -> None:
     while stage.counts(queue) != (0, 0, 0):
         before = left(stage, start, "expired")
         stage.batch([Sweep()])
-        assert left(stage, start, "expired") - before <= sweeps.EXPIRED_BYTES_MAX // LARGE
+        assert left(stage, start, "expired") - before <= upkeep.EXPIRED_BYTES_MAX // LARGE
         steps += 1
-    assert steps >= COUNT * LARGE // sweeps.EXPIRED_BYTES_MAX
+    assert steps >= COUNT * LARGE // upkeep.EXPIRED_BYTES_MAX
 
 
 def test_a_sweep_frees_what_was_purged_a_few_at_a_time(stage: Stage) -> None:
@@ -90,7 +91,7 @@ def test_a_sweep_frees_what_was_purged_a_few_at_a_time(stage: Stage) -> None:
     while left_rows:
         stage.batch([Sweep()])
         now_left = stage.factory.rows(stage.store)
-        assert 0 < left_rows - now_left <= sweeps.GARBAGE_BYTES_MAX // LARGE
+        assert 0 < left_rows - now_left <= upkeep.GARBAGE_BYTES_MAX // LARGE
         left_rows = now_left
 
 

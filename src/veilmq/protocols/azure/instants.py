@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.bounded import remembered
+from veilmq.protocols.caches import remembered
 
 NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"
 """The text of an endless time to live."""

@@ -16,7 +16,7 @@ from typing import Final
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import Action, Keyring
-from veilmq.protocols.bounded import Bounded
+from veilmq.protocols.caches import Bounded
 from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint

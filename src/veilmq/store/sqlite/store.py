@@ -61,7 +61,7 @@ from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
 from veilmq.store.reader import Topics
-from veilmq.store.sqlite import leases
+from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
 from veilmq.store.sqlite.disk.connections import (
@@ -80,7 +80,7 @@ from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.settings import queue_commands, topic_commands
-from veilmq.store.sqlite.upkeep import move_tasks, sweeps
+from veilmq.store.sqlite.upkeep import move_tasks
 from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
@@ -214,7 +214,7 @@ class SqliteStore:
             Delete: handles.delete_all,
             Extend: handles.extend_all,
             Undeliver: _each(handles.undeliver),
-            CheckClock: _each(sweeps.check_clock),
+            CheckClock: _each(upkeep.check_clock),
             Sweep: _flushed(self._sweep),
             Receive: _each(leases.receive),
             DropQuarantined: _each(dead_letters.drop_quarantined),
@@ -223,8 +223,8 @@ class SqliteStore:
             DescribeQueue: _each(queue_commands.describe),
             ListQueues: _each(queue_commands.list_queues),
             ListMoves: _each(move_tasks.list_moves),
-            RecordPeek: _each(sweeps.record_peek),
-            RecordPolls: _each(sweeps.record_polls),
+            RecordPeek: _each(upkeep.record_peek),
+            RecordPolls: _each(upkeep.record_polls),
             RecordPush: _each(topic_commands.record_push),
             Unsubscribe: _flushed(topic_commands.unsubscribe),
             DeleteTopic: _flushed(topic_commands.delete),
@@ -462,7 +462,7 @@ class SqliteStore:
             self._free_reserve()
 
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
-        return sweeps.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins)
+        return upkeep.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins)
 
     def _free_reserve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is

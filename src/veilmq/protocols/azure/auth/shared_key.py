@@ -18,8 +18,8 @@ from typing import Final
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import SECONDARY
 from veilmq.protocols.azure.errors import Refusal, bad_header, unauthenticated
+from veilmq.protocols.caches import Keyed
 from veilmq.protocols.http import Request
-from veilmq.protocols.keyed import Keyed
 
 _SIGNED: Final = (
     b"content-md5",

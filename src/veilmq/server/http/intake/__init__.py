@@ -23,7 +23,7 @@ from typing import Final
 
 import httptools
 
-from veilmq.protocols.bounded import Bounded
+from veilmq.protocols.caches import Bounded
 from veilmq.protocols.http import Request, absolute_form
 from veilmq.server.http.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
 from veilmq.server.http.limits import Limits

@@ -5,44 +5,168 @@ frames of the WAL, the records of the redo log that follow. If SQLite and `check
 database. If not, its rows are taken over one by one (`salvage`), and what is missing is looked for in older pages and
 in the backup. The new database has a receipt key and an epoch of its own, as the copy of a backup has: old handles are
 void, and readers of the history begin anew.
+
+At the end a salvaged database gets the numbers that only grow, and a history that begins with a snapshot of what is
+there. The history is kept as far back as it is without a gap. Behind it a snapshot lists every queue and message, so
+that the books of `veilmq check` begin there, and readers know the whole state at its end.
 """
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import apsw
 import msgspec
 
+from veilmq.model.events import SCHEMA_VERSION, Event, Kind, Part
+from veilmq.model.instant import HOUR_US, Instant
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import COMMITTED, DATABASE, REDO, DirectoryHeld, is_held, read_holder
 from veilmq.store.errors import DatabaseFailed, NotOurs
 from veilmq.store.files import sync_directory, sync_file
 from veilmq.store.options import Options
+from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
+from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
-from veilmq.store.sqlite.disk.redo import apply_log, last_commit
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
+from veilmq.store.sqlite.disk.schema import fresh_secret
 from veilmq.store.sqlite.raw.image import Image, assemble, page_bytes
 from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
-from veilmq.store.sqlite.repair.ending import clock_of, end
 from veilmq.store.sqlite.repair.report import Export, Repair
-from veilmq.store.sqlite.repair.salvage import Backup, Salvage
-from veilmq.store.sqlite.repair.settle import settle
+from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salvage
+from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import read
+from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 from veilmq.store.sqlite.tools import integrity
 from veilmq.store.sqlite.tools.backup import made, renew
+from veilmq.store.sqlite.tools.books import Recorded
+from veilmq.store.sqlite.upkeep.snapshots import HELD, MESSAGES_MAX
+
+_ROW_EVENTS: Final = 64
+"""Events in a row of the snapshot."""
+_BREAK: Final = (
+    "SELECT max(offset) FROM (SELECT offset, lag(offset + count) OVER (ORDER BY offset) AS expected FROM history)"
+    " WHERE offset <> expected"
+)
+_QUEUES: Final = (
+    "SELECT incarnation, account, region, name, generation, created, modified, settings FROM queue"
+    " WHERE deleted IS NULL ORDER BY incarnation"
+)
+_NUMBERS: Final = {
+    "queue": "SELECT max(incarnation) FROM queue",
+    "topic": "SELECT max(incarnation) FROM topic",
+    "subscription": "SELECT max(id) FROM subscription",
+    "move_task": "SELECT max(number) FROM move_task",
+}
+_SEQUENCE: Final = (
+    "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0),"
+    " ifnull((SELECT max(sequence) FROM deduplication), 0))"
+)
+_GENERATION: Final = (
+    "SELECT max(ifnull((SELECT max(generation) FROM queue), 0), ifnull((SELECT generation FROM mark), 0))"
+)
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+
+T = TypeVar("T")
+
+
+def clock_of(target: apsw.Connection, noted: Noted | None) -> Instant:
+    """The lease clock: that of the mark, unless the history and the last commit say that it cannot be right."""
+    mark: Any = target.execute("SELECT clock FROM mark").fetchone()
+    known: Any = target.execute("SELECT max(at) FROM history").fetchone()
+    latest = max(known[0] or 0, 0 if noted is None else noted.clock)
+    if mark is not None and (latest <= mark[0] <= latest + HOUR_US or not latest):
+        return Instant(mark[0])
+    return Instant(latest)
+
+
+def _end(target: apsw.Connection, clock: Instant, offset_min: int) -> None:
+    """Write the mark, the secret, and the snapshot. offset_min: the next offset, if the history ends before it."""
+    found: Any = target.execute(_BREAK).fetchone()
+    if found[0] is not None:
+        target.execute("DELETE FROM history WHERE offset < ?", (found[0],))
+    target.execute("DELETE FROM history WHERE offset <= ?", (_last_contradiction(target),))
+    row: Any = target.execute("SELECT max(offset + count) FROM history").fetchone()
+    offset = max(offset_min, 1) if row[0] is None else row[0]  # a snapshot at 0 would not begin the books
+    _write_mark(target, clock, offset)
+    for kind, statement in _NUMBERS.items():
+        last: Any = target.execute(statement).get
+        target.execute(
+            "INSERT INTO last_number VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET last = max(last, excluded.last)",
+            (kind, last or 0),
+        )
+    target.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
+    _write_snapshot(target, clock, offset)
+
+
+def _last_contradiction(target: apsw.Connection) -> int:
+    """The last row of the history that says something else than the tables; -1: none does."""
+    recorded, last = Recorded(target, []), -1
+    rows: Any = target.cursor().execute("SELECT offset, events FROM history ORDER BY offset")
+    for offset, packed in rows:
+        for event in EVENTS.decode(packed):
+            if recorded.compare(event):
+                last = offset
+    return NUMBER_MAX if any(recorded.queues()) else last
+
+
+def _write_mark(target: apsw.Connection, clock: Instant, offset: int) -> None:
+    sequence: Any = target.execute(_SEQUENCE).get
+    generation: Any = target.execute(_GENERATION).get
+    target.execute("INSERT OR REPLACE INTO mark VALUES (1, ?, ?, ?, ?)", (clock, sequence, generation, offset))
+
+
+def _write_snapshot(target: apsw.Connection, clock: Instant, offset: int) -> None:
+    begin, size = offset, history_end(target)
+    for events in _pieces(_snapshot(target, clock, begin), _ROW_EVENTS):
+        packed = _ENCODE(events)
+        target.execute(INSERT_HISTORY, (offset, len(events), clock, size, SCHEMA_VERSION, packed))
+        offset, size = offset + len(events), size + len(packed)
+    target.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (begin, offset - 1))
+    target.execute("UPDATE mark SET offset = ?", (offset,))
+
+
+def _snapshot(target: apsw.Connection, clock: Instant, begin: int) -> Iterator[Event]:
+    origin = server(target)
+    last: Any = target.execute("SELECT sequence FROM mark").get
+
+    def event(queue: int | None, detail: dict[str, Any]) -> Event:
+        return Event(Kind.SNAPSHOT, clock, queue, origin, detail=detail)
+
+    yield event(None, {"part": Part.BEGIN, "last": last})
+    incarnations = {}
+    for incarnation, account, region, name, generation, created, modified, settings in read(target, _QUEUES):
+        incarnations[generation] = incarnation
+        detail = {"part": Part.QUEUE, "created": created, "modified": modified}
+        recorded = recorded_settings(QueueKey(account, region, name), SETTINGS_DECODER.decode(settings))
+        yield event(incarnation, detail | recorded)
+    messages: Any = target.cursor().execute(HELD, (0, last, -1))
+    for generation, group in groupby(messages, key=lambda row: row[0]):
+        for held in _pieces((row[1:] for row in group), MESSAGES_MAX):
+            yield event(incarnations[generation], {"part": Part.MESSAGES, "messages": held})
+    yield event(None, {"part": Part.END, "begin": begin})
+
+
+def _pieces(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(values)
+    while piece := list(islice(iterator, size)):
+        yield piece
+
 
 EXPORT: Final = "not-placed.jsonl"
 _REASON_MAX: Final = 120
 _PART: Final = "salvage.part"
 _LOCK: Final = "lock"
 _NAMES: Final = "queue_by_name"
-_QUEUES: Final = (
+_QUEUE_NAMES: Final = (
     "SELECT generation, account || '/' || region || '/' || name FROM queue WHERE deleted IS NULL ORDER BY 2"
 )
 _CONTENT: Final = (
@@ -263,7 +387,7 @@ class _Work:
             read(target, "SELECT incarnation, account || '/' || region || '/' || name FROM queue")
         )
         salvage.list_missing(names)
-        end(target, clock, following)
+        _end(target, clock, following)
         return following + beyond
 
     def _read_journal(self, salvage: Salvage) -> tuple[int, int]:
@@ -287,7 +411,7 @@ class _Work:
         checked = integrity.check(self._target, self._progress, is_owner=True)
         report.problems = [f"{each.kind}: {each.text}" for each in checked.problems if each.kind != "quarantine"]
         with closing(open_reader(self._target, Options())) as connection:
-            contents = {generation: report.of(name) for generation, name in read(connection, _QUEUES)}
+            contents = {generation: report.of(name) for generation, name in read(connection, _QUEUE_NAMES)}
             for generation, place, count in read(connection, _CONTENT):
                 if generation in contents:  # else it is garbage
                     setattr(contents[generation], place, count)
