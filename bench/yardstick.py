@@ -8,7 +8,8 @@ real store and its sync. Each tree has a lane, this tree has two: the difference
 processes of a turn run side by side and alternate in short rounds of some 20 ms, so that whatever slows the machine
 affects all of them. The result is the median of the ratios of two lanes' rounds. In a turn all processes have the same
 hash seed, and none has random addresses: otherwise two processes with the same code differ by 4 to 8 % for as long as
-they live. Each turn has new processes and another seed, so that no single memory layout decides.
+they live. For the same reason each lane runs a copy of its tree, all in directories whose names are equally long. Each
+turn has new processes and another seed, so that no single memory layout decides.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class Lane:
             **os.environ,
             "PYTHONPATH": str(tree / "src"),
             "PYTHONHASHSEED": str(seed),
-            "PYTHONPYCACHEPREFIX": str(home / "pycache" / str(tree).strip("/")),
+            "PYTHONPYCACHEPREFIX": str(tree / "pycache"),
         }
         command = [sys.executable, str(ROOT / "bench" / "yardstick_lane.py"), "--tree", str(tree)]
         self._errors = (home / "errors").open("a+")
@@ -87,6 +88,15 @@ class Turn:
     def __init__(self, names: list[str]) -> None:
         self.totals: dict[str, Rounds] = {name: [] for name in names}
         self.stages: dict[str, Rounds] = {name: [] for name in names}
+
+
+def copied(trees: dict[str, Path], home: Path) -> dict[str, Path]:
+    """A copy of each tree, as far as a lane needs it."""
+    copies = {name: home / str(number) for number, name in enumerate(trees)}
+    for name, tree in trees.items():
+        shutil.copytree(tree / "src", copies[name] / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(tree / "pyproject.toml", copies[name])
+    return copies
 
 
 def measured(trees: dict[str, Path], seed: int, home: Path, options: argparse.Namespace) -> Turn:
@@ -178,6 +188,7 @@ def main() -> None:
     turns: list[Turn] = []
     try:
         measure.refuse_memory(home)
+        trees = copied(trees, home)
         for number in range(options.turns):
             turns.append(measured(trees, number, home, options))
             print(f"turn {number + 1} of {options.turns}, load {measure.load_1min():.1f}", file=sys.stderr, flush=True)
