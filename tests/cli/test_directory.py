@@ -162,7 +162,7 @@ DAMAGE = [
     ("history", "UPDATE message SET sent = sent - 1", "its row does not say what was recorded"),
     ("history", "UPDATE queue SET name = 'other' WHERE name = 'work'", "another name"),
     ("queue", "UPDATE queue SET settings = x'c1' WHERE name = 'gone'", "cannot be read"),
-    ("queue", "UPDATE message SET sender = CAST(x'ff' AS TEXT)", "cannot be read"),
+    ("message", "UPDATE message SET sender = CAST(x'ff' AS TEXT)", "is not UTF-8"),
     ("queue", "UPDATE lease SET failure = x'c1'", "cannot be read"),
     ("lease", "UPDATE lease SET due = due + 1000000000000000 WHERE hidden = 1", "later than any"),
     ("file", "UPDATE mark SET clock = clock + 4000000000", "ahead of what was committed last"),
