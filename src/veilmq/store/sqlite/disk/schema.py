@@ -260,13 +260,14 @@ def fresh_secret() -> tuple[bytes, bytes]:
 
 
 _BEGUN: Final = " UNION ALL ".join(
-    f"SELECT 1 FROM {table}" for table in ("mark", "secret", "last_number", "history", "queue", "message")
+    f"SELECT * FROM (SELECT 1 FROM {table} LIMIT 1)"
+    for table in ("mark", "secret", "last_number", "history", "queue", "message")
 )
 
 
 def is_begun(connection: apsw.Connection) -> bool:
     """Whether the first start of the database came to an end: it then had rows."""
-    return connection.execute(_BEGUN).get is not None
+    return connection.execute(_BEGUN).fetchone() is not None
 
 
 def check(connection: apsw.Connection) -> int:
