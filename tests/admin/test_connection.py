@@ -164,7 +164,7 @@ def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connecti
         head, _, body = exchanged(client).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head.lower()
     assert b"content-length" not in head.lower()
-    assert [json.loads(line)["kind"] for line in body.splitlines()] == ["queue_created"]
+    assert [json.loads(line)["kind"] for line in body.splitlines()] == ["queue_created", "operator_command"]
 
 
 def test_a_stream_to_an_http_1_0_client_that_fails_is_no_whole_answer(port: int, monkeypatch: Any) -> None:

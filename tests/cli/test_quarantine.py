@@ -122,7 +122,7 @@ def test_a_drop_is_asked_for_and_the_books_balance(veilmq: Run, damaged: Damaged
     assert veilmq("quarantine", "drop", "orders-2", third, "--yes", "--json").json == [{"id": third}]
     assert veilmq("check").code == 0
     kinds = [event["kind"] for event in veilmq("trace", second, "--json").json[0]["events"]]
-    assert kinds == ["sent", "quarantined", "quarantine_dropped"]
+    assert kinds == ["sent", "quarantined", "quarantine_dropped", "operator_command"]
 
 
 def samples(http: httpx.Client) -> dict[str, float]:

@@ -55,6 +55,24 @@ def test_a_message_lives_its_life(veilmq: Run) -> None:
     assert veilmq("trace", "0" * 32).code == 1
 
 
+def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
+    for _ in range(2):
+        assert veilmq("queues", "create", "orders", "--id", "make").out == "created orders\n"
+        assert veilmq("send", "orders", "one", "--id", '"\\"').code == 0
+    lines = "\n".join(str(number) for number in range(150))
+    for _ in range(2):
+        assert veilmq("send", "orders", "--lines", "--id", "many", stdin=lines).code == 0
+    assert veilmq("purge", "orders", "--yes", "--id", "p").out == "purged orders: 151 messages\n"
+    assert veilmq("send", "orders", "later").code == 0
+    assert veilmq("purge", "orders", "--yes", "--id", "p").out == "purged orders: 151 messages\n"
+    assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 messages\n"
+    other = veilmq("queues", "delete", "orders", "--yes", "--id", "p")
+    assert (other.code, "used for another call" in other.err) == (1, True)
+    assert veilmq("purge", "orders", "--yes", "--id", "a b").code == 1
+    told = [each["detail"]["id"] for each in veilmq("events", "--json", "--kind", "operator_command").json]
+    assert told[:5] == ["make", '"\\"', "many", "many.2", "p"]
+
+
 def test_a_message_is_found_by_its_id(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     (sent,) = veilmq("send", "orders", "the body", "--type", "order", "--json").json
@@ -231,7 +249,7 @@ def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
     for number in range(5):
         veilmq("send", "orders", str(number))
     events = veilmq("events", "--json").json
-    assert [event["kind"] for event in events] == ["queue_created", *["sent"] * 5]
+    assert [event["kind"] for event in events] == ["queue_created", "operator_command", *["sent"] * 5]
     assert veilmq("events", "--json", "--from", "2", "--limit", "3").json == events[2:5]
     assert veilmq("events", "--from", "next").out == ""
     assert veilmq("events", "--json", "--last", "2").json == events[-2:]
@@ -240,9 +258,9 @@ def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
     assert veilmq("events", "--last", "2", "--from", "2").code == 2
     assert veilmq("events", "--last", "0").code == 2
     assert "queue created" in veilmq("events", "--limit", "1").out
-    beyond = veilmq("events", "--from", "7")
+    beyond = veilmq("events", "--from", "8")
     assert beyond.code == 2
-    assert "ends at offset 6" in beyond.err
+    assert "ends at offset 7" in beyond.err
 
 
 def test_a_queue_that_never_was_is_told_from_one_without_events(veilmq: Run) -> None:
@@ -395,6 +413,7 @@ def test_follow_prints_what_comes_until_it_is_interrupted(run: Run, tmp_path: Pa
             watchdog = threading.Timer(30, follower.kill)
             watchdog.start()
             assert json.loads(follower.stdout.readline())["kind"] == "queue_created"
+            assert json.loads(follower.stdout.readline())["kind"] == "operator_command"
             assert run("send", "orders", "a", *where).code == 0
             assert json.loads(follower.stdout.readline())["kind"] == "sent"
             follower.send_signal(2)

@@ -6,7 +6,7 @@ store.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,10 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from veilmq.admin.access import REFUSALS, Caller, asked
+from veilmq.admin.api import operator
 from veilmq.admin.api.errors import STATUS, Refused, described
+from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
+from veilmq.model.outcomes import Outcome
 from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.shell import Shell
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 JSON_LINES: Final = "application/x-ndjson"
@@ -59,9 +63,34 @@ def members_of(request: Request) -> dict[str, str]:
     return members
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """The value as JSON."""
-    return Response(_JSON.encode(value), status, media_type="application/json", headers=_PRIVATE)
+    return Response(_JSON.encode(value), status, media_type="application/json", headers=_PRIVATE | (headers or {}))
+
+
+def command_id_of(request: Request) -> str | None:
+    """The client's id of its command. Raises Refused (400)."""
+    return operator.command_id(request.headers.getlist(operator.HEADER))
+
+
+def no_command_id(request: Request) -> None:
+    """Raises Refused (400) if the client gives an id to a call that cannot be repeated by it."""
+    if operator.HEADER in request.headers:
+        words = "this call takes no Idempotency-Key: a repeated one would not do the same"
+        raise Refused(400, "idempotency_key_refused", words)
+
+
+async def carry_out(
+    request: Request, shell: Shell, asked: operator.Asked, commands: Sequence[AnyCommand]
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Run an operator's commands, or find that they ran before: their outcomes, and headers for the answer.
+
+    Raises Refused and VeilError.
+    """
+    command = operator.operate(caller_of(request).origin, asked, commands, command_id_of(request))
+    (outcome,) = await shell.call(command)
+    done = operator.done(command, outcome)
+    return done.outcomes, operator.REPLAYED if done.repeated else {}
 
 
 _PRIVATE: Final = {"cache-control": "no-store"}

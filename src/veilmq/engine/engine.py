@@ -20,6 +20,7 @@ from veilmq.model.commands import (
     Delete,
     DeleteQueue,
     Extend,
+    Operate,
     Receive,
     RecordPolls,
     Sweep,
@@ -27,7 +28,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import Overloaded, RateExceeded, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.outcomes import Applied, Outcome, QueueDeleted, Received, Swept
+from veilmq.model.outcomes import Applied, Operated, Outcome, QueueDeleted, Received, Swept
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import is_hidden
 
@@ -56,7 +57,7 @@ class Batch(msgspec.Struct, gc=False, eq=False):
     commands: list[AnyCommand]
 
 
-_RACERS = (Delete, Extend)
+_RACERS = (Delete, Extend, Operate)  # the last may have them in it
 
 
 class Engine:
@@ -236,8 +237,7 @@ class Engine:
             else:
                 self._gone.discard(call.ticket)
                 answers.append(Answer(call.ticket, mine))
-                if type(call.commands[0]) is DeleteQueue and type(mine[0]) is QueueDeleted:
-                    deleted.append(call.commands[0].queue)
+                deleted += _deleted_queues(call.commands[0], mine[0])
         if self._cut:
             self._pending.extendleft(reversed(self._cut))
             self._cut = []
@@ -473,7 +473,16 @@ class Engine:
 def _messages(call: Call) -> int:
     """How many messages the call may touch."""
     first = call.commands[0]
-    return first.count_max if type(first) is Receive else len(call.commands)
+    if type(first) is Receive:
+        return first.count_max
+    return len(first.commands) if type(first) is Operate else len(call.commands)
+
+
+def _deleted_queues(command: AnyCommand, outcome: Outcome) -> list[QueueKey]:
+    """The queue that a call deleted, also if an operator asked for it."""
+    if type(command) is Operate and type(outcome) is Operated and outcome.outcomes:
+        command, outcome = command.commands[0], outcome.outcomes[0]
+    return [command.queue] if type(command) is DeleteQueue and type(outcome) is QueueDeleted else []
 
 
 def _again(waiter: Waiter, now: Instant) -> Call:

@@ -6,7 +6,7 @@ process boundary. `None` for a duration means the queue's own setting.
 """
 
 from enum import IntEnum, StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey, QueueSetting
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256
+COMMAND_ID_CHARACTERS_MAX: Final = 128
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
@@ -230,6 +231,26 @@ class Peek(Command, tag=True, kw_only=True, gc=False):
     count_max: int = 1
 
 
+class Operate(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Commands of an operator, to run once, with an event that says who asked for what. Outcome `Operated`.
+
+    If an outcome is kept under this id and principal, nothing runs and that is the answer.
+    """
+
+    origin: Origin
+    id: str
+    """Up to `COMMAND_ID_CHARACTERS_MAX` visible ASCII characters."""
+    keeps: bool
+    """Whether to keep the outcome. False: the id is the server's own, so nobody can repeat the command."""
+    digest: bytes
+    """Of what was asked. Another one under the same id is refused."""
+    act: str
+    asked: dict[str, Any]
+    """For the history; nothing secret."""
+    commands: tuple[Any, ...]
+    """Of one kind; no `Receive`."""
+
+
 class Sweep(msgspec.Struct, tag=True, kw_only=True, gc=False):
     """One bounded step of cleanup: ended leases and delays, expired messages, old history. Outcome `Swept`."""
 
@@ -440,7 +461,7 @@ AnyTopicCommand = (
 )
 MoveCommand = StartMove | CancelMove | ListMoves
 UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush
-AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
+AnyCommand = Operate | QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
 
 
 def default_settings(command: CreateQueue) -> QueueSettings:

@@ -68,6 +68,8 @@ class Kind(IntEnum):
     """An operator deleted a message from quarantine. It left its queue, for the books, when it was QUARANTINED."""
     PEEKED = 35
     """Somebody read the body of the message by its id, without a lease."""
+    OPERATOR_COMMAND = 36
+    """What an operator asked for and the server did; the events of what it did come just before."""
 
 
 class Refusal:

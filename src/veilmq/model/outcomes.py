@@ -3,6 +3,8 @@
 Strategy: one struct per command, with everything that any protocol shows of it, in the engine's units.
 """
 
+from typing import Any
+
 import msgspec
 
 from veilmq.model.errors import VeilError
@@ -137,6 +139,16 @@ class MovesListed(msgspec.Struct, gc=False):
     tasks: list[MoveInfo]
 
 
+class Operated(msgspec.Struct, gc=False):
+    """The outcomes of an operator's commands, now or when the command was first carried out."""
+
+    outcomes: list[Any]
+    repeated: bool = False
+    """Nothing ran: the command was carried out before."""
+    mismatch: bool = False
+    """Nothing ran: the id is another command's."""
+
+
 class TopicCreated(msgspec.Struct, gc=False):
     """The topic exists; `created` is False if it did before."""
 
@@ -204,6 +216,7 @@ Result = (
     | MoveStarted
     | MoveCancelled
     | MovesListed
+    | Operated
     | TopicCreated
     | TopicDescribed
     | TopicsListed

@@ -33,6 +33,7 @@ from tests.support.contract.interleaving import TestInterleaving
 from tests.support.contract.leases import TestLeases
 from tests.support.contract.many_handles import TestManyHandles
 from tests.support.contract.moves import TestMoves
+from tests.support.contract.operators import TestOperators
 from tests.support.contract.peek import TestPeek
 from tests.support.contract.plans import TestPlans
 from tests.support.contract.priority import TestPriority
@@ -73,6 +74,7 @@ SUITE = (
     TestLeases,
     TestManyHandles,
     TestMoves,
+    TestOperators,
     TestPeek,
     TestPlans,
     TestPriority,

@@ -337,6 +337,8 @@ _TABLE: Final = (
     Operation("peek", "GET", "/peek", Action.PEEK, inputs.PeekInput, _peek, _show_messages),
 )
 OPERATIONS: Final = {operation.name: operation for operation in _TABLE}
+OF_MESSAGES: Final = frozenset({"send", "receive", "extend", "delete"})
+"""Operations that the history tells of each message; only with a client's id also as a command of an operator."""
 
 encode: Final = msgspec.json.Encoder().encode
 """JSON of what `show` gives."""

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin.access import INPUT_ENDED
-from veilmq.admin.answers import answer, body_of, caller_of, members_of
-from veilmq.admin.api import inputs, views
+from veilmq.admin.answers import answer, body_of, caller_of, carry_out, command_id_of, members_of, no_command_id
+from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.api.operations import OPERATIONS, Asked, Operation
+from veilmq.admin.api.operations import OF_MESSAGES, OPERATIONS, Asked, Operation
 from veilmq.admin.history.messages import message_page
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.service import Service, home_region, knows
@@ -98,8 +98,16 @@ class Queues:
                 self._check_known(key.account)
             if caller.key is not None and not may_lead(caller.key, operation.action, commands[0]):
                 raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
-            shown = operation.show(await self._run(request, commands))
-            return answer(shown, 201 if shown.get("new") else 200)
+            if operation.name == "receive":
+                no_command_id(request)
+            unnamed = operation.name in OF_MESSAGES and command_id_of(request) is None
+            if operation.method == "GET" or unnamed:
+                return answer(operation.show(await self._run(request, commands)))
+            self.commands[type(commands[0])] += len(commands)
+            told = operator.Asked(operation.name, str(key), wanted)
+            outcomes, headers = await carry_out(request, self._service.shell, told, commands)
+            shown = operation.show(outcomes)
+            return answer(shown, 201 if shown.get("new") else 200, headers)
 
         return endpoint
 

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import answer, caller_of, members_of
-from veilmq.admin.api import inputs
+from veilmq.admin.answers import answer, caller_of, carry_out, members_of
+from veilmq.admin.api import inputs, operator
 from veilmq.admin.api.views import shown_move, shown_topic
 from veilmq.admin.history.reading import all_moves, covers, topics_of
 from veilmq.admin.service import Service, home_region
@@ -68,10 +68,12 @@ class Topics:
     async def delete(self, request: Request) -> Response:
         """Delete one topic, its subscriptions and its waiting pushes."""
         key = self._key(request, Action.MANAGE_TOPICS)
-        (outcome,) = await self._service.shell.call(DeleteTopic(topic=key, origin=caller_of(request).origin))
+        command = DeleteTopic(topic=key, origin=caller_of(request).origin)
+        asked = operator.Asked("remove_topic", str(key), inputs.Nothing())
+        (outcome,), headers = await carry_out(request, self._service.shell, asked, [command])
         if isinstance(outcome, VeilError):
             raise outcome
-        return answer({})
+        return answer({}, headers=headers)
 
     async def moves(self, request: Request) -> Response:
         """A page of the latest tasks of all queues that the caller may see, newest first."""

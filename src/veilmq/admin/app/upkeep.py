@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin import answers
-from veilmq.admin.api import inputs, views
+from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
@@ -70,8 +70,10 @@ class Upkeep:
         """The machine's clock is right: let expire what only its step kept."""
         answers.caller_of(request).check(Action.SETTINGS)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
-        (outcome,) = await self._service.shell.call(self._service.clock.accepting())
-        return answers.answer(views.shown_clock(outcome))
+        asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
+        commands = [self._service.clock.accepting()]
+        (outcome,), headers = await answers.carry_out(request, self._service.shell, asked, commands)
+        return answers.answer(views.shown_clock(outcome), headers=headers)
 
     def _unaccepted_us(self) -> int:
         return self._service.clock.unaccepted_us(self._service.reader.held_us)
@@ -80,6 +82,7 @@ class Upkeep:
         """Move the clock: everything that becomes due has happened when this answers."""
         answers.caller_of(request).check(Action.SETTINGS)
         wanted = inputs.decode(await answers.body_of(request), inputs.ClockInput)
+        answers.no_command_id(request)
         if self._service.keyring.checks:
             raise Refused(403, "clock_fixed", "the clock moves in development mode alone: start without --credentials")
         await self._service.shell.advance(self._service.clock, wanted.advance_us)

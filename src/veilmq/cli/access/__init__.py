@@ -62,8 +62,11 @@ class Home(NamedTuple):
 class AdminAccess(Protocol):
     """The admin operations. All raise Failure."""
 
-    def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one row of `OPERATIONS` on one queue; return the result of its `show`."""
+    def run(
+        self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None
+    ) -> dict[str, Any]:
+        """Run one row of `OPERATIONS` on one queue; return the result of its `show`. What changes something acts once
+        under its id."""
         ...
 
     def home(self, account: str | None) -> Home:
@@ -103,7 +106,7 @@ class AdminAccess(Protocol):
         wanted: filters `queue`, `kind` and `message`."""
         ...
 
-    def accept_clock(self) -> dict[str, Any]:
+    def accept_clock(self, command_id: str) -> dict[str, Any]:
         """Say that the machine's clock is right: {accepted_us, held_us}."""
         ...
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 import veilmq
-from veilmq.admin.api import inputs, views
-from veilmq.admin.api.errors import described
+from veilmq.admin.api import inputs, operator, views
+from veilmq.admin.api.errors import Refused, described
 from veilmq.admin.api.operations import OPERATIONS, Asked
 from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
@@ -94,13 +94,28 @@ class DirectAccess:
         self._clock = LeaseClock()
         self._clock.start(store.mark)
 
-    def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None
+    ) -> dict[str, Any]:
         """See `AdminAccess.run`."""
         row = OPERATIONS[operation]
         with _failures():
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
             asked = Asked(checked, _ORIGIN, self._clock.now())
-            return row.show(self._call(row.plan(asked, inputs.convert(dict(members), row.shape))))
+            wanted = inputs.convert(dict(members), row.shape)
+            commands = row.plan(asked, wanted)
+            if command_id is None:
+                return row.show(self._call(commands))
+            return row.show(self._carry_out(operator.Asked(operation, str(checked), wanted), commands, command_id))
+
+    def _carry_out(self, asked: operator.Asked, commands: Sequence[AnyCommand], command_id: str) -> list[Outcome]:
+        """As the admin port does with the same id. Raises Failure, VeilError."""
+        try:
+            command = operator.operate(_ORIGIN, asked, commands, operator.checked_id(command_id))
+            (outcome,) = self._call([command])
+            return operator.done(command, outcome).outcomes
+        except Refused as refused:
+            raise failure_of(refused.error, refused.message, {}) from None
 
     def home(self, account: str | None) -> Home:
         """See `AdminAccess.home`: the account of development mode, or the only one that has queues here. Only its
@@ -199,10 +214,11 @@ class DirectAccess:
             stop = min(found.start + limit, found.following)
             return Piece(event_lines(view, found.start, stop, scope), found.start, stop)
 
-    def accept_clock(self) -> dict[str, Any]:
+    def accept_clock(self, command_id: str) -> dict[str, Any]:
         """See `AdminAccess.accept_clock`."""
         with _failures():
-            (outcome,) = self._call([self._clock.accepting()])
+            asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
+            (outcome,) = self._carry_out(asked, [self._clock.accepting()], command_id)
             return views.shown_clock(outcome)
 
     def _call(self, commands: Sequence[AnyCommand]) -> list[Outcome]:

@@ -82,6 +82,7 @@ class HttpAccess:
     def __init__(self, admin: str, token: str | None, *, announced: bool = False, source: str = "--admin") -> None:
         self._admin = admin
         self._is_connected = self._may_be_done = False
+        self._command_id: str | None = None
         try:
             self._connection = _connection(admin, announced=announced)
         except (ValueError, http.client.InvalidURL):
@@ -99,7 +100,9 @@ class HttpAccess:
         """End the connection."""
         self._connection.close()
 
-    def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None
+    ) -> dict[str, Any]:
         """See `AdminAccess.run`."""
         try:
             inputs.queue_key(queue.account, queue.region, queue.name)
@@ -109,19 +112,20 @@ class HttpAccess:
         key = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
         path = f"/api/v1/queues/{key}{OPERATIONS[operation].suffix}"
         try:
-            return self._run(operation, path, members)
+            return self._run(operation, path, members, command_id)
         except Missing as failure:
             if self.home(queue.account).is_known:
                 raise
             advice = f"The server's credentials file has no account {queue.account}: is that the one you mean?"
             raise Missing(failure.code, str(failure), advice) from None
 
-    def _run(self, operation: str, path: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    def _run(self, operation: str, path: str, members: Mapping[str, Any], command_id: str | None) -> dict[str, Any]:
         row = OPERATIONS[operation]
         answer_s = _WORK_S if operation in _MUCH_WORK else _ANSWER_S + (members.get("wait_us") or 0) / 1e6
         if row.method == "GET":
             return self._json("GET", path, members)
-        return self._json(row.method, path, {}, json.dumps(dict(members)).encode(), answer_s=answer_s)
+        body = json.dumps(dict(members)).encode()
+        return self._json(row.method, path, {}, body, answer_s=answer_s, command_id=command_id)
 
     def home(self, account: str | None) -> Home:
         """See `AdminAccess.home`."""
@@ -191,9 +195,9 @@ class HttpAccess:
         first, following = (self._number(answer, name) for name in ("veilmq-start-offset", "veilmq-next-offset"))
         return Piece(body, first, following, epoch)
 
-    def accept_clock(self) -> dict[str, Any]:
+    def accept_clock(self, command_id: str) -> dict[str, Any]:
         """See `AdminAccess.accept_clock`."""
-        return self._json("POST", "/api/v1/clock/accept", {}, b"{}")
+        return self._json("POST", "/api/v1/clock/accept", {}, b"{}", command_id=command_id)
 
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
         """Write the response into the file. Raises Failure, also if it is shorter than announced; OSError of the
@@ -246,8 +250,9 @@ class HttpAccess:
         body: bytes | None = None,
         *,
         answer_s: float | None = None,
+        command_id: str | None = None,
     ) -> dict[str, Any]:
-        answer, content = self._ask(method, path, members, body, answer_s=answer_s)
+        answer, content = self._ask(method, path, members, body, answer_s=answer_s, command_id=command_id)
         return self._said(answer.status, content)
 
     def _said(self, status: int, content: bytes) -> dict[str, Any]:
@@ -275,12 +280,15 @@ class HttpAccess:
         body: bytes | None = None,
         *,
         answer_s: float | None = None,
+        command_id: str | None = None,
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """The response with its whole body, within `answer_s`. Raises Failure."""
         answer_s = _ANSWER_S if answer_s is None else answer_s
+        headers = self._headers if command_id is None else self._headers | {"Idempotency-Key": _quoted(command_id)}
+        self._command_id = command_id
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
         with self._failures(answer_s):
-            self._request(method, f"{path}?{query}" if query else path, body, self._headers, answer_s)
+            self._request(method, f"{path}?{query}" if query else path, body, headers, answer_s)
             with self._answered() as answer:
                 return answer, answer.read()
 
@@ -324,13 +332,21 @@ class HttpAccess:
             raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}", _ADVICE_PLAIN) from None
         except (OSError, http.client.HTTPException) as error:
             advice = _ADVICE_TLS if isinstance(error, http.client.RemoteDisconnected) else _ADVICE
+            if self._may_be_done and self._command_id is not None:
+                advice = self._undecided()
             raise Unreachable(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", advice) from None
 
     def _silence(self, answer_s: float) -> Failure:
         if not self._is_connected:
             return Unreachable(Exit.ADDRESS, f"{self._admin}: no connection within {_ANSWER_S:g} s", _ADVICE_AWAY)
         message = f"{self._admin}: the server took the connection but does not answer within {answer_s:g} s"
-        return Unreachable(Exit.ADDRESS, message, _ADVICE_UNDECIDED if self._may_be_done else _ADVICE_SILENT)
+        return Unreachable(Exit.ADDRESS, message, self._undecided() if self._may_be_done else _ADVICE_SILENT)
+
+    def _undecided(self) -> str:
+        """What to do about a command that may have been carried out."""
+        if self._command_id is None:
+            return _ADVICE_UNDECIDED
+        return f"What was asked for may be done. To repeat it, so that it acts once: --id {self._command_id}"
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:
@@ -361,6 +377,12 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=context)
+
+
+def _quoted(text: str) -> str:
+    """The text as a header's string (RFC 9651, 3.3.3)."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:

@@ -7,10 +7,12 @@ command runs.
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -53,6 +55,8 @@ class Asked:
     as_json: bool
     again: "Callable[[], HttpAccess | None]"
     """Opens a new access to the same server; None while nobody serves the directory. Raises Failure."""
+    ids: Iterator[str] | None = None
+    """The ids of the calls that change something; None: they have none."""
 
     @cached_property
     def _home(self) -> "Home":
@@ -97,7 +101,13 @@ class Asked:
     def run(self, operation: str, queue: str, **members: Any) -> dict[str, Any]:
         """Run one operation on one queue; members of None are left out."""
         given = {name: value for name, value in members.items() if value is not None}
-        return self.access.run(operation, self.queue(queue), given)
+        return self.run_with(operation, queue, given)
+
+    def run_with(self, operation: str, queue: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with all members."""
+        if self.ids is None or operation == "describe":
+            return self.access.run(operation, self.queue(queue), members)
+        return self.access.run(operation, self.queue(queue), members, next(self.ids))
 
 
 _OPTIONS: Final = {
@@ -124,13 +134,17 @@ _OPTIONS: Final = {
     "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
 }
 _DEFAULTS: Final = {"as_json": False}
+_ID: Final = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="Of this command: it acts once, however often it is repeated.")
+]
 
 
 def accept_clock(asked: Asked) -> None:
     """Say that the machine's clock is right: what only its step has kept from expiring now expires."""
     from veilmq.cli.output import duration, print_json
 
-    shown = asked.access.accept_clock()
+    assert asked.ids is not None
+    shown = asked.access.accept_clock(next(asked.ids))
     if asked.as_json:
         print_json(shown)
     elif shown["accepted_us"]:
@@ -141,57 +155,76 @@ def accept_clock(asked: Asked) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    queues = typer.Typer(help="Queues.", no_args_is_help=True, rich_markup_mode=None)
-    below: dict[str, Callable[..., None]] = {"list": list_queues, "create": create, "set": change_queue, "plan": plan}
-    for name, body in (below | {"delete": remove}).items():
-        queues.command(name)(command_of(body))
-    app.add_typer(queues, name="queues")
-    moves: dict[str, Callable[..., None]] = {"list": list_moves, "start": start_move, "cancel": cancel_move}
-    apart: dict[str, Callable[..., None]] = {
-        "list": list_quarantined,
-        "export": export_quarantined,
-        "drop": drop_quarantined,
+    changing: dict[str, dict[str, Callable[..., None]]] = {
+        "queues": {"create": create, "set": change_queue, "plan": plan, "delete": remove},
+        "moves": {"start": start_move, "cancel": cancel_move},
+        "quarantine": {"drop": drop_quarantined},
+        "clock": {"accept": accept_clock},
     }
-    for group, text, bodies in (
-        ("topics", "Topics.", {"list": list_topics}),
-        ("moves", "Message move tasks.", moves),
-        ("quarantine", "Damaged messages that nobody receives.", apart),
-        ("clock", "The machine's clock.", {"accept": accept_clock}),
+    looking: dict[str, dict[str, Callable[..., None]]] = {
+        "queues": {"list": list_queues},
+        "topics": {"list": list_topics},
+        "moves": {"list": list_moves},
+        "quarantine": {"list": list_quarantined, "export": export_quarantined},
+    }
+    for group, text in (
+        ("queues", "Queues."),
+        ("topics", "Topics."),
+        ("moves", "Message move tasks."),
+        ("quarantine", "Damaged messages that nobody receives."),
+        ("clock", "The machine's clock."),
     ):
         noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
-        for name, body in bodies.items():
+        for name, body in looking.get(group, {}).items():
             noun.command(name)(command_of(body))
+        for name, body in changing.get(group, {}).items():
+            noun.command(name)(command_of(body, Id.ALWAYS))
         app.add_typer(noun, name=group)
-    alone: dict[str, Callable[..., None]] = {
-        "send": send,
-        "receive": receive,
-        "delete": delete,
-        "extend": extend,
-        "peek": peek,
-        "purge": purge,
-    }
-    for name, body in alone.items():
+    of_messages: dict[str, Callable[..., None]] = {"send": send, "delete": delete, "extend": extend}
+    for name, body in of_messages.items():
+        app.command(name)(command_of(body, Id.IF_GIVEN))
+    for name, body in {"receive": receive, "peek": peek}.items():
         app.command(name)(command_of(body))
+    app.command("purge")(command_of(purge, Id.ALWAYS))
 
 
-def command_of(body: Callable[..., None]) -> Callable[..., None]:
+class Id(Enum):
+    """Whether the calls of a command have an id under which they act once."""
+
+    NEVER = 0
+    IF_GIVEN = 1
+    """The history tells of each message anyhow."""
+    ALWAYS = 2
+
+
+def _ids(given: str | None, wanted: Id) -> Iterator[str] | None:
+    """The id of each call of a command: the given one, or a fresh one; later calls have a number behind it."""
+    if given is None and wanted is not Id.ALWAYS:
+        return None
+    first = secrets.token_hex(16) if given is None else given
+    return chain([first], (f"{first}.{number}" for number in count(2)))
+
+
+def command_of(body: Callable[..., None], ids: Id = Id.NEVER) -> Callable[..., None]:
     """A typer command with `body`'s own parameters and the common options."""
+    options = _OPTIONS if ids is Id.NEVER else {"command_id": _ID, **_OPTIONS}
 
     def command(**given: Any) -> None:
         from veilmq.cli.access import Target, http_access, open_access
 
         _check_text(given.values())
-        taken = {name: given.pop(name) for name in _OPTIONS}
+        taken = {name: given.pop(name) for name in options}
         target = Target(taken["admin"], taken["token_file"], taken["data"])
         again = partial(http_access, target, os.environ)
+        own_ids = _ids(taken.get("command_id"), ids)
         with open_access(target, os.environ) as access:
-            body(Asked(access, (taken["account"], taken["region"]), taken["as_json"], again), **given)
+            body(Asked(access, (taken["account"], taken["region"]), taken["as_json"], again, own_ids), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
     shared = [
         inspect.Parameter(name, kind, default=_DEFAULTS.get(name), annotation=annotation)
-        for name, annotation in _OPTIONS.items()
+        for name, annotation in options.items()
     ]
     command.__doc__ = body.__doc__
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ settings live in memory, change and roll back with the batch, and are rebuilt at
 The rooms; each imports only from those below it:
 
     store, loading   the store, and how it is opened
+    handlers         which function runs which command, in which order
     reader           reads beside the batches (veilmq.store.reader)
     repair           check --repair
     tools            backup, check

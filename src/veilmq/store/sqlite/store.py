@@ -16,43 +16,7 @@ from typing import Any, Final, TypeVar
 import apsw
 import msgspec
 
-from veilmq.model.commands import (
-    AnyCommand,
-    CancelMove,
-    ChangeQueue,
-    ChangeSubscription,
-    ChangeTopic,
-    CheckClock,
-    CreateQueue,
-    CreateTopic,
-    Delete,
-    DeleteQueue,
-    DeleteTopic,
-    DescribeQueue,
-    DescribeSubscription,
-    DescribeTopic,
-    DropQuarantined,
-    Extend,
-    ListMoves,
-    ListQueues,
-    ListSubscriptions,
-    ListTopics,
-    Peek,
-    Publish,
-    PurgeQueue,
-    Receive,
-    RecordPeek,
-    RecordPolls,
-    RecordPush,
-    RevertPlan,
-    Send,
-    StartMove,
-    Subscribe,
-    SuggestPlan,
-    Sweep,
-    Undeliver,
-    Unsubscribe,
-)
+from veilmq.model.commands import AnyCommand, Peek, Sweep
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message_type import MessageTypes
@@ -61,7 +25,7 @@ from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
 from veilmq.store.reader import Topics
-from veilmq.store.sqlite import leases, upkeep
+from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
 from veilmq.store.sqlite.disk.connections import (
@@ -73,14 +37,12 @@ from veilmq.store.sqlite.disk.connections import (
     unusable,
     verdict,
 )
-from veilmq.store.sqlite.leases import handles
+from veilmq.store.sqlite.handlers import serial_order
 from veilmq.store.sqlite.loading import load
-from veilmq.store.sqlite.messages import dead_letters, groups, sends
+from veilmq.store.sqlite.messages import groups
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.settings import queue_commands, topic_commands
-from veilmq.store.sqlite.upkeep import move_tasks
 from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
@@ -98,24 +60,7 @@ _DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, Looku
 
 logger = logging.getLogger("veilmq.store")
 
-Handler = Callable[[Writer, Any], Outcome]
-GroupHandler = Callable[[Writer, list[Any]], list[Outcome]]
 T = TypeVar("T")
-
-
-def _each(handler: Handler) -> GroupHandler:
-    """Handle a group of commands one after the other."""
-    return lambda writer, commands: [handler(writer, command) for command in commands]
-
-
-def _flushed(handler: Handler) -> GroupHandler:
-    """The same, for commands that need every message in the tables."""
-
-    def handle(writer: Writer, commands: list[Any]) -> list[Outcome]:
-        flush(writer)
-        return [handler(writer, command) for command in commands]
-
-    return handle
 
 
 class SqliteStore:
@@ -180,7 +125,7 @@ class SqliteStore:
         self._broken: str | None = None
         self._reads_old = False
         """Whether readers miss the latest commits."""
-        self._handlers = self._serial_order()
+        self._handlers = serial_order(self._sweep)
 
     def _with_reserve(self, step: Callable[[], T], error: type[Exception]) -> tuple[T, bool]:
         """Run a step of opening. If it fails, perhaps because the disk is full, free the reserve and try again. Returns
@@ -191,48 +136,6 @@ class SqliteStore:
             if not self.directory.give_up_reserve():
                 raise
             return step(), True
-
-    def _serial_order(self) -> dict[type, GroupHandler]:
-        """The handler of each kind of command, in the order in which a batch runs the kinds.
-
-        A message that is sent can be received in the same batch, and a use of a handle comes before any claim that
-        could take its message (docs/decisions/0003-one-batch-by-kind.md).
-        """
-        return {
-            CreateQueue: _each(queue_commands.create),
-            ChangeQueue: _flushed(queue_commands.change),
-            SuggestPlan: _flushed(queue_commands.suggest_plan),
-            RevertPlan: _flushed(queue_commands.revert_plan),
-            StartMove: _flushed(move_tasks.start),
-            CancelMove: _flushed(move_tasks.cancel),
-            CreateTopic: _each(topic_commands.create),
-            ChangeTopic: _each(topic_commands.change),
-            Subscribe: _each(topic_commands.subscribe),
-            ChangeSubscription: _each(topic_commands.change_subscription),
-            Publish: _each(topic_commands.publish),
-            Send: sends.send_all,
-            Delete: handles.delete_all,
-            Extend: handles.extend_all,
-            Undeliver: _each(handles.undeliver),
-            CheckClock: _each(upkeep.check_clock),
-            Sweep: _flushed(self._sweep),
-            Receive: _each(leases.receive),
-            DropQuarantined: _each(dead_letters.drop_quarantined),
-            PurgeQueue: _flushed(queue_commands.purge),
-            DeleteQueue: _flushed(queue_commands.delete),
-            DescribeQueue: _each(queue_commands.describe),
-            ListQueues: _each(queue_commands.list_queues),
-            ListMoves: _each(move_tasks.list_moves),
-            RecordPeek: _each(upkeep.record_peek),
-            RecordPolls: _each(upkeep.record_polls),
-            RecordPush: _each(topic_commands.record_push),
-            Unsubscribe: _flushed(topic_commands.unsubscribe),
-            DeleteTopic: _flushed(topic_commands.delete),
-            DescribeTopic: _each(topic_commands.describe),
-            ListTopics: _each(topic_commands.list_topics),
-            DescribeSubscription: _each(topic_commands.describe_subscription),
-            ListSubscriptions: _each(topic_commands.list_subscriptions),
-        }
 
     @property
     def mark(self) -> Instant:

@@ -186,7 +186,7 @@ def change_queue(
     if not change:
         raise Failure(Exit.USAGE, "nothing to change", "Name a setting, such as --visibility-timeout 60s.")
     # Unlike other calls, a null removes a setting.
-    _show(asked, asked.access.run("change", asked.queue(queue), change), f"changed {queue}")
+    _show(asked, asked.run_with("change", queue, change), f"changed {queue}")
 
 
 def _plain(
@@ -256,7 +256,7 @@ def plan(
     if revert and change:
         raise Failure(Exit.USAGE, "--revert stands alone", "Change settings by another command.")
     operation = "revert" if revert else "change" if change else "describe"
-    shown = asked.access.run(operation, asked.queue(queue), change)
+    shown = asked.run_with(operation, queue, change)
     if asked.as_json:
         print(in_json(shown["plan"] | {"would": _would(shown)}))
     else:

@@ -248,7 +248,20 @@ CREATE TABLE history_index (
 ) STRICT;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX)
+_OPERATORS: Final = """
+CREATE TABLE operator_command (
+    number       INTEGER PRIMARY KEY, -- grows with `at`
+    principal    TEXT NOT NULL,
+    id           TEXT NOT NULL,
+    at           INTEGER NOT NULL,
+    digest       BLOB NOT NULL,      -- of what was asked
+    bytes_before INTEGER NOT NULL,   -- outcomes' bytes in all earlier rows
+    outcomes     BLOB NOT NULL       -- msgpack of (type, fields) of each
+) STRICT;
+CREATE UNIQUE INDEX operator_command_id ON operator_command (principal, id);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 

@@ -65,6 +65,7 @@ _NUMBERS: Final = {
     "topic": "SELECT max(incarnation) FROM topic",
     "subscription": "SELECT max(id) FROM subscription",
     "move_task": "SELECT max(number) FROM move_task",
+    "operator_command": "SELECT max(number) FROM operator_command",
 }
 _SEQUENCE: Final = (
     "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0),"

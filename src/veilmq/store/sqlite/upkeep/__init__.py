@@ -23,7 +23,7 @@ from veilmq.store.sqlite.messages.expiry import expire, return_due
 from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, update_rows
 from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
-from veilmq.store.sqlite.upkeep import move_tasks, trimming
+from veilmq.store.sqlite.upkeep import move_tasks, operators, trimming
 from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
@@ -104,6 +104,8 @@ def sweep(
     for table, order in _WINDOWS.items():
         if left > 0:
             left -= _drop_ended(writer, table, order, left)
+    if left > 0:
+        left -= min(left, operators.drop_old(writer))
     more = left <= 0 or retimed > 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)

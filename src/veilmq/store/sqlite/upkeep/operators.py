@@ -1,0 +1,115 @@
+"""Commands of operators: each acts once, however often it comes with the same id, and stands in the history.
+
+Strategy: the outcome is kept in the batch that changes something, so no crash separates the two. A command that was
+refused has changed nothing, and nothing is kept of it: with the same id it may be tried again. What is kept has three
+bounds: its age, the number of rows, and their bytes. Source: draft-ietf-httpapi-idempotency-key-header.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+import msgspec
+
+from veilmq.model.commands import AnyCommand, Operate
+from veilmq.model.errors import StoreFailed, VeilError, as_fields, from_fields
+from veilmq.model.events import Event, Kind
+from veilmq.model.instant import DAY_US
+from veilmq.model.outcomes import Operated, Outcome, QueueCreated, Result
+from veilmq.store.options import MIB
+from veilmq.store.sqlite.batch.writer import Writer
+
+KEPT_US: Final = DAY_US
+COMMANDS_MAX: Final = 10_000
+OUTCOMES_BYTES_MAX: Final = 16 * MIB
+"""Of all outcomes; the newest one is kept whatever its size."""
+DROPPED_MAX: Final = 256
+"""Rows that one sweep or command drops."""
+_FIND: Final = "SELECT digest, outcomes FROM operator_command WHERE principal = ? AND id = ? AND at > ?"
+_OLDEST: Final = "SELECT number, at, bytes_before FROM operator_command ORDER BY number LIMIT 1"
+_NEWEST: Final = "SELECT number, bytes_before + length(outcomes) FROM operator_command ORDER BY number DESC LIMIT 1"
+_DROP: Final = (
+    "DELETE FROM operator_command WHERE number IN (SELECT number FROM operator_command ORDER BY number LIMIT ?1)"
+    " AND (at <= ?2 OR number < ?3 AND (number <= ?4 OR bytes_before < ?5))"
+)
+_RESULTS: Final[dict[str, Any]] = {each.__name__: each for each in get_args(Result)}
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_STORED: Final = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
+
+
+def operate(writer: Writer, command: Operate, run: Callable[[AnyCommand], Outcome]) -> Outcome:
+    """Run the commands, unless they ran before under this id. run: handles one of them in the open batch."""
+    if command.keeps:
+        kept = writer.read_one(_FIND, (command.origin.principal, command.id, writer.now - KEPT_US))
+        if kept is not None:
+            return _repeated(command, *kept)
+    start, before = len(writer.events), _incarnation(writer, command)
+    outcomes = [run(each) for each in command.commands]
+    if not any(map(_changed, outcomes)):
+        return Operated(outcomes)
+    _record(writer, command, start, _incarnation(writer, command) if before is None else before)
+    if command.keeps:
+        _keep(writer, command, outcomes)
+    return Operated(outcomes)
+
+
+def _repeated(command: Operate, digest: bytes, packed: bytes) -> Outcome:
+    if digest != command.digest:
+        return Operated([], mismatch=True)
+    try:
+        return Operated([_unpacked(*each) for each in _STORED.decode(packed)], repeated=True)
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        return StoreFailed(reason="this command was carried out, but its outcome was kept by another release")
+
+
+def _unpacked(name: str, packed: msgspec.Raw) -> Outcome:
+    result = _RESULTS.get(name)
+    if result is None:
+        return from_fields(name, msgspec.msgpack.decode(packed))
+    return msgspec.msgpack.decode(packed, type=result)  # type: ignore[no-any-return]
+
+
+def _changed(outcome: Outcome) -> bool:
+    """Whether the command may have changed something."""
+    return not isinstance(outcome, VeilError) and not (isinstance(outcome, QueueCreated) and not outcome.created)
+
+
+def _incarnation(writer: Writer, command: Operate) -> int | None:
+    """The queue that the command is about, if it exists."""
+    key = getattr(command.commands[0], "queue", None)
+    queue = None if key is None else writer.queues.by_key.get(key)
+    return None if queue is None else queue.incarnation
+
+
+def _record(writer: Writer, command: Operate, start: int, incarnation: int | None) -> None:
+    """Append the event: about a message if the events of the command from `start` on are about one message alone."""
+    detail = {"id": command.id, "act": command.act, "asked": command.asked}
+    event = Event(Kind.OPERATOR_COMMAND, writer.now, incarnation, writer.origin(command.origin), detail=detail)
+    messages = {(each.message, each.sequence) for each in writer.events[start:] if each.message is not None}
+    if len(messages) == 1:
+        ((event.message, event.sequence),) = messages
+    writer.events.append(event)
+
+
+def _keep(writer: Writer, command: Operate, outcomes: list[Outcome]) -> None:
+    named = [(type(each).__name__, as_fields(each) if isinstance(each, VeilError) else each) for each in outcomes]
+    number = writer.next_number("operator_command")
+    newest = writer.read_one(_NEWEST, ())
+    values = (
+        number, command.origin.principal, command.id, writer.now, command.digest, 0 if newest is None else newest[1],
+        _ENCODER.encode(named),
+    )  # fmt: skip
+    writer.write("INSERT OR REPLACE INTO operator_command VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    drop_old(writer)
+
+
+def drop_old(writer: Writer) -> int:
+    """Drop what is beyond the bounds, oldest first, a few rows at a time; returns how many may have been dropped."""
+    oldest, newest = writer.read_one(_OLDEST, ()), writer.read_one(_NEWEST, ())
+    if oldest is None or newest is None:
+        return 0
+    ended, last, beyond = writer.now - KEPT_US, newest[0], newest[0] - COMMANDS_MAX
+    bytes_min = newest[1] - OUTCOMES_BYTES_MAX
+    if oldest[1] > ended and (oldest[0] == last or (oldest[0] > beyond and oldest[2] >= bytes_min)):
+        return 0
+    writer.write(_DROP, (DROPPED_MAX, ended, last, beyond, bytes_min))
+    return DROPPED_MAX
