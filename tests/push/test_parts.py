@@ -14,6 +14,7 @@ from cryptography import x509
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.topic import RetryStrategy
+from veilmq.push import network
 from veilmq.push.endpoints import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health, delay_us
 from veilmq.push.network import LOOKUPS_MAX, EndpointRefused, LocalExhaustion, Lookups, check, choose, networks, parse
 from veilmq.push.requests import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
@@ -263,6 +264,19 @@ class TestLookups:
 
         asyncio.run(twice())
         assert len(asked) == 2
+
+    def test_names_are_remembered_within_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(network, "_REMEMBERED_MAX", 3)
+        sizes = []
+
+        async def many() -> None:
+            lookups = Lookups(lambda host: ["192.0.2.1"])
+            for number in range(8):
+                await lookups.addresses(f"n{number}.example")
+                sizes.append(len(lookups._known))
+
+        asyncio.run(many())
+        assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
 
     def test_where_too_many_hang_others_wait(self) -> None:
         released = threading.Event()

@@ -13,9 +13,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from stage import CERTIFICATE_URL, TESTER, Endpoint, Stage, until
+from stage import CERTIFICATE_URL, NEWS, TESTER, Endpoint, Stage, until
 
-from veilmq.model.commands import DeleteQueue
+from veilmq.model.commands import DeleteQueue, Unsubscribe
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.topic import NOTIFICATION_NAMESPACE, ContentFormat, RetryStrategy
 from veilmq.push.endpoints import IN_FLIGHT_MAX
@@ -189,6 +189,46 @@ def test_at_most_256_are_in_flight_in_all(play: Any) -> None:
             await stage.room.stop()  # it must not be cut off while it connects anew to those that are left
 
     play(test, timeout_s=60)
+
+
+def test_what_an_endpoint_does_not_take_waits_in_its_queue(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish("first")
+            await until(lambda: len(endpoint.got) == 1)
+            endpoint.delay_s = 60
+            for number in range(5 * IN_FLIGHT_MAX):
+                await stage.publish(str(number))
+            await until(lambda: endpoint.now == IN_FLIGHT_MAX)
+            await asyncio.sleep(0.1)
+            assert len(stage.room._sending) == IN_FLIGHT_MAX
+            assert await stage.waiting("s") == 5 * IN_FLIGHT_MAX
+
+    play(test)
+
+
+def test_the_state_of_an_endpoint_goes_with_its_last_subscription(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            elsewhere = [f"http://127.0.0.1:{port}/" for port in range(1, 9)]  # nobody listens there
+            await stage.subscribe("kept", endpoint.url)
+            for place, url in enumerate(elsewhere):
+                for name in ("a", "b"):
+                    await stage.subscribe(f"{name}{place}", url)
+            await stage.publish()
+            await until(lambda: len(stage.room._endpoints) == 9)
+            await until(lambda: len(stage.pushes()) == 17)
+            for left, name in ((9, "a"), (1, "b")):
+                for place in range(len(elsewhere)):
+                    await stage.do(Unsubscribe(topic=NEWS, origin=TESTER, name=f"{name}{place}"))
+                await until(lambda left=left: len(stage.room._endpoints) == left)  # type: ignore[misc]
+                assert len(stage.room._endpoints) == left
+            assert len(stage.room._tasks) == 1
+            assert not stage.room._held_up
+            assert not stage.room._sending
+
+    play(test)
 
 
 def test_dead_endpoints_hold_up_no_healthy_one(play: Any) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.access import AccessKey, NamedAccount
+from veilmq.protocols.azure.auth import sas
 from veilmq.testing.for_each import for_each
 
 MESSAGE = "<QueueMessage><MessageText>x</MessageText></QueueMessage>"
@@ -536,3 +538,14 @@ def _sign(text: str) -> str:
     import hmac
 
     return base64.b64encode(hmac.new(b"the first key of the account", text.encode(), hashlib.sha256).digest()).decode()
+
+
+def test_what_a_reader_remembers_has_a_bound(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sas, "_KNOWN_MAX", 5)
+    known = wire.codec._verifier._sas._known
+    sizes = []
+    for number in range(12):
+        answer = wire.ask("GET", f"/missing-{number}/messages?{wire.account_sas()}", auth=None)
+        assert answer.code == "QueueNotFound"
+        sizes.append(len(known))
+    assert max(sizes) == 5

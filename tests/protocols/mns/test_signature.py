@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from veilmq.protocols.caches import Keyed
+from veilmq.protocols.caches import Bounded, Keyed
 from veilmq.protocols.mns import addresses, signature
 from veilmq.protocols.mns.signature import compact, read_date, signature_v4, signing_key_v4
 from veilmq.testing.for_each import for_each
@@ -154,7 +154,10 @@ def test_a_published_string_of_v4() -> None:
     )
 
 
-def v4(wire: Any, method: str, target: str, body: str = "", signed: str | None = None, **change: str) -> Any:
+def v4(
+    wire: Any, method: str, target: str, body: str = "", signed: str | None = None, region: str = "cn-hangzhou",
+    **change: str,
+) -> Any:  # fmt: skip
     """An answer to a request that is signed with V4, over another target if `signed` names one."""
     form = signature.PRIVATE if change.get("algorithm", "").startswith("APSARA") else signature.PUBLIC
     headers = {"content-type": "text/xml"} if body else {}
@@ -168,9 +171,9 @@ def v4(wire: Any, method: str, target: str, body: str = "", signed: str | None =
         ]
     )
     text = signature.request_v4(method.encode(), signature.path_v4(path.encode()), canonical_query, plain.headers)
-    key = signing_key_v4(form, change.get("secret", SECRET).encode(), stamp[:8], b"cn-hangzhou")
-    signed_text = signature_v4(form, key, stamp, b"cn-hangzhou", text).decode()
-    scope = signature.scope_v4(form, change.get("day", stamp[:8].decode()).encode(), b"cn-hangzhou").decode()
+    key = signing_key_v4(form, change.get("secret", SECRET).encode(), stamp[:8], region.encode())
+    signed_text = signature_v4(form, key, stamp, region.encode(), text).decode()
+    scope = signature.scope_v4(form, change.get("day", stamp[:8].decode()).encode(), region.encode()).decode()
     value = f"{form.algorithm.decode()} Credential={change.get('key', KEY_ID)}/{scope},Signature={signed_text}"
     plain.headers[b"authorization"] = value.encode()
     return wire.send(plain)
@@ -355,3 +358,24 @@ def test_no_content_type_is_refused(wire: Any) -> None:
     for kind in ("", "application/xml", "text/xml", "image/png"):
         assert wire.ask("POST", MESSAGES, BODY, {"content-type": kind}).status == 201
     assert wire.ask("POST", MESSAGES, BODY, without=("content-type",)).status == 201
+
+
+def test_what_a_verifier_remembers_has_bounds(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signature, "_CALLERS_MAX", 4)
+    monkeypatch.setattr(signature, "_SCHEMES_MAX", 3)
+    monkeypatch.setattr(addresses, "_places", Bounded(5))
+    for checks in (True, False):
+        wire.ring.checks = checks
+        wire.configure()
+        verifier, sizes = wire.codec._verifier, []
+        for number in range(12):
+            key = KEY_ID if checks else f"AK{number}"
+            agent = {"user-agent": f"client-{number}"}
+            wire.ask("GET", f"/queues/missing-{number}", headers=agent, key=key)
+            if checks:
+                v4(wire, "GET", QUEUE, region=f"region-{number}")
+            schemes = list(verifier._schemes.values())
+            kept = (max(len(each.callers) for each in schemes), max(len(each.signing_keys) for each in schemes))
+            sizes.append((len(schemes), *kept, len(addresses._places)))
+        most = tuple(map(max, zip(*sizes, strict=True)))
+        assert most == ((1, 4, 4, 5) if checks else (3, 1, 0, 5))

@@ -26,6 +26,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.auth import signature
 from veilmq.protocols.sqs.auth.signature_parts import canonical_path
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each
@@ -590,6 +591,48 @@ def test_what_is_remembered_of_one_key_does_not_grow_with_its_ways_to_sign(codec
         assert code_of(decode(codec, sign(region=f"eu-west-{number}"))) == "ok"
     rooms = {id(scheme.queues): scheme.queues._entries_max for scheme in codec._verifier._schemes.values()}
     assert sum(rooms.values()) < 300_000
+
+
+class Later(SigV4Auth):
+    """Signs some seconds later than now."""
+
+    seconds = 0
+
+    def _modify_request_before_signing(self, request: Any) -> None:
+        stamp = calendar.timegm(time.strptime(request.context["timestamp"], "%Y%m%dT%H%M%SZ")) + self.seconds
+        request.context["timestamp"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(stamp))
+        super()._modify_request_before_signing(request)
+
+
+def test_what_a_verifier_remembers_has_bounds(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = {"_SCHEMES_MAX": 5, "_SIGNING_KEYS_MAX": 4, "_STAMPS_MAX": 3, "_QUEUES_MAX": 6, "_CALLERS_MAX": 7}
+    bounds |= {"_PLACES_MAX": 2, "_SHAPES_MAX": 3}
+    for name, bound in bounds.items():
+        monkeypatch.setattr(signature, name, bound)
+    codec = Codec(ring, Endpoint())
+    verifier = codec._verifier
+    seen: dict[str, set[int]] = {name: set() for name in bounds}
+
+    def send(request: Request) -> None:
+        for _ in range(2):  # the first one makes the scheme known
+            assert code_of(decode(codec, request)) == "ok"
+        schemes = list(verifier._schemes.values())
+        seen["_SCHEMES_MAX"].add(len(schemes))
+        seen["_SIGNING_KEYS_MAX"].add(len(verifier._signing_keys))
+        seen["_STAMPS_MAX"].add(len(verifier._stamps))
+        seen["_PLACES_MAX"].add(len(verifier._queues))
+        seen["_QUEUES_MAX"].add(max(len(each.queues) for each in schemes))
+        seen["_CALLERS_MAX"].add(max(len(each.callers) for each in schemes))
+        seen["_SHAPES_MAX"].add(max(len(each.shapes) for each in schemes))
+
+    for number in range(20):
+        monkeypatch.setattr(Later, "seconds", number)
+        request = sign(body=BODY.replace(b"/jobs", b"/jobs-%d" % number), auth=Later)
+        send(with_header(with_header(request, b"user-agent", b"client-%d" % number), b"x-%d" % number, b""))
+    for number in range(20):
+        send(sign(region=f"eu-west-{number}"))
+        send(sign(headers=JSON_HEADERS | {f"X-Amz-{number}": ""}))
+    assert {name: max(sizes) for name, sizes in seen.items()} == bounds
 
 
 def test_secrets_stay_out_of_reprs(codec: Codec) -> None:
