@@ -12,7 +12,8 @@ import pytest
 from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import STATUS, described
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
-from veilmq.model.instant import DAY_US
+from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.settings.plan import TYPES_MAX
 from veilmq.testing.for_each import for_each
 
 LEAVES = [leaf for leaf in leaves() if leaf.__module__ == "veilmq.model.errors"]
@@ -119,6 +120,14 @@ def test_a_bound_is_told_in_words(shape: type[msgspec.Struct], members: dict[str
     with pytest.raises(ParameterInvalid) as refused:
         inputs.convert(members, shape)
     assert refused.value.reason == said
+
+
+def test_a_plan_names_a_bounded_number_of_types() -> None:
+    most = {"x" * 256: SECOND_US} | {str(number): SECOND_US for number in range(TYPES_MAX - 1)}
+    assert len(inputs.convert({"by_type": most}, inputs.PlanInput).by_type) == TYPES_MAX
+    for beyond in (most | {"one": SECOND_US}, {"x" * 257: SECOND_US}):
+        with pytest.raises(ParameterInvalid):
+            inputs.convert({"by_type": beyond}, inputs.PlanInput)
 
 
 def test_a_queue_of_any_region_that_sqs_takes_can_be_named() -> None:

@@ -199,7 +199,19 @@ def test_there_are_never_many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows_of(stage) == (memtable.BATCHES_MAX + 1, 0, 4)
     monkeypatch.setattr(memtable, "MESSAGES_MAX", 10)
     stage.batch([sending(queue) for _ in range(11)])
-    assert rows_of(stage) == (memtable.BATCHES_MAX + 16, 0, 0)
+    rows = memtable.BATCHES_MAX + 16
+    assert rows_of(stage) == (rows, 0, 0)
+    monkeypatch.setattr(memtable, "BYTES_MAX", 1_000)
+    stage.send(queue, "x" * 500)
+    assert rows_of(stage) == (rows, 0, 1)
+    stage.send(queue, "x" * 501)
+    assert rows_of(stage) == (rows + 2, 0, 0)
+    monkeypatch.setattr(memtable, "EVENTS_MAX", 3)
+    for left in (1, 2, 3, 4):
+        stage.send(queue)
+        assert rows_of(stage) == (rows + 2, 0, left)
+    stage.send(queue)
+    assert rows_of(stage) == (rows + 7, 0, 0)
 
 
 def test_readers_see_it(stage: Stage) -> None:

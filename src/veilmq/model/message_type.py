@@ -17,7 +17,7 @@ TYPE_ATTRIBUTE: Final = "veilmq.type"
 """The attribute that our own client uses when the protocol has no field."""
 BODY_CHARACTERS_MAX: Final = 65_536
 """Longer bodies are not parsed: a batch waits while one is parsed."""
-_NAME_CHARACTERS_MAX: Final = 256
+TYPE_CHARACTERS_MAX: Final = 256
 POINTER: Final = re.compile(r"(?:/(?:[^~/]|~[01])*)+")
 """A JSON pointer (RFC 6901) that names a member: "/type", say."""
 
@@ -75,6 +75,6 @@ def _name(value: Any) -> str | None:
     """A value as a type's name: text as it is, a whole number in digits."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not isinstance(value, str) or not 1 <= len(value) <= _NAME_CHARACTERS_MAX:
+    if not isinstance(value, str) or not 1 <= len(value) <= TYPE_CHARACTERS_MAX:
         return None
     return value if first_forbidden_character(value) is None else None

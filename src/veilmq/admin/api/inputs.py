@@ -19,8 +19,9 @@ from msgspec import UNSET, Meta, UnsetType
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.message_type import TYPE_CHARACTERS_MAX
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
-from veilmq.model.settings.plan import Adaptive
+from veilmq.model.settings.plan import TYPES_MAX, Adaptive
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 from veilmq.store import View
 from veilmq.store.reader import HOLD_S_MAX, ListedMessage
@@ -237,7 +238,10 @@ class PlanInput(_Input):
     """Learnt first leases: for all messages, and by type."""
 
     lease_us: Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)] | None = None
-    by_type: Annotated[dict[str, Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)]], Meta(max_length=1_000)] = {}
+    by_type: Annotated[
+        dict[Annotated[str, Meta(max_length=TYPE_CHARACTERS_MAX)], Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)]],
+        Meta(max_length=TYPES_MAX),
+    ] = {}
     floor_us: Annotated[int, Meta(ge=0, le=7 * DAY_US)] = 0
     why: Annotated[str, Meta(max_length=1_000)] = ""
 
