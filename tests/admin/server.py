@@ -14,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from veilmq.admin.app import create_app
 from veilmq.cli.serve.admin_port import Connection
+from veilmq.console import application
 from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
 from veilmq.protocols.http import Request, Response
@@ -87,7 +87,7 @@ class Running:
         listener = await listen("127.0.0.1", 0, _hello, name="sqs")
         self.listeners = {"sqs": listener}
         config = uvicorn.Config(
-            create_app(self, self.settings, TOKEN),
+            application(self, self.settings, TOKEN),
             http=Connection,
             ws="none",
             log_config=None,

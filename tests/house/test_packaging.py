@@ -93,8 +93,8 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
         metadata = content.read(f"veilmq-{veilmq.__version__}.dist-info/METADATA").decode()
         scripts = content.read(f"veilmq-{veilmq.__version__}.dist-info/entry_points.txt").decode()
     source = ROOT / "src"
-    modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
-    assert modules | {"veilmq/py.typed"} <= names
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert {name for name in files if not name.endswith(".pyc")} <= names
     assert all(name.startswith("veilmq/") for name in names)
     assert "License-Expression: Apache-2.0" in metadata
     assert "veilmq = veilmq.__main__:main" in scripts

@@ -31,6 +31,19 @@ INPUT_ENDED: Final = "veilmq.input_ended"
 """In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""
 REFUSALS: Final = "veilmq.refusals"
 """In the state of the scope: the RefusalLog of the port."""
+CALLER: Final = "veilmq.caller"
+"""In the scope: the Caller. A request of the console, within this process, comes with it."""
+READING: Final = frozenset(
+    {
+        Action.PEEK,
+        Action.DESCRIBE_QUEUE,
+        Action.LIST_QUEUES,
+        Action.DESCRIBE_TOPICS,
+        Action.EVENTS,
+        Action.SETTINGS,
+    }
+)
+"""Actions of a caller that only reads."""
 logger = logging.getLogger("veilmq.admin")
 
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
@@ -54,9 +67,13 @@ class Caller(NamedTuple):
     client: str = ""
     home: str | None = None
     """The default account: the key's, or else the only one; None if there are several."""
+    reads_only: bool = False
+    """Whether it may do no more than `READING`, whatever its key was granted."""
 
     def may(self, action: Action, account: str | None = None, queue: str | None = None) -> bool:
         """Whether the caller may do the action on that account's queue (None: on no particular queue)."""
+        if self.reads_only and action not in READING:
+            return False
         if self.key is None:
             return True
         return account in (None, self.key.account) and self.key.allows(action, queue)
@@ -115,8 +132,12 @@ class Access:
             await self._app(scope, receive, send)
             return
         request_id = secrets.token_hex(8)
+        if CALLER in scope:
+            scope["veilmq.request_id"] = request_id
+            await self._app(scope, receive, send)
+            return
         try:
-            scope["veilmq.caller"] = self._caller(scope)
+            scope[CALLER] = self.caller(scope)
         except Refused as refused:
             refusals: RefusalLog = scope["state"][REFUSALS]
             if refusals.takes(f"{refused.status} {refused.error}"):
@@ -128,7 +149,8 @@ class Access:
         scope["veilmq.request_id"] = request_id
         await self._app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller:
+    def caller(self, scope: Scope) -> Caller:
+        """Who sent a request. Raises Refused."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         keyring = self._keyring()
         _check_hosts(scope, headers)
@@ -147,7 +169,7 @@ class Access:
                 return Caller(None, client, home)
             raise Refused(401, "not_authenticated", "the bearer token is not this server's")
         if scheme.lower() == b"basic":
-            key = _key_of(given, keyring)
+            key = _key_in(given, keyring)
             return Caller(key, client, key.account)
         words = "this is the admin port: send `Authorization: Bearer TOKEN`, the token from the server's data directory"
         raise Refused(401, "not_authenticated", words)
@@ -181,19 +203,25 @@ def _check_hosts(scope: Scope, headers: dict[bytes, bytes]) -> None:
         raise Refused(400, "host_refused", "the host of a request is a name or an address, with or without a port")
 
 
-def _key_of(given: bytes, keyring: Keyring) -> AccessKey:
-    """The access key of Basic credentials (RFC 7617). In development mode no secret is checked."""
-    if not keyring.checks:
-        raise Refused(401, "not_authenticated", "development mode has no keys: use the bearer token")
+def _key_in(given: bytes, keyring: Keyring) -> AccessKey:
+    """The access key of Basic credentials (RFC 7617)."""
     try:
         if len(given) > _CREDENTIALS_BYTES_MAX:
             raise ValueError
         key_id, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise Refused(401, "not_authenticated", "Basic credentials are KEY_ID:SECRET in base64") from None
+    return key_of(key_id, secret, keyring)
+
+
+def key_of(key_id: str, secret: str, keyring: Keyring) -> AccessKey:
+    """The access key of that id, if this is its secret. Raises Refused."""
+    if not keyring.checks:
+        raise Refused(401, "not_authenticated", "development mode has no keys: use the bearer token")
     key = keyring.find(key_id)
     expected = b"\0" if key is None else key.secret.encode()
-    if not compare_digest(secret.encode(), expected) or key is None or key.session_token is not None:
+    is_right = compare_digest(secret.encode("utf-8", "surrogatepass"), expected)
+    if not is_right or key is None or key.session_token is not None:
         raise _SecretWrong(None if key is None else key_id)
     return key
 

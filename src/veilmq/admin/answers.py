@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from veilmq.admin.access import REFUSALS, Caller, asked
+from veilmq.admin.access import CALLER, REFUSALS, Caller, asked
 from veilmq.admin.api import operator
 from veilmq.admin.api.errors import STATUS, Refused, described
 from veilmq.model.commands import AnyCommand
@@ -34,7 +34,7 @@ logger = logging.getLogger("veilmq.admin")
 
 def caller_of(request: Request) -> Caller:
     """The authenticated caller (access.py)."""
-    caller = request.scope["veilmq.caller"]
+    caller = request.scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
 

@@ -96,12 +96,19 @@ def _deleter(life: Life) -> Lease | None:
     return next((lease for lease in life.leases if lease.ending == "deleted"), None)
 
 
+def _length(lease: Lease) -> str:
+    """How long a lease was that ran out, with its extensions."""
+    if not lease.extended or lease.expired is None:
+        return span(lease.lease_us)
+    return f"{span(lease.expired - lease.began)}, extended {times(len(lease.extended))},"
+
+
 def _says_worked_twice(life: Life) -> str:
     lost = [lease for lease in _late(life) if lease.ending != "deleted"]
     winner = _deleter(life)
     assert winner is not None
     parts = [
-        f"{life.name(lease)}'s lease of {span(lease.lease_us)} ended at {_at(life, lease.expired)} while it worked"
+        f"{life.name(lease)}'s lease of {_length(lease)} ended at {_at(life, lease.expired)} while it worked"
         for lease in lost
     ]
     parts.append(f"{life.name(winner)} deleted it at {_at(life, winner.ended)}")
@@ -136,7 +143,7 @@ def _says_working_twice(life: Life) -> str:
     lost = next(lease for lease in _late(life) if lease is not last and lease.refused)
     refused = lost.refused[-1]
     return (
-        f"Being processed again: {life.name(lost)}'s lease of {span(lost.lease_us)} ended at {_at(life, lost.expired)}"
+        f"Being processed again: {life.name(lost)}'s lease of {_length(lost)} ended at {_at(life, lost.expired)}"
         f" while it worked, and its {refused.act} at {_at(life, refused.at)} was refused; {life.name(last)} has it"
         f" until {_at(life, last.due)}.{_advice(life)}"
     )
@@ -146,7 +153,7 @@ def _says_deleted_late(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     return (
-        f"Processed once, but late: {life.name(winner)}'s lease of {span(winner.lease_us)} ended at"
+        f"Processed once, but late: {life.name(winner)}'s lease of {_length(winner)} ended at"
         f" {_at(life, winner.expired)}, and it deleted the message at {_at(life, winner.ended)}, before anybody else"
         f" received it.{_advice(life)}"
     )
@@ -168,7 +175,7 @@ def _says_after_loss(life: Life) -> str:
     lost = [lease for lease in life.leases if lease.ending == "expired"]
     last = lost[-1]
     return (
-        f"Processed on receive {life.leases.index(winner) + 1}: {life.name(last)}'s lease of {span(last.lease_us)}"
+        f"Processed on receive {life.leases.index(winner) + 1}: {life.name(last)}'s lease of {_length(last)}"
         f" ended at {_at(life, last.expired)} without a sign of it, as of a worker that died or gave up;"
         f" {life.name(winner)} received it at {_at(life, winner.began)} and deleted it at {_at(life, winner.ended)}."
     )
@@ -300,7 +307,7 @@ def _reason_of(lease: Lease, life: Life) -> str:
     """Why the lease before did not end with a delete."""
     at = _at(life, lease.ended) if lease.ended is not None else ""
     if lease.ending == "expired":
-        return f" Before, {life.name(lease)}'s lease of {span(lease.lease_us)} ended at {at} without a sign of it."
+        return f" Before, {life.name(lease)}'s lease of {_length(lease)} ended at {at} without a sign of it."
     if lease.ending == "failed":
         return f" Before, {life.name(lease)} gave it back at {at}{f' for {lease.error}' if lease.error else ''}."
     if lease.ending:

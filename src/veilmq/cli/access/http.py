@@ -199,6 +199,14 @@ class HttpAccess:
         """See `AdminAccess.accept_clock`."""
         return self._json("POST", "/api/v1/clock/accept", {}, b"{}", command_id=command_id)
 
+    def console_link(self) -> str:
+        """The address of the console that signs in once, within two minutes. Raises Failure."""
+        path = self._json("POST", "/console/links", {}, b"{}")["path"]
+        host, scheme = self._connection.host, "http"
+        if isinstance(self._connection, http.client.HTTPSConnection):
+            scheme = "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._connection.port}{path}"
+
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
         """Write the response into the file. Raises Failure, also if it is shorter than announced; OSError of the
         file."""

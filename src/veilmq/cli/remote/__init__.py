@@ -153,6 +153,31 @@ def accept_clock(asked: Asked) -> None:
         print("there was nothing to accept")
 
 
+def open_console(
+    asked: Asked,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in a browser, too.")] = False,
+) -> None:
+    """Print a link that signs in to the web console, once and within two minutes."""
+    from veilmq.cli.output import print_json
+
+    access = asked.again()
+    if access is None:
+        raise Failure(Exit.ADDRESS, "no server runs on this directory", "Start one with `veilmq serve`.")
+    try:
+        link = access.console_link()
+    finally:
+        access.close()
+    if asked.as_json:
+        print_json({"url": link})
+    else:
+        print(link)
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(link):
+            raise Failure(Exit.WRONG, "no browser could be opened", "Open the link yourself.")
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     changing: dict[str, dict[str, Callable[..., None]]] = {
@@ -183,7 +208,8 @@ def register(app: typer.Typer) -> None:
     of_messages: dict[str, Callable[..., None]] = {"send": send, "delete": delete, "extend": extend}
     for name, body in of_messages.items():
         app.command(name)(command_of(body, Id.IF_GIVEN))
-    for name, body in {"receive": receive, "peek": peek}.items():
+    others: dict[str, Callable[..., None]] = {"receive": receive, "peek": peek, "console": open_console}
+    for name, body in others.items():
         app.command(name)(command_of(body))
     app.command("purge")(command_of(purge, Id.ALWAYS))
 

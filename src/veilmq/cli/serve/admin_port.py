@@ -32,8 +32,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
-from veilmq.admin.app import create_app
 from veilmq.cli.serve.admin_entry import BACKLOG, AdminEntry
+from veilmq.console import application
 from veilmq.protocols.http import absolute_form
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.refusals import RefusalLog
@@ -215,7 +215,7 @@ class AdminPort:
     def __init__(self, service: Service, settings: Settings, entry: AdminEntry) -> None:
         """entry: already open; its opener closes it."""
         config = uvicorn.Config(
-            _cancellable(create_app(service, settings, entry.bearer)),
+            _cancellable(application(service, settings, entry.bearer)),
             log_config=None,
             access_log=False,
             lifespan="off",

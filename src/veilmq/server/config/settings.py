@@ -144,6 +144,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins of web pages that may call SQS, with commas between; * for all.")
     ] = ()
+    console_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="Host names of the admin port under which the console answers, with commas between."),
+    ] = ()
+    console_bodies: Annotated[
+        bool, Meta(description="Whether the console shows bodies of messages and searches in them.")
+    ] = True
     push_allow: Annotated[
         tuple[str, ...],
         Meta(description="Networks beyond public ones that pushes may go to, with commas between, say 10.0.0.0/8."),
@@ -342,6 +349,7 @@ _METAVARS: Final = {
     "type_attribute": "NAME",
     "type_pointer": "POINTER",
     "cors_origins": "ORIGINS",
+    "console_hosts": "NAMES",
     "push_allow": "NETWORKS",
     "simulate": "NAME=VALUE",
 }
@@ -452,6 +460,7 @@ def _is_network(text: str) -> bool:
 
 _LISTS: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     "push_allow": (_is_network, "networks such as 10.0.0.0/8 or fd00::/8, without bits of a host"),
+    "console_hosts": (_DOMAIN.fullmatch, "host names without a port, such as queues.example"),
     "cors_origins": (_ORIGIN.fullmatch, "origins such as https://app.example, or *"),
     "simulate": (is_known, ALLOWED),
 }

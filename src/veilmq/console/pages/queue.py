@@ -1,0 +1,105 @@
+"""The page of one queue: how much there is, its settings, its messages by state.
+
+Strategy: the filters are members of the address, so that a link shows a colleague the same. Messages come by key, never
+by offset; a page that a bound stopped says so. Bodies are not shown here.
+"""
+
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from veilmq.admin.api.inputs import queue_key
+from veilmq.console.calls import queue_path
+from veilmq.console.showing import count, duration
+from veilmq.console.visit import Page, Visit
+from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.settings.queue import QueueKey
+
+PATH: Final = "/console/queues/{account}/{region}/{name}"
+MESSAGES_A_PAGE: Final = 50
+AGES: Final = (("", 0), ("1 min", MINUTE_US), ("1 h", HOUR_US), ("1 d", DAY_US))
+UNITS_US: Final = {"s": SECOND_US, "min": MINUTE_US, "h": HOUR_US, "d": DAY_US}
+_FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
+
+
+def key_of(visit: Visit) -> QueueKey:
+    """The queue that the path names. Raises ParameterInvalid."""
+    parts = visit.request.path_params
+    return queue_key(parts["account"], parts["region"], parts["name"])
+
+
+def console_path(key: QueueKey, suffix: str = "") -> str:
+    """The console's path of a queue."""
+    return f"/console/queues/{key.account}/{key.region}/{key.name}{suffix}"
+
+
+async def queue(visit: Visit) -> Response:
+    """The page."""
+    key = key_of(visit)
+    found = await visit.api.get(queue_path(key))
+    messages = await _messages(visit, key)
+    moves = await visit.api.get("/api/v1/moves", account=key.account, region=key.region, prefix=key.name, limit=5)
+    tasks = [task for task in moves["moves"] if task["source"]["name"] == key.name]
+    return visit.show(
+        "queue.html",
+        queue=found,
+        settings=settings_shown(found["settings"]),
+        tasks=tasks,
+        may={
+            name: visit.may(name, key.account, key.name) for name in ("send", "purge", "move", "change-queue", "peek")
+        },
+        ages=AGES,
+        nav="queues",
+        **messages,
+    )
+
+
+async def news(visit: Visit) -> Response:
+    """The cells of the page that may have changed."""
+    found = await visit.api.get(queue_path(key_of(visit)))
+    cells = {state: count(found["counts"][state]) for state in ("visible", "in_flight", "delayed", "total")}
+    return visit.news(cells)
+
+
+async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
+    """A page of messages: those that the address asks for."""
+    members = visit.members
+    state = "hidden" if members.get("state") == "hidden" else "visible"
+    filters = {name: members.get(name, "") for name in _FILTERS}
+    if not visit.shows_bodies:
+        filters["text"] = ""
+    shown: dict[str, Any] = {"state": state, "filters": filters, "messages": None, "after": None, "stopped": None}
+    if not visit.may("peek", key.account, key.name):
+        return shown
+    found = await visit.api.get(
+        queue_path(key, "/messages"), state=state, after=members.get("after"), limit=MESSAGES_A_PAGE, **filters
+    )
+    is_stopped = found["after"] is not None and len(found["messages"]) < MESSAGES_A_PAGE
+    return shown | {
+        "messages": found["messages"],
+        "after": found["after"],
+        "stopped": found["looked_at"] if is_stopped else None,
+    }
+
+
+def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """The settings that matter, as name and text."""
+    redrive = settings["redrive"]
+    shown = [
+        ("visibility timeout", duration(settings["visibility_timeout_us"])),
+        ("delay", duration(settings["delay_us"])),
+        ("retention", duration(settings["retention_us"])),
+        ("wait of a receive", duration(settings["wait_us"])),
+        (
+            "dead letters",
+            f"to {redrive['target']['name']} after {redrive['receive_count_max']} receives" if redrive else "nowhere",
+        ),
+        ("order", "FIFO" if settings["fifo"] else "standard"),
+        ("timeout plans", str(settings["adaptive"])),
+    ]
+    if settings["tags"]:
+        shown.append(("tags", ", ".join(f"{name}={value}" for name, value in sorted(settings["tags"].items()))))
+    return shown
+
+
+QUEUE_PAGES: Final = (Page(PATH, queue), Page(PATH + "/news", news, is_polled=True))

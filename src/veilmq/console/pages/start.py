@@ -1,0 +1,88 @@
+"""The start page: what needs a person, then queues; and the search by name or id.
+
+Strategy: one page of queues by name, never all of them. What changes is also answered as JSON, cell by cell, for the
+page's script.
+"""
+
+import re
+from typing import Any, Final
+
+from starlette.responses import RedirectResponse, Response
+
+from veilmq.console.entering import HOME
+from veilmq.console.showing import count, duration
+from veilmq.console.visit import Page, Visit
+
+QUEUES_A_PAGE: Final = 50
+_ID: Final = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+async def start(visit: Visit) -> Response:
+    """The page."""
+    listed = await _queues(visit)
+    return visit.show("start.html", needs=await _needs(visit), nav="start", **listed)
+
+
+async def news(visit: Visit) -> Response:
+    """The cells of the page that may have changed."""
+    listed = await _queues(visit)
+    cells = {}
+    for queue in listed["queues"]:
+        name = f"{queue['account']}/{queue['region']}/{queue['name']}"
+        for state in ("visible", "in_flight", "delayed"):
+            cells[f"{name}:{state}"] = count(queue["counts"][state])
+        cells[f"{name}:oldest"] = duration(queue["oldest_age_us"])
+    return visit.news(cells)
+
+
+async def _queues(visit: Visit) -> dict[str, Any]:
+    members = visit.members
+    prefix, after = members.get("prefix", ""), members.get("after", "")
+    account = members.get("account") or ("*" if visit.session.caller.key is None else None)
+    found = await visit.api.get("/api/v1/queues", prefix=prefix, after=after, account=account, limit=QUEUES_A_PAGE)
+    several = len({(queue["account"], queue["region"]) for queue in found["queues"]}) > 1
+    return {
+        "queues": found["queues"],
+        "after": found["after"] if found["more"] else None,
+        "prefix": prefix,
+        "several": several,
+    }
+
+
+async def _needs(visit: Visit) -> list[dict[str, str]]:
+    """What a person should look at, worst first: {level, what, why, href}."""
+    health = await visit.api.get("/health/ready")
+    found = [{"level": "bad", "what": what, "why": why, "href": ""} for what, why in health["reasons"].items()]
+    found += [{"level": "warn", "what": what, "why": why, "href": ""} for what, why in health["warnings"].items()]
+    if visit.may("peek"):
+        account = "*" if visit.session.caller.key is None else None
+        apart = await visit.api.get("/api/v1/quarantine", account=account, limit=1)
+        if apart["messages"]:
+            first = apart["messages"][0]
+            found.append(
+                {
+                    "level": "bad",
+                    "what": "damaged messages",
+                    "why": f"{first['name']} has at least one in quarantine: `veilmq quarantine list` shows them",
+                    "href": "",
+                }
+            )
+    return found
+
+
+async def find(visit: Visit) -> Response:
+    """To the message of that id, or to the queues whose names begin so."""
+    wanted = visit.members.get("q", "").strip()
+    if _ID.fullmatch(wanted):
+        return RedirectResponse(f"/console/messages/{wanted.lower()}", 303)
+    if not _NAME.fullmatch(wanted):
+        return RedirectResponse(HOME, 303)
+    return RedirectResponse(f"{HOME}?prefix={wanted}", 303)
+
+
+START_PAGES: Final = (
+    Page("/console/", start),
+    Page("/console/news", news, is_polled=True),
+    Page("/console/find", find),
+)

@@ -1,0 +1,109 @@
+// What the pages do beyond plain forms: fresh figures, relative times, copying, a key for the search.
+// Strategy: it only ever sets textContent, and adds nothing that a page needs. Polling stops while the tab is hidden or paused.
+"use strict";
+
+const NEWS_MS = 3000;
+const UNITS = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
+
+function duration(seconds) {
+  for (const [unit, name, smaller, smallerName] of UNITS) {
+    if (seconds >= unit) {
+      const rest = Math.floor((seconds % unit) / smaller);
+      return `${Math.floor(seconds / unit)} ${name}` + (rest ? ` ${rest} ${smallerName}` : "");
+    }
+  }
+  return `${Math.floor(seconds)} s`;
+}
+
+function ago(microseconds) {
+  const seconds = Date.now() / 1000 - Number(BigInt(microseconds) / 1000n) / 1000;
+  if (Math.abs(seconds) < 1) return "now";
+  return seconds > 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
+}
+
+function keepTimes() {
+  // Only while the clocks of the server and of this machine agree: otherwise the server's own words stay.
+  const served = document.querySelector(".as-of time");
+  if (!served || Math.abs(Date.now() - Date.parse(served.dateTime)) > 60000) return;
+  setInterval(() => {
+    if (document.hidden) return;
+    for (const each of document.querySelectorAll("time[data-ago]")) each.textContent = ago(each.dataset.ago);
+  }, 1000);
+}
+
+function follow(path) {
+  const pause = document.querySelector("[data-pause]");
+  let paused = false;
+  let tag = null;
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.textContent = paused ? "Go on" : "Pause";
+  });
+  const look = async () => {
+    if (document.hidden || paused) return;
+    const headers = { accept: "application/json" };
+    if (tag) headers["if-none-match"] = tag;
+    let answer;
+    try {
+      answer = await fetch(path, { headers, cache: "no-store" });
+    } catch {
+      pause.textContent = "The server does not answer";
+      return;
+    }
+    if (answer.status === 401) return stop("Signed out: load the page again");
+    if (answer.status === 304) return;
+    if (!answer.ok) return;
+    tag = answer.headers.get("etag");
+    pause.textContent = "Pause";
+    const { cells, at } = await answer.json();
+    const served = document.querySelector(".as-of time");
+    served.textContent = at;
+    for (const each of document.querySelectorAll("[data-live]")) {
+      const text = cells[each.dataset.live];
+      if (text === undefined || each.textContent === text) continue;
+      each.textContent = text;
+      each.classList.add("fresh");
+      setTimeout(() => each.classList.remove("fresh"), 800);
+    }
+  };
+  const timer = setInterval(look, NEWS_MS);
+  const stop = (words) => {
+    clearInterval(timer);
+    pause.textContent = words;
+    pause.disabled = true;
+  };
+}
+
+function copy(button) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "Copied";
+    } catch {
+      // No clipboard without a secure context: select it instead.
+      const shown = document.querySelector("h1 .id");
+      const range = document.createRange();
+      range.selectNodeContents(shown);
+      const selection = getSelection();
+      selection.removeAllRanges();
+      selection.addRange(range);
+      button.textContent = "Selected: copy it";
+    }
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  if (document.body.dataset.news) follow(document.body.dataset.news);
+  keepTimes();
+  document.querySelectorAll("[data-copy]").forEach(copy);
+  const search = document.querySelector("[data-key='/']");
+  document.addEventListener("keydown", (event) => {
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    if (event.key === "/" && search && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      search.focus();
+    }
+  });
+});

@@ -1,0 +1,125 @@
+"""One request of a browser that is signed in: what a page's code is given.
+
+Strategy: a page asks `/api/v1` (`visit.api`) and shows a template. An act is a POST with the session's CSRF token and a
+key of its form: the key goes to the API, too, and a form that is sent twice acts once and shows the same answer twice.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from hmac import compare_digest
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from veilmq.admin.api.errors import Refused
+from veilmq.console.calls import ApiRefused, Calls
+from veilmq.console.entering import form_of
+from veilmq.console.sessions import Done, Session, hashed
+from veilmq.console.showing import clock_time, page
+from veilmq.model.settings.access import Action
+
+_ONCE: Final = re.compile(r"[0-9a-f]{32}")
+Act = Callable[[dict[str, str], str], Awaitable[Done]]
+"""Does what a form asks for; the second argument is the form's key. Raises ApiRefused."""
+
+
+class Page(NamedTuple):
+    """A page or an act. is_polled: a page's script asks for it, which is no use of the session."""
+
+    path: str
+    shown: "Callable[[Visit], Awaitable[Response]]"
+    method: str = "GET"
+    is_polled: bool = False
+
+
+class Visit:
+    """The request, its session, and the API with the session's rights."""
+
+    def __init__(self, request: Request, session: Session, api: Calls, now: int, *, shows_bodies: bool) -> None:
+        self.shows_bodies = shows_bodies
+        self.request = request
+        self.session = session
+        self.api = api
+        self.now = now
+        self._form: dict[str, str] | None = None
+
+    @property
+    def members(self) -> dict[str, str]:
+        """The query string; the last one counts."""
+        return dict(self.request.query_params)
+
+    def may(self, action: str, account: str | None = None, queue: str | None = None) -> bool:
+        """Whether the session may do it, for a page that hides what would be refused."""
+        return self.session.caller.may(Action(action), account, queue)
+
+    def show(self, template: str, status: int = 200, **values: Any) -> Response:
+        """The page of a template."""
+        done = self.session.acts.get(self.members.get("done", ""))
+        shown = {"visit": self, "now": self.now, "said": "" if done is None else done.text}
+        return page(template, status, **(shown | values))
+
+    def news(self, cells: Mapping[str, str]) -> Response:
+        """Texts of cells for the page's script, and when they were true; 304 if they are as before."""
+        tag = f'"{hashed(repr(sorted(cells.items()))).hex()[:24]}"'
+        if self.request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        return JSONResponse({"at": clock_time(self.now, self.now), "cells": cells}, headers={"etag": tag})
+
+    @property
+    def query(self) -> str:
+        """The query string with its question mark, or nothing."""
+        query = self.request.url.query
+        return f"?{query}" if query else ""
+
+    @property
+    def pages(self) -> list[tuple[str, str, str]]:
+        """The pages beside the start page, for the page's head: name, address, label."""
+        return []
+
+    @property
+    def who(self) -> str:
+        """The signed-in key, for the page's head."""
+        key = self.session.caller.key
+        return "admin" if key is None else key.id
+
+    @property
+    def once(self) -> str:
+        """A new key for a form."""
+        return secrets.token_hex(16)
+
+    def here(self, **changed: Any) -> str:
+        """This page's address with other members; those of None are left out."""
+        members = {name: value for name, value in (self.members | changed).items() if value not in (None, "")}
+        members.pop("done", None)
+        query = urlencode(members)
+        return self.request.url.path + (f"?{query}" if query else "")
+
+    async def checked_form(self) -> tuple[dict[str, str], str]:
+        """The form and its key. Raises Refused (403) if it is not one of this session's pages."""
+        if self._form is None:
+            self._form = await form_of(self.request)
+        given = self._form
+        if not compare_digest(given.get("csrf", "").encode("utf-8", "surrogatepass"), self.session.csrf.encode()):
+            raise Refused(403, "form_refused", "the form is from another session: load the page again")
+        once = given.get("once", "")
+        if not _ONCE.fullmatch(once):
+            raise Refused(400, "form_refused", "the form has no key of its own")
+        return given, once
+
+    async def act(self, work: Act, refused: Callable[[dict[str, str], ApiRefused], Awaitable[Response]]) -> Response:
+        """Do what the form asks for, once, and go to the page that shows it. refused: answers if the API refuses."""
+        given, once = await self.checked_form()
+        async with self.session.turn:
+            done = self.session.acts.get(once)
+            if done is None:
+                try:
+                    done = await asyncio.shield(work(given, once))
+                except ApiRefused as error:
+                    return await refused(given, error)
+                self.session.remember(once, done)
+        mark = "&" if "?" in done.location else "?"
+        return RedirectResponse(f"{done.location}{mark}{urlencode({'done': once})}", 303)

@@ -1,0 +1,287 @@
+"""Who gets into the console, for how long, with which rights; and what other sites, hosts and forms cannot do."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.admin import server as admin
+from tests.console.conftest import CONSOLE, Api, Visitor, hidden
+
+from veilmq.admin.access import Caller
+from veilmq.cli.access.http import HttpAccess
+from veilmq.console.guard import HEADERS
+from veilmq.console.sessions import (
+    ADDRESSES_MAX,
+    DELAY_US_MAX,
+    FREE_FAILURES,
+    LINK_US,
+    LINKS_MAX,
+    SESSIONS_MAX,
+    Attempts,
+    Links,
+    Sessions,
+)
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.server.config.settings import Settings
+from veilmq.testing.for_each import for_each
+
+LOOKER = AccessKey(
+    "AKLOOK", "look-secret", "111111111111", grants=(Grant(frozenset({Action.LIST_QUEUES, Action.EVENTS})),)
+)
+KEYS = admin.Keys(LOOKER, AccessKey("AKALL", "all-secret", "222222222222", grants=(Grant(frozenset(Action)),)))
+
+
+def cookie_of(answer: httpx.Response) -> str:
+    return answer.headers["set-cookie"]
+
+
+def test_every_answer_has_the_headers_and_no_page_is_shown_without_a_session(server: Any) -> None:
+    with Visitor(server) as visitor:
+        for path in ("/console", "/console/", f"{CONSOLE}/a", "/console/messages/x", "/console/static/console.js",
+                     "/console/static/../guard.py", "/console/none", "/console/sign-in"):  # fmt: skip
+            answer = visitor.get(path)
+            assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, path
+        answer = visitor.get(f"{CONSOLE}/orders?state=hidden")
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/console/sign-in?next=%2Fconsole%2Fqueues%2F")
+        assert visitor.get("/console/news", headers={"accept": "application/json"}).status_code == 401
+        assert visitor.get("/", headers={"accept": "text/html,*/*"}).headers["location"] == "/console/"
+        assert visitor.get("/").status_code == 401
+
+
+def test_the_session_is_a_cookie_that_scripts_and_other_sites_do_not_see(server: Any) -> None:
+    with Visitor(server) as visitor:
+        answer = visitor.sign_in(secret=admin.TOKEN, next="/console/queues/0/x?state=hidden")
+        assert answer.headers["location"] == "/console/queues/0/x?state=hidden"
+        name, _, rest = cookie_of(answer).partition("=")
+        assert name.startswith("veilmq-")
+        assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(rest.split("; "))
+        assert admin.TOKEN not in str(answer.headers)
+        assert "Queues" in visitor.get("/console/").text
+        for target in ("https://evil.example", "//evil.example", "/console/\\evil", "/metrics", "/console//evil"):
+            assert visitor.sign_in(secret=admin.TOKEN, next=target).headers["location"] == "/console/", target
+
+
+def test_behind_tls_the_cookie_is_secure_and_bound_to_the_host(tmp_path: Path) -> None:
+    with admin.running(tmp_path / "data", settings=Settings(trusted_proxy=True)) as server, Visitor(server) as visitor:
+        answer = visitor.post("/console/sign-in", data={"secret": admin.TOKEN}, headers={"x-forwarded-proto": "https"})
+        assert cookie_of(answer).startswith("__Host-veilmq-")
+        assert "; Secure" in cookie_of(answer)
+
+
+def test_another_server_on_this_host_has_another_cookie(server: Any, tmp_path: Path) -> None:
+    with admin.running(tmp_path / "other") as other, Visitor(server) as visitor:
+        mine = cookie_of(visitor.sign_in(secret=admin.TOKEN)).partition("=")
+        assert visitor.get(f"{other.url}/console/").status_code == 303
+        theirs = cookie_of(visitor.post(f"{other.url}/console/sign-in", data={"secret": admin.TOKEN},
+                                        headers={"origin": other.url})).partition("=")  # fmt: skip
+        assert mine[0] != theirs[0]
+        assert visitor.get("/console/").status_code == 200
+
+
+def test_a_session_id_that_the_browser_brings_is_never_taken_over(server: Any) -> None:
+    with Visitor(server) as visitor:
+        name = cookie_of(visitor.sign_in(secret=admin.TOKEN)).partition("=")[0]
+    with Visitor(server) as visitor:
+        visitor.cookies.set(name, "chosen-by-somebody-else")
+        assert visitor.get("/console/").status_code == 303
+        answer = visitor.sign_in(secret=admin.TOKEN)
+        assert "chosen-by-somebody-else" not in cookie_of(answer)
+    with Visitor(server) as other:
+        other.cookies.set(name, "chosen-by-somebody-else")
+        assert other.get("/console/").status_code == 303
+
+
+def test_signing_in_again_ends_the_session_before(server: Any) -> None:
+    with Visitor(server) as visitor:
+        name, _, rest = cookie_of(visitor.sign_in(secret=admin.TOKEN)).partition("=")
+        old = rest.partition(";")[0]
+        visitor.sign_in(secret=admin.TOKEN)
+        assert visitor.get("/console/").status_code == 200
+    with Visitor(server) as thief:
+        thief.cookies.set(name, old)
+        assert thief.get("/console/").status_code == 303
+
+
+def test_signing_out_ends_the_session(visitor: Visitor) -> None:
+    kept = dict(visitor.cookies)
+    answer = visitor.submit("/console/", "/console/sign-out")
+    assert answer.headers["location"] == "/console/sign-in"
+    assert visitor.get("/console/").status_code == 303
+    visitor.cookies.update(kept)
+    assert visitor.get("/console/").status_code == 303
+
+
+def test_an_unused_session_ends_and_the_view_is_kept(api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    for _ in range(3):
+        api.later(50 * 60)
+        assert visitor.get(f"{CONSOLE}/orders").status_code == 200
+    api.later(50 * 60)
+    news = {"accept": "application/json"}
+    assert visitor.get(f"{CONSOLE}/orders/news", headers=news).status_code == 200
+    api.later(11 * 60)
+    assert visitor.get(f"{CONSOLE}/orders/news", headers=news).status_code == 401
+    target = visitor.get(f"{CONSOLE}/orders?type=a").headers["location"]
+    page = visitor.get(target).text
+    answer = visitor.post("/console/sign-in", data=hidden(page, "/console/sign-in") | {"secret": admin.TOKEN})
+    assert answer.headers["location"] == f"{CONSOLE}/orders?type=a"
+
+
+def test_a_session_ends_after_half_a_day_however_it_is_used(api: Api, visitor: Visitor) -> None:
+    for _ in range(12):
+        assert visitor.get("/console/").status_code == 200
+        api.later(59 * 60)
+    api.later(12 * 60)
+    answer = visitor.get("/console/")
+    assert answer.status_code == 303
+    assert "The session is over" in visitor.get(answer.headers["location"]).text
+
+
+def test_a_key_has_the_rights_that_it_was_granted(tmp_path: Path) -> None:
+    with admin.running(tmp_path / "data", KEYS) as server, Visitor(server) as visitor:
+        assert visitor.sign_in(key="AKLOOK", secret="wrong").status_code == 403
+        assert visitor.sign_in(key="AKLOOK", secret="look-secret").status_code == 303
+        assert "AKLOOK" in visitor.get("/console/").text
+        path = "/console/queues/111111111111/us-east-1/orders"
+        assert visitor.get(path).status_code == 403
+        assert visitor.get(path.replace("111111111111", "222222222222")).status_code == 403
+        answer = visitor.submit("/console/", "/console/sign-out")
+        assert answer.status_code == 303
+        visitor.sign_in(key="AKLOOK", secret="look-secret")
+        del server.keyring._keys["AKLOOK"]
+        assert "over" in visitor.get("/console/").headers["location"]
+
+
+def test_a_session_that_only_looks_changes_nothing(server: Any, api: Api) -> None:
+    api.create("orders")
+    before = api.kinds()
+    with Visitor(server) as visitor:
+        visitor.sign_in(secret=admin.TOKEN, reads_only="on")
+        page = visitor.get(f"{CONSOLE}/orders").text
+        assert "read-only" in page
+        assert "Purge" not in page
+        for act in ("purge", "send", "move", "settings"):
+            fields = visitor.fields(f"{CONSOLE}/orders/{act}") | {"body": "x", "delay_us": "9 s", "confirmed": "yes"}
+            assert visitor.post(f"{CONSOLE}/orders/{act}", data=fields).status_code in (200, 403), act
+    assert api.kinds() == before
+
+
+def test_a_link_signs_in_once_and_soon(server: Any, api: Api) -> None:
+    access = HttpAccess(server.url, admin.TOKEN)
+    link, late = access.console_link(), access.console_link()
+    access.close()
+    with Visitor(server) as visitor:
+        page = visitor.get(link)
+        assert "set-cookie" not in page.headers, "fetching it is no use of it"
+        fields = hidden(page.text, "/console/sign-in")
+        assert visitor.sign_in(**fields).status_code == 303
+        assert visitor.get("/console/").status_code == 200
+    with Visitor(server) as thief:
+        assert thief.sign_in(**fields).status_code == 403
+        api.later(LINK_US / SECOND_US)
+        assert thief.sign_in(**hidden(thief.get(late).text, "/console/sign-in")).status_code == 403
+    assert httpx.post(f"{server.url}/console/links").status_code == 403
+    wrong = httpx.post(f"{server.url}/console/links", headers={"authorization": "Bearer wrong"})
+    assert (wrong.status_code, wrong.json()["error"]) == (401, "not_authenticated")
+
+
+def test_guessing_gets_slower_and_a_link_still_works(server: Any, api: Api) -> None:
+    with Visitor(server) as visitor:
+        answers = [visitor.sign_in(secret=f"guess {number}").status_code for number in range(FREE_FAILURES + 1)]
+        assert answers == [403] * FREE_FAILURES + [429]
+        refused = visitor.sign_in(secret=admin.TOKEN)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        api.later(1)
+        assert visitor.sign_in(secret="guess").status_code == 403
+        assert visitor.sign_in(secret=admin.TOKEN).headers["retry-after"] == "2"
+        access = HttpAccess(server.url, admin.TOKEN)
+        link = access.console_link()
+        access.close()
+        assert visitor.sign_in(**hidden(visitor.get(link).text, "/console/sign-in")).status_code == 303
+        api.later(2)
+        assert visitor.sign_in(secret=admin.TOKEN).status_code == 303
+
+
+FOREIGN = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": ""},
+    {"host": "evil.example", "origin": "http://evil.example"},
+    {"host": "localhost.evil.example", "origin": "http://localhost.evil.example"},
+]
+
+
+@for_each("headers", FOREIGN)
+def test_other_sites_and_rebound_names_are_refused(visitor: Visitor, headers: dict[str, str]) -> None:
+    """DNS rebinding shows in the Host; a form of another site in the Origin."""
+    fields = visitor.fields("/console/", "/console/sign-out")
+    answer = visitor.post("/console/sign-out", data=fields, headers=headers)
+    assert answer.status_code == 403
+    if "host" in headers:
+        assert visitor.get("/console/", headers=headers).status_code == 403
+    assert visitor.get("/console/").status_code == 200
+
+
+@for_each(
+    "host, is_ours",
+    [
+        ("127.0.0.1:80", True), ("localhost", True), ("[::1]:9325", True), ("10.1.2.3:9325", True),
+        ("queues.example", True), ("QUEUES.EXAMPLE:443", True), ("mq.out.example", True), ("x.sqs.example", True),
+        ("sqs.example.evil", False), ("evil.example", False), ("queues.example.evil", False), ("a b", False),
+    ],
+)  # fmt: skip
+def test_with_credentials_hosts_are_those_of_a_list(outside: Any, host: str, is_ours: bool) -> None:
+    answer = httpx.get(f"{outside.url}/console/sign-in", headers={"host": host})
+    assert (answer.status_code == 200) == is_ours
+
+
+def test_an_act_needs_the_token_of_this_session(server: Any, api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    api.send("orders")
+    path = f"{CONSOLE}/orders/purge"
+    fields = visitor.fields(path)
+    with Visitor(server) as other:
+        other.sign_in(secret=admin.TOKEN)
+        stolen = other.fields(path)
+    for wrong in (fields | {"csrf": ""}, fields | {"csrf": stolen["csrf"]}, fields | {"once": "x"}, {}):
+        assert visitor.post(path, data=wrong).status_code in (400, 403)
+    assert visitor.post(path, content=b"csrf=1", headers={"content-type": "text/plain"}).status_code == 400
+    assert "purged" not in api.kinds()
+    assert visitor.post(path, data=fields).status_code == 303
+    assert "purged" in api.kinds()
+
+
+def test_a_link_from_another_site_leads_to_the_page(visitor: Visitor) -> None:
+    """A browser sends a strict cookie only from our own pages: the first answer sends it there."""
+    kept = visitor.cookies.jar
+    with httpx.Client(base_url=visitor.base_url) as bare:
+        answer = bare.get("/console/?prefix=a", headers={"sec-fetch-site": "cross-site"})
+    assert '<meta http-equiv="refresh" content="0;url=/console/?prefix=a">' in answer.text
+    assert kept
+
+
+def test_what_is_kept_has_bounds() -> None:
+    now = Instant(1_000 * SECOND_US)
+    sessions, links, attempts = Sessions(), Links(), Attempts()
+    first, _ = sessions.open(Caller(), b"t", now)
+    second, _ = sessions.open(Caller(), b"t", now)
+    assert sessions.find(first, b"t", now, is_used=True)
+    for _ in range(SESSIONS_MAX - 1):
+        sessions.open(Caller(), b"t", now)
+    assert len(sessions) == SESSIONS_MAX
+    assert sessions.find(first, b"t", now, is_used=True)
+    assert sessions.find(second, b"t", now, is_used=True) is None
+    assert sessions.find(first, b"another token", now, is_used=True) is None
+    code = links.make(Caller(), now)
+    for _ in range(LINKS_MAX):
+        links.make(Caller(), now)
+    assert links.take(code, now) is None
+    for number in range(ADDRESSES_MAX + 10):
+        attempts.failed(f"10.0.0.{number}", now)
+    assert attempts.wait_us("another", now) == SECOND_US, "all together guess too often"
+    assert len(attempts._failures) == ADDRESSES_MAX
+    for _ in range(100):
+        attempts.failed("a", now)
+    assert attempts.wait_us("a", now) == DELAY_US_MAX

@@ -1,0 +1,323 @@
+"""The pages of queues and messages: what they show, what their forms do, and that nothing from a queue is markup."""
+
+import base64
+import html
+import re
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.admin import server as admin
+from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
+
+from veilmq.console.bodies import shown_body
+from veilmq.server.config.settings import Settings
+from veilmq.testing.for_each import for_each
+
+ORDERS = f"{CONSOLE}/orders"
+
+
+def plain(page: str) -> str:
+    """The text of a page as a reader sees it."""
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page.partition("<main")[2]))
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.fixture
+def orders(api: Api) -> Api:
+    api.create("dead")
+    api.create("orders", redrive={"target": "dead", "receive_count_max": 2}, visibility_timeout_us=30_000_000)
+    return api
+
+
+def test_the_start_page_lists_queues_by_key(api: Api, visitor: Visitor) -> None:
+    assert "There is no queue yet" in visitor.get("/console/").text
+    for number in range(53):
+        api.create(f"q{number:02}")
+    api.send("q00")
+    first = visitor.get("/console/").text
+    assert re.findall(r'us-east-1/(q\d\d)"', first) == [f"q{number:02}" for number in range(50)]
+    following = html.unescape(re.findall(r'href="([^"]+)" rel="next"', first)[0])
+    assert re.findall(r'us-east-1/(q\d\d)"', visitor.get(following).text) == ["q50", "q51", "q52"]
+    assert re.findall(r'us-east-1/(q\d\d)"', visitor.get("/console/?prefix=q1").text) == [f"q1{n}" for n in range(10)]
+    cells = visitor.get("/console/news", headers={"accept": "application/json"}).json()["cells"]
+    assert cells["000000000000/us-east-1/q00:visible"] == "1"
+    assert cells["000000000000/us-east-1/q01:visible"] == "0"
+
+
+def test_what_a_person_must_see_comes_first(server: Any, visitor: Visitor) -> None:
+    server.push_fault = "until a restart: pushing failed with an error"
+    assert "pushes nothing is pushed until a restart" in plain(visitor.get("/console/").text)
+
+
+def test_the_search_finds_an_id_or_names(orders: Api, visitor: Visitor) -> None:
+    message = orders.send("orders")
+    for given in (message, message.upper(), message.replace("-", ""), f" {message} "):
+        assert visitor.get("/console/find", params={"q": given}).headers["location"].startswith("/console/messages/")
+    assert visitor.get("/console/find", params={"q": "ord"}).headers["location"] == "/console/?prefix=ord"
+    assert visitor.get("/console/find", params={"q": "//evil"}).headers["location"] == "/console/"
+
+
+def test_news_are_sent_once(orders: Api, visitor: Visitor) -> None:
+    answer = visitor.get(f"{ORDERS}/news")
+    tag = {"if-none-match": answer.headers["etag"]}
+    assert visitor.get(f"{ORDERS}/news", headers=tag).status_code == 304
+    orders.send("orders")
+    assert visitor.get(f"{ORDERS}/news", headers=tag).json()["cells"]["visible"] == "1"
+
+
+def test_messages_of_a_queue_by_state_and_filter(orders: Api, visitor: Visitor) -> None:
+    sent = [orders.send("orders", f"body {number}", type=f"t{number % 2}") for number in range(60)]
+    held = orders.act("orders", "receive")["messages"][0]["id"]
+    delayed = orders.send("orders", delay_us=60_000_000)
+    ids = re.compile(r'href="/console/messages/([0-9a-f-]{36})"')
+    first = visitor.get(ORDERS).text
+    assert ids.findall(first) == sent[1:51]
+    following = html.unescape(re.findall(r'href="([^"]+)#messages" rel="next"', first)[0])
+    assert ids.findall(visitor.get(following).text) == sent[51:]
+    hidden = visitor.get(f"{ORDERS}?state=hidden").text
+    assert set(ids.findall(hidden)) == {held, delayed}
+    assert "● in flight" not in hidden, "the sign is the style sheet's"
+    assert ids.findall(visitor.get(f"{ORDERS}?type=t1&text=body 7").text) == [sent[7]]
+    assert "No visible message matches" in plain(visitor.get(f"{ORDERS}?type=none").text)
+    assert visitor.get(f"{ORDERS}?receives_min=x").status_code == 400
+    assert visitor.get(f"{CONSOLE}/none").status_code == 404
+    assert visitor.get("/console/queues/1/2/3").status_code == 400
+
+
+def test_a_form_sends(orders: Api, visitor: Visitor) -> None:
+    fields = {"body": "a\r\nb", "type": "t", "delay": "1.5 min", "attribute": "n", "value": "v"}
+    answer = visitor.submit(f"{ORDERS}/send", **fields)
+    page = visitor.get(answer.headers["location"])
+    assert "Sent to orders." in page.text
+    message = re.findall(r"/console/messages/([0-9a-f-]{36})", answer.headers["location"])[0]
+    (place,) = orders.client.get(f"/api/v1/messages/{message}?bodies=true").json()["places"]
+    assert (place["body"], place["type"], place["state"]) == ("a\nb", "t", "delayed")
+    assert place["attributes"] == [{"name": "n", "type": "String", "value": "v"}]
+    wrong = visitor.submit(f"{ORDERS}/send", body="kept <b>", delay="soon")
+    assert wrong.status_code == 400
+    assert "delay: expected a duration such as 30 s" in plain(wrong.text)
+    assert "kept &lt;b&gt;" in wrong.text
+
+
+def test_an_act_sent_twice_acts_once(orders: Api, visitor: Visitor) -> None:
+    fields = visitor.fields(f"{ORDERS}/send") | {"body": "once"}
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: visitor.post(f"{ORDERS}/send", data=fields), range(4)))
+    assert {answer.status_code for answer in answers} == {303}
+    assert len({answer.headers["location"] for answer in answers}) == 1
+    assert orders.kinds().count("sent") == 1
+    again = visitor.fields(f"{ORDERS}/send") | {"body": "once"}
+    visitor.post(f"{ORDERS}/send", data=again)
+    assert orders.kinds().count("sent") == 2
+
+
+def test_a_purge_says_what_and_how_many(orders: Api, visitor: Visitor) -> None:
+    for _ in range(3):
+        orders.send("orders")
+    assert "This deletes all 3 messages of orders for good" in plain(visitor.get(f"{ORDERS}/purge").text)
+    answer = visitor.submit(f"{ORDERS}/purge")
+    assert "3 messages of orders were deleted." in visitor.get(answer.headers["location"]).text
+    assert orders.kinds().count("purged") == 1
+
+
+def test_a_redrive_begins_and_ends(orders: Api, visitor: Visitor) -> None:
+    for _ in range(2):
+        orders.send("dead")
+    refused = visitor.submit(f"{ORDERS}/move")
+    assert refused.status_code == 400
+    assert "source" in plain(refused.text)
+    answer = visitor.submit(f"{CONSOLE}/dead/move", destination="orders", rate_max="1")
+    page = visitor.get(answer.headers["location"])
+    assert "The redrive of 2 messages has begun." in page.text
+    answer = visitor.submit(f"{CONSOLE}/dead", f"{CONSOLE}/dead/move/cancel")
+    assert "The redrive ends" in visitor.get(answer.headers["location"]).text
+
+
+def test_settings_change_after_they_were_shown(orders: Api, visitor: Visitor) -> None:
+    path = f"{ORDERS}/settings"
+    typed = {"visibility_timeout_us": "1 min", "delay_us": "0 s", "retention_us": "4 d", "wait_us": "0 s",
+             "target": "dead", "receive_count_max": "2"}  # fmt: skip
+    shown = visitor.submit(path, **typed)
+    assert "visibility timeout 30 s 1 min" in plain(shown.text)
+    assert "retention" not in plain(shown.text)
+    assert orders.kinds().count("queue_changed") == 0
+    confirmed = dict(
+        re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', shown.text.partition("<main")[2])
+    )
+    orders.later(1)
+    orders.client.patch(f"{QUEUES}/orders", json={"delay_us": 5_000_000})
+    late = visitor.post(path, data=confirmed)
+    assert late.status_code == 409
+    assert "someone else changed the queue meanwhile" in plain(late.text)
+    fresh = visitor.submit(path, **(typed | {"delay_us": "5 s", "target": "", "receive_count_max": ""}))
+    confirmed = dict(
+        re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', fresh.text.partition("<main")[2])
+    )
+    answer = visitor.post(path, data=confirmed)
+    assert "visibility timeout 1 min; dead letters nowhere" in visitor.get(answer.headers["location"]).text
+    settings = orders.client.get(f"{QUEUES}/orders").json()["settings"]
+    assert (settings["visibility_timeout_us"], settings["redrive"], settings["delay_us"]) == (
+        60_000_000,
+        None,
+        5_000_000,
+    )
+    assert "Nothing would change" in visitor.submit(path).text
+    assert visitor.submit(path, **(typed | {"wait_us": "long"})).status_code == 400
+
+
+def test_why_twice_in_a_sentence_and_a_picture(orders: Api, visitor: Visitor) -> None:
+    message = orders.send("orders")
+    handles = []
+    for name in ("a-1; pid 7", "b-1; pid 8"):
+        agent = {"user-agent": f"veilmq/0.1 ({name})"}
+        got = orders.client.post(f"{QUEUES}/orders/receive", json={}, headers=agent).json()["messages"]
+        handles.append(got[0]["handle"])
+        orders.later(31 if len(handles) == 1 else 5)
+    for handle in reversed(handles):
+        orders.client.post(f"{QUEUES}/orders/delete", json={"handles": [handle]})
+    page = visitor.get(f"/console/messages/{message}").text
+    assert "Processed twice: a-1 pid 7&#39;s lease of 30 s ended at " in page
+    kinds = re.findall(r'class="mark (\w+)"', page)
+    assert {"sent", "expired", "refused", "deleted"} <= set(kinds)
+    assert re.findall(r'class="bar (\w+)"', page) == ["waits", "lease", "late", "lease"]
+    assert "delete refused" in plain(page).partition("Everything that happened")[2]
+
+
+def test_looking_leaves_no_trace_but_a_body_that_is_read(orders: Api, visitor: Visitor) -> None:
+    message = orders.send("orders", '{"big": 9007199254740993}')
+    before = orders.kinds()
+    for path in (f"/console/messages/{message}", ORDERS, "/console/", f"{ORDERS}/purge"):
+        assert "9007199254740993" not in visitor.get(path).text
+    assert orders.kinds() == before
+    page = visitor.submit(f"/console/messages/{message}")
+    assert "9007199254740993" in page.text
+    assert orders.kinds() == [*before, "peeked"]
+
+
+def test_a_body_is_downloaded_as_it_is(orders: Api, visitor: Visitor) -> None:
+    message = orders.send("orders", "<script>alert(1)</script>\u202e")
+    page = visitor.submit(f"/console/messages/{message}").text
+    action = f"/console/messages/{message}/download"
+    file = visitor.post(action, data=hidden(page, action))
+    assert file.content.decode() == "<script>alert(1)</script>\u202e"
+    assert file.headers["content-type"] == "application/octet-stream"
+    assert file.headers["content-disposition"] == f'attachment; filename="message-{message}.bin"'
+
+
+def test_bodies_can_be_switched_off(tmp_path: Path) -> None:
+    with (
+        admin.running(tmp_path / "data", settings=Settings(console_bodies=False)) as server,
+        Visitor(server) as visitor,
+    ):
+        api = Api(server)
+        api.create("orders")
+        message = api.send("orders", "needle")
+        visitor.sign_in(secret=admin.TOKEN)
+        fields = visitor.fields("/console/", "/console/sign-out")
+        assert visitor.post(f"/console/messages/{message}", data=fields).status_code == 403
+        assert "shows no bodies" in visitor.get(f"/console/messages/{message}").text
+        assert message in visitor.get(f"{ORDERS}?text=other").text, "no way to search in bodies"
+        assert "peeked" not in api.kinds()
+        api.client.close()
+
+
+def test_nothing_is_known_of_a_message(visitor: Visitor) -> None:
+    assert visitor.get(f"/console/messages/{'0' * 32}").status_code == 404
+    assert visitor.get("/console/messages/<script>").status_code == 400
+
+
+HOSTILE = [
+    "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "'><svg onload=alert(1)>", "</textarea><b>",
+    "</title><script>", "{{ 7*7 }}", "{% raw %}", "javascript:alert(1)", "=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1",
+    "\u202eright to left", "宽" * 80, "a\u0300" * 50, "&lt;b&gt;", "]]>", "<!--", "\t=1", "%3Cscript%3E", "\u2028",
+]  # fmt: skip
+
+
+PAUSE = ("text", ("class", "text-anchor", "x", "y"))
+"""A timeline may have one."""
+
+
+class _Tags(HTMLParser):
+    """Tags and attributes of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, tuple[str, ...]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.found.append((tag, tuple(sorted(name for name, _ in attrs))))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def tags(page: str) -> _Tags:
+    parser = _Tags()
+    parser.feed(page)
+    return parser
+
+
+def test_what_comes_from_a_queue_is_text(orders: Api, visitor: Visitor) -> None:
+    """The tags of a page are the same, whatever the names, bodies and errors in it are."""
+
+    def pages(text: str) -> list[str]:
+        message = orders.send("orders", text, type=text[:256], group=text[:128],
+                              attributes=[{"name": text[:256], "type": "String", "value": text}])  # fmt: skip
+        agent = {"user-agent": re.sub(r"[^ -~]", "?", text)}
+        got = orders.client.post(f"{QUEUES}/orders/receive", json={}, headers=agent).json()["messages"]
+        listed = visitor.get(ORDERS, params={"state": "hidden", "type": text, "group": text, "text": text}).text
+        shown = visitor.submit(f"/console/messages/{message}").text
+        orders.act("orders", "delete", handles=[got[0]["handle"]])
+        gone = visitor.get(f"/console/messages/{message}").text
+        return [listed, shown, gone]
+
+    harmless = {tag for page in pages("harmless") for tag in tags(page).found} | {PAUSE}
+    for text in HOSTILE:
+        found = pages(text)
+        assert {tag for page in found for tag in tags(page).found} <= harmless, text
+        assert text in "".join(tags(found[1]).text), text
+
+
+@for_each(
+    "body, kind, shown",
+    [
+        ('{"a":1.0000000000000000001,"n":9007199254740993,"a":[]}', "JSON",
+         '{\n  "a": 1.0000000000000000001,\n  "n": 9007199254740993,\n  "a": []\n}'),
+        ('["\\u003cb", {}, [1,2], "},{"]', "JSON", '[\n  "\\u003cb",\n  {},\n  [\n    1,\n    2\n  ],\n  "},{"\n]'),
+        ("[" * 20_000, "text", "["),
+        ("plain words", "text", "plain words"),
+        ("eyJhbGciOiJkaXIiLCJlbmMiOiJBMjU2R0NNIn0..aaaa.bbbb.cccc", "encrypted (JWE); this is its header",
+         '{\n  "alg": "dir",\n  "enc": "A256GCM"\n}'),
+        ('{"veilmq.pointer": {"key": "k"}}', "a pointer to a large body, not fetched", '{\n  "veilmq.pointer"'),
+        ("", "text", ""),
+    ],
+)  # fmt: skip
+def test_a_body_is_shown_as_what_it_is(body: str, kind: str, shown: str) -> None:
+    found = shown_body(body, None)
+    assert found.kind == kind
+    assert found.text.startswith(shown)
+    if kind == "JSON":
+        assert found.text == shown
+
+
+def test_base64_and_bytes() -> None:
+    found = shown_body(base64.b64encode(b'{"id": 9007199254740993}').decode(), None)
+    assert (found.kind, found.decoded_kind) == ("base64", "JSON")
+    assert "9007199254740993" in found.decoded
+    found = shown_body(base64.b64encode(bytes(range(250, 256)) * 6).decode(), None)
+    assert found.decoded_kind == "36 bytes"
+    assert found.decoded.startswith("00000000  fa fb fc fd fe ff fa fb")
+    found = shown_body(None, base64.b64encode(b"\xff\xfeab").decode())
+    assert found.kind == "bytes that are no text"
+    assert found.text == "00000000  ff fe 61 62                                      ..ab"
+
+
+def test_long_bodies_are_cut_and_said_to_be(orders: Api, visitor: Visitor) -> None:
+    message = orders.send("orders", "x y " * 250_000)
+    page = visitor.submit(f"/console/messages/{message}").text
+    assert "text, its beginning" in page
+    assert len(page) < 300_000
