@@ -15,6 +15,7 @@ from veilmq.store.sqlite.messages.sends import send_all
 FIXED = {"mark": 1, "last_number": 4, "secret": 1, "snapshot": 1, "redo_log": 1, "expiry_hold": 1}
 """Tables with a fixed number of rows."""
 KEPT = {"mark", "secret", "redo_log", "queue", "origin", "history", "last_number", "expiry_hold"}
+KEPT |= {"rollup_mark", "rollup_period"}
 """What may have rows though no queue exists: the names of deleted queues stay as long as the history names them."""
 
 

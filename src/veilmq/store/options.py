@@ -19,6 +19,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     the step until somebody accepts it (store/sqlite/batch/writer.py)."""
     history_bytes_max: int = 1024 * MIB
     """The oldest events beyond this size are trimmed."""
+    rollup_minutes_us_max: int = DAY_US
+    """Rollups of minutes are kept this long."""
+    rollup_hours_us_max: int = 90 * DAY_US
+    """Rollups of hours are kept this long."""
+    rollup_bytes_max: int = 512 * MIB
+    """The oldest rollups of minutes beyond half of this size are dropped, and those of hours beyond the other half."""
     reserve_bytes: int = 64 * MIB
     """Disk space held in reserve, given up when the disk is full."""
     floor_bytes: int = 256 * MIB

@@ -18,6 +18,7 @@ from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
+from veilmq.store.rollups import Rollup, State
 
 Topics = dict[TopicKey, "LiveTopic"]
 
@@ -191,6 +192,17 @@ class Span(NamedTuple):
     """Whether the index says that they name what is sought; False: nobody knows yet."""
 
 
+class StoredRollups(NamedTuple):
+    """Rollups of a queue, by number of the minute or hour since 1970."""
+
+    found: dict[int, Rollup]
+    """Those in the range in which anything happened."""
+    ran: set[int]
+    """Minutes or hours of the range in which the server ran."""
+    before: State | None
+    """What the queue held before the range; None: it is not known."""
+
+
 class Names(Protocol):
     """Replaces the numbers in stored events by names; reads each name once."""
 
@@ -232,6 +244,10 @@ class View(Protocol):
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
         """When the oldest visible or leased message was sent, by incarnation, for queues that have such a message.
         queues: each with its lines (the keys of `ready`), as seen on the loop."""
+        ...
+
+    def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
+        """The stored rollups of minutes or hours from `first` to `last`, both by number since 1970."""
         ...
 
     def moves(self, count_max: int) -> list[MoveInfo]:
@@ -342,6 +358,10 @@ class Reader(Protocol):
     @property
     def log_is_long(self) -> bool:
         """Whether the WAL has grown because of a long read."""
+        ...
+
+    def unstored(self, incarnation: int) -> dict[int, Rollup]:
+        """The rollups of a queue's minutes that are not stored yet, by number since 1970. Call on the loop."""
         ...
 
     def look(self) -> AbstractContextManager[View]:

@@ -32,6 +32,9 @@ WAIT_US_MAX: Final = 30 * SECOND_US
 RATE_MAX: Final = 1_000_000
 PAGE_MAX: Final = 1_000
 TEXT_MAX: Final = 1_000
+STEPS: Final = {"minute": (MINUTE_US, 60, 1_440), "hour": (HOUR_US, 24, 2_160)}
+"""Of rollups: length, how many are shown by default and at most."""
+_INSTANT_MAX: Final = (1 << 53) - 1
 _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
 _ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
@@ -42,6 +45,7 @@ _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 _SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
+_STEP: Final = r"^(minute|hour)\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
     _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
@@ -54,6 +58,7 @@ WORDS: Final = {
     _PAGE: "Expected what the page before gave as `after`",
     _SEQUENCE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
+    _STEP: "Expected minute or hour",
     _START: "Expected an offset, first, next or snapshot",
 }
 """What each pattern allows, for error messages."""
@@ -337,6 +342,25 @@ class PageInput(_Input):
             and message.sent <= now - self.age_us_min
             and (message.attempt or 0) >= self.receives_min
         )
+
+
+class RollupsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+    """Minutes or hours of a queue that begin from `from` on and before `to`; default: the last 60 or 24 until now."""
+
+    step: Annotated[str, Meta(pattern=_STEP)] = "minute"
+    start: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
+    end: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
+
+    def span(self, now: int) -> range:
+        """Numbers of the minutes or hours since 1970. Raises ParameterInvalid if they are none, or too many."""
+        step_us, usual, most = STEPS[self.step]
+        end = min(now // step_us, (now if self.end is None else self.end - 1) // step_us) + 1
+        start = end - usual if self.start is None else self.start // step_us
+        if end <= start:
+            raise ParameterInvalid(parameter="from", reason="it is not before `to` and now")
+        if end - start > most:
+            raise ParameterInvalid(parameter="from", reason=f"at most {most} {self.step}s are shown at once")
+        return range(start, end)
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):

@@ -16,6 +16,7 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OF_MESSAGES, OPERATIONS, Asked, Operation
 from veilmq.admin.history.messages import message_page
 from veilmq.admin.history.reading import oldest_ages_us
+from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -43,6 +44,7 @@ class Queues:
         return [
             Route("/api/v1/queues", self.listed, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
+            Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
             *operations,
         ]
 
@@ -83,6 +85,13 @@ class Queues:
         wanted = inputs.convert(members_of(request), inputs.PageInput)
         now = self._service.shell.now()
         return answer(await run_in_threadpool(message_page, self._service.reader, key, wanted, now))
+
+    async def rolled_up(self, request: Request) -> Response:
+        """What happened to one queue, by minute or hour."""
+        key = self._key(request, Action.DESCRIBE_QUEUE)
+        wanted = inputs.convert(members_of(request), inputs.RollupsInput)
+        live = live_part(self._service.reader, key, self._service.shell.now())
+        return answer(await run_in_threadpool(rollup_page, self._service.reader, live, wanted))
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(request: Request) -> Response:

@@ -219,6 +219,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history_bytes_max: Annotated[Bytes, Meta(description="The oldest events beyond this size are trimmed.")] = (
         1024 * MIB
     )
+    rollup_minutes_s_max: Annotated[
+        Annotated[int, Meta(ge=3_600, le=366 * 86_400)],
+        Meta(description="What happened to each queue is known by the minute for so long."),
+    ] = 86_400
+    rollup_hours_s_max: Annotated[
+        Annotated[int, Meta(ge=86_400, le=100 * 366 * 86_400)],
+        Meta(description="What happened to each queue is known by the hour for so long."),
+    ] = 90 * 86_400
+    rollup_bytes_max: Annotated[
+        Annotated[int, Meta(ge=MIB, le=(1 << 53) - 1)],
+        Meta(description="Beyond half of this size the oldest minutes are dropped, beyond the other half hours."),
+    ] = 512 * MIB
     clock_step_s_max: Annotated[
         Annotated[int, Meta(ge=60, le=100 * 366 * 86_400)],
         Meta(description="By a longer step of the clock at a start nothing expires until it is accepted."),
@@ -300,6 +312,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Options(
             history_us_max=self.history_s_max * SECOND_US,
             history_bytes_max=self.history_bytes_max,
+            rollup_minutes_us_max=self.rollup_minutes_s_max * SECOND_US,
+            rollup_hours_us_max=self.rollup_hours_s_max * SECOND_US,
+            rollup_bytes_max=self.rollup_bytes_max,
             queues_per_account_max=self.queues_per_account_max,
             topics_per_account_max=self.topics_per_account_max,
             subscriptions_per_account_max=self.subscriptions_per_account_max,

@@ -20,6 +20,7 @@ from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.sqlite.upkeep import snapshots
+from veilmq.store.sqlite.upkeep.rollups import Rolling
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
 _TOPIC: Final = msgspec.msgpack.Decoder(TopicSettings)
@@ -31,7 +32,7 @@ def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
     return row
 
 
-def load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots]:
+def load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots, Rolling]:
     """Load all state that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does
     not hold what was written; NotOurs, OSError."""
     _insert_first_rows(connection)
@@ -49,7 +50,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last)
     (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
     writer.memtable.count(loaded)
-    return writer, snapshots.load(connection)
+    return writer, snapshots.load(connection), Rolling(connection)
 
 
 def _insert_first_rows(connection: apsw.Connection) -> None:

@@ -10,6 +10,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report, Topics
+from veilmq.store.rollups import Rollup
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
@@ -78,6 +79,10 @@ class SqliteReader:
     def log_is_long(self) -> bool:
         """See `Reader.log_is_long`."""
         return self.log_bytes > self._log_bytes_long
+
+    def unstored(self, incarnation: int) -> dict[int, Rollup]:
+        """See `Reader.unstored`."""
+        return self._writer.rollups.live(incarnation)
 
     @contextmanager
     def look(self) -> Iterator[SqliteView]:

@@ -94,7 +94,7 @@ class SqliteStore:
         database = self.directory.database
         connection, freed = self._with_reserve(lambda: open_writer(database, self.options), DatabaseUnusable)
         try:
-            (self._writer, self._snapshots), freed_now = self._with_reserve(
+            (self._writer, self._snapshots, self._rolling), freed_now = self._with_reserve(
                 lambda: load(connection, self.directory, self.options), apsw.FullError
             )
             if freed or freed_now:
@@ -365,7 +365,7 @@ class SqliteStore:
             self._free_reserve()
 
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
-        return upkeep.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins)
+        return upkeep.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins, self._rolling)
 
     def _free_reserve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is

@@ -31,6 +31,7 @@ from veilmq.store.reader import Topics
 from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
+from veilmq.store.sqlite.batch.rollups import EVENTS_MAX, Rollups
 from veilmq.store.sqlite.batch.set_apart import SetApart
 from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
@@ -50,15 +51,10 @@ _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
-
-_NEXT_NUMBER: Final = (
-    "INSERT INTO last_number VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET last = last + 1 RETURNING last"
-)
+_NEXT_NUMBER: Final = "INSERT INTO last_number VALUES (?, 1) ON CONFLICT DO UPDATE SET last = last + 1 RETURNING last"
 _SYNCHRONOUS_NORMAL: Final = 1
 """Commits to the WAL are not synced, checkpoints are."""
-
 logger = logging.getLogger("veilmq.store")
-
 T = TypeVar("T")
 
 
@@ -141,6 +137,7 @@ class Writer:
         self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
         self.history_bytes = history_end(connection)
         self.index = HistoryIndex(connection, mark.offset)
+        self.rollups = Rollups(connection, mark.offset)
         self._execute = connection.cursor().execute
         self._executemany = connection.cursor().executemany
         self._encoder = msgspec.msgpack.Encoder()
@@ -176,6 +173,8 @@ class Writer:
         if self.step_us_max is not None:
             self._judge_step(self.step_us_max)
         self.expiry_now = Instant(self.now - self.held_us)
+        if self.now >= self.rollups.ends or self.rollups.pending >= EVENTS_MAX:
+            self.rollups.turn(self.now)
 
     def _judge_step(self, step_us_max: int) -> None:
         """In the first batch: hold the expiry clock back if the lease clock is far ahead of the mark.
@@ -244,6 +243,7 @@ class Writer:
                 self.redo.unapplied.append(entry)
                 self.redo.deleted.update(self.memtable.deleted)
         self.last_commit.note(self.mark.offset, self.mark.clock)
+        self.rollups.note(self.events)
         self.open = False
         if self.set_apart.pending:
             self.set_apart.report(self.now)

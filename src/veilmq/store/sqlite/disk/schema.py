@@ -261,7 +261,29 @@ CREATE TABLE operator_command (
 CREATE UNIQUE INDEX operator_command_id ON operator_command (principal, id);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS)
+_ROLLUPS: Final = """
+CREATE TABLE rollup_minute (
+    id      INTEGER PRIMARY KEY,     -- number of the minute since 1970 * 2^36 + the queue's incarnation
+    numbers BLOB NOT NULL            -- msgpack of a list: what the queue held, then keys and counts (store/rollups.py)
+) STRICT;
+CREATE TABLE rollup_hour (
+    id      INTEGER PRIMARY KEY,     -- as above, of hours
+    numbers BLOB NOT NULL
+) STRICT;
+CREATE TABLE rollup_period (
+    id    INTEGER PRIMARY KEY,       -- a minute or (+ 2^40) an hour in which the server ran
+    rows  INTEGER NOT NULL,          -- rollups that there are of it
+    bytes INTEGER NOT NULL
+) STRICT;
+CREATE TABLE rollup_mark (
+    id      INTEGER PRIMARY KEY CHECK (id = 1),
+    offset  INTEGER NOT NULL,        -- all events before it are in the rollups
+    garbage INTEGER NOT NULL         -- 1: perhaps there are rollups of deleted queues
+) STRICT;
+INSERT INTO rollup_mark VALUES (1, ifnull((SELECT offset FROM mark), 0), 0);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 

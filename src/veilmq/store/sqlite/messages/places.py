@@ -6,7 +6,7 @@ that moves a message subtracts it from the counts here, then adds it where it go
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -17,7 +17,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.states import State
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, MessageRow, Row
+from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, Execute, MessageRow, Row
 from veilmq.store.sqlite.messages.flush import flush_named
 
 
@@ -278,3 +278,41 @@ def event_of(
         place.type,
         detail,
     )
+
+
+PRIORITIES: Final = range(1, PRIORITY_LINES_MAX + 1)
+_OLDEST_IN_LINE: Final = (
+    "SELECT sent FROM message INDEXED BY message_line"
+    " WHERE generation = ? AND line = ? AND in_line = 1 ORDER BY sequence LIMIT 1"
+)
+_OLDEST_RETURNED: Final = (
+    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.line = ? ORDER BY l.sequence LIMIT 1"
+)
+_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
+_OLDEST_OF_GROUPS: Final = (
+    "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
+    " SELECT min(free) s FROM message_group INDEXED BY message_group_oldest WHERE generation = ?1 AND free IS NOT NULL"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ?1 AND hidden = 0 AND line > ?2"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"
+    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND line > ?2))"
+)
+
+
+def oldest_sent(
+    execute: Execute, generation: int, lines: Iterable[int], *, returned: bool = True, grouped: bool | None = None
+) -> int | None:
+    """When the oldest message in a queue was sent that has its rows; None if there is none.
+
+    Takes a few index seeks; with groups, one for each group and each message in flight. returned, grouped: whether
+    there may be messages that were given back, or in groups, if that is known.
+    """
+    found: list[Row] = [row for line in lines for row in execute(_OLDEST_IN_LINE, (generation, line))]
+    if returned:
+        found += [row for each in PRIORITIES for row in execute(_OLDEST_RETURNED, (generation, each))]
+    if grouped is None:
+        grouped = execute(_ANY_GROUP, (generation,)).fetchone() is not None
+    if grouped:
+        found += execute(_OLDEST_OF_GROUPS, (generation, PRIORITY_LINES_MAX)).fetchall()
+    return min((sent for (sent,) in found), default=None)

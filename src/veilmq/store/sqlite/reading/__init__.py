@@ -19,12 +19,22 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, QueueState, Span, StoredQueue, View
+from veilmq.store.reader import (
+    DamagedMessage,
+    FoundMessage,
+    ListedMessage,
+    QueueState,
+    Span,
+    StoredQueue,
+    StoredRollups,
+    View,
+)
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
-from veilmq.store.sqlite.messages.places import numbers
+from veilmq.store.sqlite.messages.places import PRIORITIES, numbers, oldest_sent
+from veilmq.store.sqlite.reading import rollups
 from veilmq.store.sqlite.upkeep import move_tasks, snapshots
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
@@ -111,8 +121,6 @@ class Names:
         )
 
 
-PRIORITIES: Final = range(1, PRIORITY_LINES_MAX + 1)
-
 _COLUMNS: Final = f"{HELD_COLUMNS}, NULL, m.sender, m.extras"
 """What a `ListedMessage` is made of."""
 _SEQUENCE: Final = HeldMessage.__struct_fields__.index("sequence")
@@ -135,10 +143,6 @@ _LIVE: Final = (
     " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
     " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
     " WHERE m.sequence > ? ORDER BY m.sequence"
-)
-_OLDEST_IN_LINE: Final = (
-    "SELECT sent FROM message INDEXED BY message_line"
-    " WHERE generation = ? AND line = ? AND in_line = 1 ORDER BY sequence LIMIT 1"
 )
 _OF_GROUPS: Final = (
     f"SELECT {_COLUMNS} FROM ("
@@ -167,19 +171,6 @@ _QUARANTINED: Final = (
 )
 _QUARANTINED_COUNT: Final = (
     "SELECT count(*) FROM quarantine WHERE generation IN (SELECT generation FROM queue WHERE deleted IS NULL)"
-)
-_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
-_OLDEST_OF_GROUPS: Final = (
-    "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
-    " SELECT min(free) s FROM message_group INDEXED BY message_group_oldest WHERE generation = ?1 AND free IS NOT NULL"
-    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_returned"
-    " WHERE generation = ?1 AND hidden = 0 AND line > ?2"
-    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"
-    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND line > ?2))"
-)
-_OLDEST_RETURNED: Final = (
-    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 AND l.line = ? ORDER BY l.sequence LIMIT 1"
 )
 
 
@@ -270,11 +261,15 @@ class SqliteView:
         for queue, lines in queues:
             assert isinstance(queue, LiveQueue)
             if queue.visible or queue.in_flight:
-                each = (oldest_sent(self._connection, queue.generation, lines), unflushed.get(queue.generation))
+                each = (oldest_sent(self._connection.execute, queue.generation, lines), unflushed.get(queue.generation))
                 sent = min((instant for instant in each if instant is not None), default=None)
                 if sent is not None:
                     found[queue.incarnation] = sent
         return found
+
+    def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
+        """See `View.rollups`: an index seek for each minute or hour."""
+        return rollups.stored(self._connection, incarnation, hours, first, last)
 
     def moves(self, count_max: int) -> list[MoveInfo]:
         """See `View.moves`."""
@@ -382,18 +377,6 @@ def _held(unflushed: Unflushed) -> tuple[Any, ...]:
 def oldest_unflushed(connection: apsw.Connection) -> dict[int, int]:
     """When each queue's oldest unflushed message was sent, by generation; `oldest_sent` does not see them."""
     return {unflushed.row.generation: unflushed.row.sent for unflushed in reversed(replay(connection).values())}
-
-
-def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) -> int | None:
-    """When the oldest message in a queue was sent; None if it is empty.
-
-    Takes a few index seeks; with groups, one for each group and each message in flight.
-    """
-    found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
-    found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
-    if connection.execute(_ANY_GROUP, (generation,)).fetchone():
-        found += connection.execute(_OLDEST_OF_GROUPS, (generation, PRIORITY_LINES_MAX)).fetchall()
-    return min((sent for (sent,) in found), default=None)
 
 
 def _live_unflushed(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:

@@ -133,6 +133,7 @@ def _write_snapshot(target: apsw.Connection, clock: Instant, offset: int) -> Non
         offset, size = offset + len(events), size + len(packed)
     target.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (begin, offset - 1))
     target.execute("UPDATE mark SET offset = ?", (offset,))
+    target.execute("UPDATE rollup_mark SET offset = ?, garbage = 1", (offset,))
 
 
 def _snapshot(target: apsw.Connection, clock: Instant, begin: int) -> Iterator[Event]:

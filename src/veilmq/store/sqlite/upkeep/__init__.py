@@ -25,6 +25,7 @@ from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.upkeep import move_tasks, operators, trimming
 from veilmq.store.sqlite.upkeep.origins import Origins
+from veilmq.store.sqlite.upkeep.rollups import Rolling
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
@@ -89,9 +90,16 @@ _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
 
 def sweep(
-    writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, pins: ReadPins, origins: Origins
+    writer: Writer,
+    command: Sweep,
+    options: Options,
+    snapshots: Snapshots,
+    pins: ReadPins,
+    origins: Origins,
+    rolling: Rolling,
 ) -> Outcome:
     """Run one bounded step."""
+    rolling.step(writer, options)
     left = command.steps_max
     left -= _return_all(writer, left)
     if left > 0:

@@ -1,0 +1,113 @@
+"""What happened to a queue, by minute or hour: counts, estimated times, and what the queue held.
+
+Strategy: the store has rows only for minutes in which something happened, and of each minute whether the server ran.
+Here every step is shown: with nulls if the server did not run, with zeros if nothing happened. What the queue held is
+carried on from the step before, because it changes only when something happens. Minutes that are not stored yet are
+taken from memory on the loop first, and the stored ones read after that, so none is missed; one that is in both counts
+once.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from veilmq.admin.api.inputs import STEPS, RollupsInput
+from veilmq.admin.api.views import shown_key
+from veilmq.model.errors import QueueMissing
+from veilmq.model.instant import HOUR_US, MINUTE_US
+from veilmq.model.settings.queue import QueueKey
+from veilmq.store import Reader, View
+from veilmq.store.reader import QueueState, StoredRollups
+from veilmq.store.rollups import COUNTS, Rollup, State
+
+_MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
+_NOTHING: Final = Rollup()
+_TIMES: Final = ("wait_us", "hold_us")
+_HELD: Final = ("depth", "in_flight", "oldest_age_us")
+
+
+class LivePart(NamedTuple):
+    """What only memory knows of a queue."""
+
+    queue: QueueState
+    now: int
+    minutes: dict[int, Rollup]
+    """The minutes that are not stored."""
+    depth: int
+    in_flight: int
+    lines: list[int]
+
+
+def live_part(reader: Reader, key: QueueKey, now: int) -> LivePart:
+    """Call it on the loop. Raises QueueMissing."""
+    queue = reader.queues.get(key)
+    if queue is None:
+        raise QueueMissing(queue=str(key))
+    depth = queue.visible + queue.delayed + queue.in_flight
+    return LivePart(queue, now, reader.unstored(queue.incarnation), depth, queue.in_flight, list(queue.ready))
+
+
+def rollup_page(reader: Reader, live: LivePart, wanted: RollupsInput) -> dict[str, Any]:
+    """The queue's minutes or hours: {account, region, name, incarnation, step, step_us, rollups}, oldest first, none
+    from before the queue was made. Blocks. Raises ParameterInvalid."""
+    step_us = STEPS[wanted.step][0]
+    asked, info = wanted.span(live.now), live.queue.info()
+    span = range(max(asked.start, info.created // step_us), asked.stop)
+    with reader.look() as view:
+        oldest = view.oldest_sent([(live.queue, live.lines)]).get(info.incarnation)
+        present = State(live.depth, live.in_flight, oldest)
+        found = _found(view, live, wanted.step, span) if span else StoredRollups({}, set(), None)
+    shown = [_shown(*each, step_us, live.now) for each in _steps(found, span, live.now // step_us, present)]
+    head = shown_key(info.key) | {"incarnation": info.incarnation, "step": wanted.step, "step_us": step_us}
+    return head | {"rollups": shown}
+
+
+def _found(view: View, live: LivePart, step: str, span: range) -> StoredRollups:
+    """The stored rollups with those that are not stored."""
+    hours, incarnation = step == "hour", live.queue.incarnation
+    stored = view.rollups(incarnation, hours, span.start, span.stop - 1)
+    if not live.minutes:
+        return stored
+    twice = view.rollups(incarnation, False, min(live.minutes), max(live.minutes)).found
+    for minute in sorted(live.minutes.keys() - twice.keys()):
+        period = minute // _MINUTES_AN_HOUR if hours else minute
+        if period in span:
+            stored.found.setdefault(period, Rollup()).merge(live.minutes[minute])
+            stored.ran.add(period)
+    return stored
+
+
+Step = tuple[int, Rollup | None, State | None, bool]
+"""Number of the step; what happened, None: the server did not run; what the queue held at its end; is it over?"""
+
+
+def _steps(found: StoredRollups, span: range, present: int, state: State) -> list[Step]:
+    """Every step. present: number of the one that is not over; state: what the queue holds now."""
+    steps: list[Step] = []
+    held = found.before
+    if held is None and not found.found and present in span:
+        held = state
+    for number in span:
+        rollup = found.found.get(number)
+        if rollup is not None:
+            held = rollup.state or state
+        if number == present:
+            held = state
+        elif rollup is None and number not in found.ran:
+            steps.append((number, None, None, True))
+            continue
+        steps.append((number, rollup or _NOTHING, held, number != present))
+    return steps
+
+
+def _shown(
+    number: int, rollup: Rollup | None, held: State | None, over: bool, step_us: int, now: int
+) -> dict[str, Any]:
+    at = number * step_us
+    if rollup is None:
+        return {"at": at, "ran": False, "complete": True, **dict.fromkeys((*COUNTS, *_TIMES, *_HELD))}
+    shown: dict[str, Any] = {"at": at, "ran": True, "complete": over}
+    shown |= {name: rollup.numbers.get(key, 0) for key, name in enumerate(COUNTS)}
+    shown |= {"wait_us": rollup.times("waits"), "hold_us": rollup.times("holds")}
+    if held is None:
+        return shown | dict.fromkeys(_HELD)
+    age_us = None if held.oldest is None else max(0, min(at + step_us, now) - held.oldest)
+    return shown | {"depth": held.depth, "in_flight": held.in_flight, "oldest_age_us": age_us}

@@ -1,0 +1,120 @@
+"""/api/v1/queues/.../rollups: every minute and hour is shown, and a gap is none of zeros."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.admin.conftest import client
+from tests.admin.server import OPTIONS, Keys, running
+
+from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.store.rollups import COUNTS
+from veilmq.testing.for_each import for_each
+
+QUEUES = "/api/v1/queues/000000000000/us-east-1"
+ORDERS = f"{QUEUES}/orders"
+SECOND, MINUTE, HOUR = 1_000_000, 60_000_000, 3_600_000_000
+
+
+def later(http: httpx.Client, by_us: int) -> None:
+    assert http.post("/api/v1/clock", json={"advance_us": by_us}).status_code == 200
+
+
+def rolled_up(http: httpx.Client, **members: Any) -> list[dict[str, Any]]:
+    answer = http.get(ORDERS + "/rollups", params=members)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["rollups"]
+    return found
+
+
+def counted(rollup: dict[str, Any]) -> dict[str, int]:
+    return {name: rollup[name] for name in COUNTS if rollup[name]}
+
+
+@pytest.fixture
+def orders(http: httpx.Client) -> httpx.Client:
+    """A queue in which something happened in a minute that is over, then nothing, then a jump of the clock."""
+    assert http.put(ORDERS).status_code == 201
+    http.post(ORDERS + "/messages", json={"messages": [{"body": str(number)} for number in range(4)]})
+    taken = http.post(ORDERS + "/receive", json={"count": 3, "lease_us": 12 * HOUR}).json()["messages"]
+    later(http, 2 * SECOND)
+    http.post(ORDERS + "/delete", json={"handles": [taken[0]["handle"]]})
+    for _ in range(3):
+        later(http, MINUTE)
+    later(http, 3 * MINUTE)
+    return http
+
+
+def test_minutes_with_events_without_and_gaps(orders: httpx.Client) -> None:
+    found = rolled_up(orders)
+    assert [each["at"] for each in found] == list(range(found[0]["at"], found[-1]["at"] + 1, MINUTE))
+    assert [each["complete"] for each in found] == [True] * (len(found) - 1) + [False]
+    happened = [each for each in found if each["ran"] and counted(each)]
+    totals = {name: sum(each[name] for each in happened) for name in COUNTS}
+    assert {name: count for name, count in totals.items() if count} == {"sent": 4, "received": 3, "deleted": 1}
+    held = happened[-1]["hold_us"]
+    assert abs(held["p99"] - 2 * SECOND) < 2 * SECOND / 8
+    gaps = [each for each in found if not each["ran"]]
+    assert len(gaps) == 2, "the clock jumped over them"
+    assert {each[name] for each in gaps for name in (*COUNTS, "depth", "wait_us", "oldest_age_us")} == {None}
+    idle = [each for each in found if each["ran"] and not counted(each)]
+    assert len(idle) >= 3
+    for each in idle:
+        assert (each["depth"], each["in_flight"], each["wait_us"]) == (3, 2, None), "as the minute before left it"
+    ages = [each["oldest_age_us"] for each in found if each["ran"]]
+    assert ages == sorted(ages)
+    assert ages[-2] >= 3 * MINUTE
+
+
+def test_an_hour_is_told_before_it_is_over(orders: httpx.Client) -> None:
+    found = rolled_up(orders, step="hour")
+    assert sum(each["sent"] for each in found) == 4
+    assert found[-1]["complete"] is False
+    later(orders, 2 * HOUR)
+    again = rolled_up(orders, step="hour")
+    assert [each["ran"] for each in again[-3:]] == [True, False, True]
+    assert sum(each["sent"] or 0 for each in again) == 4
+
+
+def test_what_just_happened_is_there_at_once(http: httpx.Client) -> None:
+    http.put(ORDERS)
+    for number in range(5):
+        http.post(ORDERS + "/messages", json={"messages": [{"body": "a"}]})
+        assert sum(each["sent"] for each in rolled_up(http)) == number + 1
+        assert rolled_up(http)[-1]["depth"] == number + 1
+
+
+def test_a_range(orders: httpx.Client) -> None:
+    everything = rolled_up(orders)
+    start, end = everything[1]["at"], everything[3]["at"]
+    part = rolled_up(orders, **{"from": start, "to": end})
+    assert part == everything[1:3]
+    assert rolled_up(orders, **{"from": start + SECOND, "to": end - SECOND}) == everything[1:3]
+
+
+REFUSED = {
+    "too many": ({"from": 0}, "from"),
+    "the wrong way round": ({"from": 10 * MINUTE, "to": 9 * MINUTE}, "from"),
+    "another step": ({"step": "day"}, "step"),
+}
+
+
+@for_each("case", REFUSED)
+def test_a_wrong_range_is_refused(shared: httpx.Client, case: str) -> None:
+    shared.put(ORDERS)
+    members, field = REFUSED[case]
+    answer = shared.get(ORDERS + "/rollups", params=members)
+    assert (answer.status_code, answer.json()["field"]) == (400, field)
+
+
+def test_a_missing_queue_is_not_found_and_a_grant_is_needed(tmp_path: Path) -> None:
+    reader = AccessKey("reader", "secret", "111111111111", grants=(Grant(frozenset({Action.DESCRIBE_QUEUE})),))
+    sender = AccessKey("sender", "secret", "111111111111", grants=(Grant(frozenset({Action.SEND})),))
+    with running(tmp_path / "data", Keys(reader, sender), options=OPTIONS) as server, client(server) as http:
+        path = "/api/v1/queues/111111111111/us-east-1/jobs"
+        assert http.get(path + "/rollups").status_code == 404
+        assert http.put(path).status_code == 201
+        for key, status in (("reader", 200), ("sender", 403)):
+            with httpx.Client(base_url=server.url, auth=(key, "secret")) as asking:
+                assert asking.get(path + "/rollups").status_code == status
