@@ -20,9 +20,10 @@ RUN_STAMP := .venv/.installed-run
 TEST_STAMP := .venv/.installed-dev
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
-CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed
+CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
+	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants faults fuzz simulate pipeline-demo \
+.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants faults fuzz simulate console pipeline-demo \
 	lock clean
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo 'make mutants            put one bug after the other into the code: which test fails? ARGS="store/ --thorough"'
 	@echo 'make simulate           an hour of simulated lives on a faulty disk: ARGS="--minutes N --seed N --seeds COUNT"'
 	@echo 'make faults             half an hour of kills and other faults under load: ARGS="--minutes 3 --seed N"'
+	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make setup              set up what make run needs, and stop there'
@@ -67,7 +69,7 @@ $(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/in
 	@touch $@
 
 setup-clients: setup-test $(CLIENT_STAMPS)
-	@:
+	@tools/need.sh chromium chromium
 
 .tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/query.txt $(@D)
@@ -85,6 +87,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 # The emulator that the azure adapter is tested against, besides our own port.
 .tools/azurite/.installed: tests/clients/azurite/package.json tests/clients/azurite/package-lock.json tools/install-npm.sh .tools/node
 	@tools/install-npm.sh tests/clients/azurite $(@D)
+	@touch $@
+
+# What the browser tests look at the console's pages with.
+.tools/axe/.installed: tests/clients/axe/package.json tests/clients/axe/package-lock.json tools/install-npm.sh .tools/node
+	@tools/install-npm.sh tests/clients/axe $(@D)
 	@touch $@
 
 run: setup
@@ -124,6 +131,11 @@ mutants: setup-test
 simulate: setup-test
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
+# Every page of the console in Chromium, at two widths and in both themes; pictures are in .tools/console.
+console: setup-clients
+	@rm -rf .tools/console
+	$(BIN)/python -m pytest -n 0 tests/console --shots .tools/console $(ARGS)
+
 # Kills, stops, disks and networks that fail, clocks that jump; the checker judges. docs/reliability.md has the figures.
 faults: setup-test
 	@$(BIN)/python -m tests.faults.suite $(ARGS)
@@ -157,6 +169,8 @@ lock: setup-test
 		--prefix tests/clients/js
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/azurite
+	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
+		--prefix tests/clients/axe
 
 clean:
 	rm -rf .venv .tools bench/.peers bench/.data build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

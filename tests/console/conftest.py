@@ -103,3 +103,8 @@ def outside(tmp_path: Path) -> Iterator[Any]:
     )
     with admin.running(tmp_path / "outside", admin.Keys(), settings) as started:
         yield started
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make console` gives it; then every page is looked at in two widths and both themes."""
+    parser.addoption("--shots", metavar="DIR", help="Put pictures of the console's pages there.")

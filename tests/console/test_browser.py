@@ -1,0 +1,214 @@
+"""The console in Chromium: each page and act once; by keyboard, without the script, on a narrow screen."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+from tests.admin import server as admin
+from tests.console.browsing import Tab, barriers, chromium
+from tests.console.conftest import CONSOLE, QUEUES, Api
+
+pytestmark = pytest.mark.slow
+ORDERS = f"{CONSOLE}/orders"
+WIDE, NARROW = {"width": 1_280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser: Browser, server: Any) -> Iterator[Tab]:
+    """Signed in; it fails at its end if a script failed or asked another server."""
+    tab = Tab(browser, server.url)
+    tab.sign_in(admin.TOKEN)
+    yield tab
+    tab.close()
+
+
+def receive(api: Api, name: str) -> str:
+    agent = {"user-agent": f"veilmq/0.1 ({name})"}
+    got = api.client.post(f"{QUEUES}/orders/receive", json={}, headers=agent).json()["messages"]
+    return str(got[0]["handle"])
+
+
+@pytest.fixture
+def twice(api: Api) -> str:
+    """A message that two workers work on: the first one's lease ran out, and its delete was refused."""
+    api.create("dead")
+    api.create("orders", redrive={"target": "dead", "receive_count_max": 5}, visibility_timeout_us=30_000_000)
+    for number in range(3):
+        api.send("dead", f"dead {number}")
+    message = api.send("orders", '{"order": 9007199254740993, "note": "<img src=x onerror=alert(1)>"}', type="order")
+    first = receive(api, "work-1; pid 70")
+    api.later(31)
+    receive(api, "work-2; pid 80")
+    api.later(9)
+    api.client.post(f"{QUEUES}/orders/delete", json={"handles": [first]})
+    return message
+
+
+PAGES = [
+    "/console/", "/console/?prefix=ord", ORDERS, f"{ORDERS}?state=hidden", f"{ORDERS}/send", f"{ORDERS}/purge",
+    f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE",
+]  # fmt: skip
+
+
+def test_nothing_on_a_page_keeps_people_from_using_it(
+    browser: Browser, server: Any, twice: str, request: pytest.FixtureRequest
+) -> None:
+    """In the light theme; with --shots in both."""
+    shots = request.config.getoption("--shots", None)
+    found = []
+    for theme in ("light",) if shots is None else ("light", "dark"):
+        tab = Tab(browser, server.url, bypass_csp=True, color_scheme=theme)
+        tab.open("/console/sign-in")
+        found += barriers(tab)
+        tab.sign_in(admin.TOKEN)
+        for path in PAGES:
+            tab.open(path.replace("TWICE", twice))
+            found += barriers(tab)
+        tab.close()
+    assert found == []
+
+
+def test_why_twice_is_three_clicks_from_the_start(tab: Tab, twice: str) -> None:
+    page = tab.page
+    tab.open("/console/")
+    page.click("text=orders")
+    page.click("text=in flight")
+    page.click(f"text={twice}")
+    story = page.inner_text(".story")
+    assert story.startswith("Being processed again: work-1 pid 70's lease of 30 s ended at ")
+    assert "work-2 pid 80 has it until " in story
+    assert page.locator("svg .mark.refused").count() == 1
+    page.click("text=Show the body")
+    assert '"order": 9007199254740993' in page.inner_text("pre")
+    assert page.locator("img").count() == 0
+    with page.expect_download() as download:
+        page.click("text=Download")
+    assert download.value.suggested_filename == f"message-{twice}.bin"
+
+
+def test_figures_refresh_until_paused(tab: Tab, api: Api, twice: str) -> None:
+    page = tab.page
+    tab.open(ORDERS)
+    visible = page.locator("[data-live=visible]")
+    assert visible.inner_text() == "0"
+    api.send("orders")
+    page.wait_for_selector("[data-live=visible]:text-is('1')")
+    page.click("text=Pause")
+    page.wait_for_selector("text=Go on")
+
+
+def test_an_open_page_says_that_the_session_is_over(browser: Browser, server: Any, api: Api, twice: str) -> None:
+    tab = Tab(browser, server.url)
+    tab.sign_in(admin.TOKEN)
+    tab.open(ORDERS)
+    api.later(3_601)
+    tab.page.wait_for_selector("text=Signed out: load the page again")
+    tab.page.reload()
+    tab.page.fill("input[name=secret]", admin.TOKEN)
+    tab.page.click("button:text('Sign in')")
+    assert tab.page.url == f"{server.url}{ORDERS}", "the view is kept"
+    assert [fault for fault in tab.faults if "401" not in fault] == []
+    tab.context.close()
+
+
+def _acts(tab: Tab, api: Api) -> None:
+    page = tab.page
+    tab.open(ORDERS)
+    page.click("text=Send…")
+    page.fill("textarea", "typed")
+    page.fill("input[name=type]", "t")
+    page.click("button:text('Send')")
+    assert page.inner_text(".said") == "Sent to orders."
+    tab.open(ORDERS)
+    page.click("text=Change settings…")
+    page.fill("input[name=visibility_timeout_us]", "45 s")
+    page.click("button:text('Show what changes')")
+    page.click("button:text('Change it')")
+    assert page.inner_text(".said") == "Changed: visibility timeout 45 s."
+    tab.open(f"{CONSOLE}/dead")
+    page.click("text=Redrive…")
+    page.fill("input[name=destination]", "orders")
+    page.click("button:text('Move 3 messages')")
+    assert page.inner_text(".said") == "The redrive of 3 messages has begun."
+    tab.open(ORDERS)
+    page.select_option("select[name=age_us_min]", label="1 h")
+    page.click("button:text('Filter')")
+    assert "age_us_min=3600000000" in page.url
+    page.click("text=Purge…")
+    page.click("button:text('Delete')")
+    assert "of orders were deleted." in page.inner_text(".said")
+    page.click("button:text('Sign out')")
+    assert page.url.endswith("/console/sign-in")
+    assert {"sent", "queue_changed", "purged"} <= set(api.kinds())
+
+
+def test_every_act_with_the_script(tab: Tab, api: Api, twice: str) -> None:
+    _acts(tab, api)
+
+
+def test_every_act_without_the_script(browser: Browser, server: Any, api: Api, twice: str) -> None:
+    tab = Tab(browser, server.url, java_script_enabled=False)
+    tab.sign_in(admin.TOKEN)
+    _acts(tab, api)
+    tab.close()
+
+
+def test_by_keyboard_alone(browser: Browser, server: Any, twice: str) -> None:
+    tab = Tab(browser, server.url)
+    page = tab.page
+    tab.open("/console/sign-in")
+    page.keyboard.type(admin.TOKEN)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/console/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("/")
+    page.keyboard.type(twice)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/console/messages/{twice}")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent").strip() == "Show the body":
+            break
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none", "it is seen where the keyboard is"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("pre")
+    tab.close()
+
+
+def test_a_page_in_a_frame_is_not_shown(browser: Browser, server: Any) -> None:
+    tab = Tab(browser, server.url)
+    tab.page.set_content(f'<iframe src="{server.url}/console/sign-in"></iframe>')
+    tab.page.wait_for_timeout(500)
+    assert any("frame-ancestors" in fault or "X-Frame-Options" in fault for fault in tab.faults), tab.faults
+    tab.context.close()
+
+
+def test_no_page_is_wider_than_the_screen(
+    browser: Browser, server: Any, twice: str, request: pytest.FixtureRequest
+) -> None:
+    """With --shots at both widths and in both themes, with pictures; else at the narrow one."""
+    shots = request.config.getoption("--shots", None)
+    looks = [(NARROW, "light")] if shots is None else [(w, t) for w in (WIDE, NARROW) for t in ("light", "dark")]
+    wide = []
+    for size, theme in looks:
+        tab = Tab(browser, server.url, viewport=size, color_scheme=theme)
+        tab.sign_in(admin.TOKEN)
+        for path in PAGES:
+            tab.open(path.replace("TWICE", twice))
+            if tab.page.evaluate("document.documentElement.scrollWidth") > size["width"]:
+                wide.append(f"{path} at {size['width']}")
+            if shots is not None:
+                name = path.replace("TWICE", "message").strip("/").replace("/", "-").replace("?", "-")
+                tab.page.screenshot(path=Path(shots) / f"{name}-{size['width']}-{theme}.png", full_page=True)
+        tab.close()
+    assert wide == []
