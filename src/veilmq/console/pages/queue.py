@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from veilmq.admin.api.inputs import queue_key
 from veilmq.console.calls import queue_path
+from veilmq.console.charts import SPANS, charts
+from veilmq.console.exports import download, flat
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -38,6 +40,7 @@ async def queue(visit: Visit) -> Response:
     key = key_of(visit)
     found = await visit.api.get(queue_path(key))
     messages = await _messages(visit, key)
+    span, rollups, step_us = await _rollups(visit, key)
     moves = await visit.api.get("/api/v1/moves", account=key.account, region=key.region, prefix=key.name, limit=5)
     tasks = [task for task in moves["moves"] if task["source"]["name"] == key.name]
     return visit.show(
@@ -49,6 +52,9 @@ async def queue(visit: Visit) -> Response:
             name: visit.may(name, key.account, key.name) for name in ("send", "purge", "move", "change-queue", "peek")
         },
         ages=AGES,
+        charts=charts(rollups, step_us, visit.now),
+        span=span,
+        spans=[(name, each[0]) for name, each in SPANS.items()],
         nav="queues",
         **messages,
     )
@@ -59,6 +65,24 @@ async def news(visit: Visit) -> Response:
     found = await visit.api.get(queue_path(key_of(visit)))
     cells = {state: count(found["counts"][state]) for state in ("visible", "in_flight", "delayed", "total")}
     return visit.news(cells)
+
+
+async def _rollups(visit: Visit, key: QueueKey) -> tuple[str, list[dict[str, Any]], int]:
+    """The stretch that the address asks for, what happened in it, and the length of a step."""
+    span = visit.members.get("span", "")
+    span = span if span in SPANS else "hour"
+    _, step, length_us, step_us = SPANS[span]
+    # As many whole steps as the API shows at once, with the present one.
+    start = visit.now - visit.now % step_us - length_us + step_us
+    found = await visit.api.get(queue_path(key, "/rollups"), step=step, **{"from": start})
+    return span, found["rollups"], step_us
+
+
+async def export(visit: Visit) -> Response:
+    """What the charts show, as JSON or CSV."""
+    key = key_of(visit)
+    span, rollups, _ = await _rollups(visit, key)
+    return download(visit, f"{key.name}-{span}", [flat(each) for each in rollups])
 
 
 async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
@@ -82,6 +106,13 @@ async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
     }
 
 
+async def export_messages(visit: Visit) -> Response:
+    """The messages that the page shows, as JSON or CSV."""
+    key = key_of(visit)
+    found = await _messages(visit, key)
+    return download(visit, f"{key.name}-messages", [flat(each) for each in found["messages"] or ()])
+
+
 def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
     """The settings that matter, as name and text."""
     redrive = settings["redrive"]
@@ -102,4 +133,9 @@ def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
-QUEUE_PAGES: Final = (Page(PATH, queue), Page(PATH + "/news", news, is_polled=True))
+QUEUE_PAGES: Final = (
+    Page(PATH, queue),
+    Page(PATH + "/news", news, is_polled=True),
+    Page(PATH + "/rollups", export),
+    Page(PATH + "/messages", export_messages),
+)
