@@ -334,6 +334,23 @@ def test_a_dead_letter_has_a_sequence_number_of_its_own_and_void_handles_find_no
     assert script.found(promises) == ["CHANGED", "STALE"]  # at 9 it had not moved yet
 
 
+def test_an_answer_that_got_lost_may_have_made_a_message_a_dead_letter() -> None:
+    promises = Promises(tolerance_us=0, dead_letters={"jobs.fifo": "dead.fifo"})
+
+    def group(lost: float, last: str) -> Script:
+        script = Script("jobs.fifo")
+        script.send("m1", 0, 1, group="a", sequence=1)
+        script.send("m2", 1, 2, group="a", sequence=2)
+        script.use(Kind.RECEIVE, 0, lost, lost, INFO)
+        script.receive(5, 6, grant("m2", 1, group="a", count=1, sequence=2))
+        script.receive(40, 41, grant("m1", 2, group="a", count=2), queue=last)
+        return script
+
+    assert group(3, "dead.fifo").found(promises) == []
+    assert group(7, "dead.fifo").found(promises) == ["GROUP_ORDER"]
+    assert group(3, "jobs.fifo").found(promises) == ["GROUP_ORDER"], "it had not moved"
+
+
 def test_a_late_delete_finds_nothing_where_the_message_has_moved_to_the_dead_letters() -> None:
     promises = Promises(tolerance_us=0, dead_letters={"jobs": "dead"})
     for end, found in ((1.4, ["RESURRECTED"]), (3, [])):  # before the lease's end, and after

@@ -13,7 +13,7 @@ from hashlib import md5
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
-from tests.simulation.plan import DEAD, FIFO, JOBS, Plan
+from tests.simulation.plan import DEAD, DEAD_FIFO, FIFO, JOBS, Plan
 from tests.support.contract.stage import TESTER, sending
 
 from veilmq.checking.log import Grant, Kind, Operation
@@ -48,11 +48,13 @@ DELAY_US_MAX: Final = 20 * SECOND_US
 _HANDLES_KEPT: Final = 24
 
 
-def making(queue: QueueKey, receives_max: int) -> CreateQueue:
-    """The command that makes one of the queues. receives_max: before a message goes to the dead letters."""
-    change: dict[str, Any] = {"fifo": True} if queue is FIFO else {}
+def making(queue: QueueKey, plan: Plan) -> CreateQueue:
+    """The command that makes one of the queues."""
+    change: dict[str, Any] = {"fifo": True} if queue in (FIFO, DEAD_FIFO) else {}
     if queue is JOBS:
-        change = {"redrive": RedrivePolicy(DEAD, receives_max)}
+        change["redrive"] = RedrivePolicy(DEAD, plan.receives_max)
+    if queue is FIFO and plan.fifo_dies:
+        change["redrive"] = RedrivePolicy(DEAD_FIFO, 1)
     return CreateQueue(queue=queue, origin=TESTER, change=change)
 
 
@@ -69,6 +71,14 @@ class Held(NamedTuple):
     rotation: int
 
 
+class Attempt(NamedTuple):
+    """A receive that has an attempt id."""
+
+    id: tuple[QueueKey, str]
+    again: dict[str, int]
+    """By handle: operations that extend the leases of the receive before with that id, if this one repeats it."""
+
+
 class Book:
     """The log of all clients, and what they know."""
 
@@ -78,6 +88,14 @@ class Book:
         self.handles: list[Held] = []
         self.tasks: list[bytes] = []
         """Move tasks that were started."""
+        self.attempts: dict[tuple[QueueKey, str], dict[str, int]] = {}
+        """By attempt id: what the latest receive returned, leases by handle."""
+        self.asked: dict[int, Attempt] = {}
+        """By number of the receive."""
+        self.waiting: set[tuple[QueueKey, str]] = set()
+        """Attempt ids of receives that wait for their answers: of two at a time nobody could say which was first."""
+        self.repeats = self.fifo_deaths = 0
+        """Receives that repeated another one; dead letters of the FIFO queue that somebody received."""
         self.bodies = 0
         self.leases = 0
         self.trace: Callable[[str], None] | None = None
@@ -107,9 +125,46 @@ class Book:
         self.handles.append(held)
         del self.handles[:-_HANDLES_KEPT]
 
+    def ask(self, client: str, number: int, queue: QueueKey, name: str) -> None:
+        """The receive of that number has an attempt id. Until its answer is there, it may end the leases of the receive
+        before with that id at any time: it may set another end, and they are released if nobody hears of it."""
+        self.waiting.add((queue, name))
+        known = self.attempts.get((queue, name), {})
+        again = {handle: self.begin(client, Kind.EXTEND, queue, lease=lease) for handle, lease in known.items()}
+        self.asked[number] = Attempt((queue, name), again)
+
+    def received(self, number: int, queue: QueueKey, outcome: Received) -> None:
+        """Write the answer to a receive."""
+        attempt = self.asked.get(number)
+        handles = [each.handle for each in outcome.messages]
+        if attempt is not None and handles and all(handle in attempt.again for handle in handles):
+            for each in outcome.messages:
+                self.end(attempt.again[each.handle], Known.OK, lease_us=each.lease_us or 0)
+            self.end(number, Known.OK)
+            self.repeats += 1
+            return
+        grants = self.grants(queue, outcome)
+        if attempt is not None:
+            self.refused(number)
+            leases = [grant.lease for grant in grants]
+            self.attempts[attempt.id] = dict(zip(handles, leases, strict=True))
+        self.end(number, Known.OK, grants=grants)
+
+    def is_over(self, number: int) -> None:
+        """Nobody waits for the answer to that call any more."""
+        if number in self.asked:
+            self.waiting.discard(self.asked[number].id)
+
+    def refused(self, number: int) -> None:
+        """The receive repeated none."""
+        attempt = self.asked.get(number)
+        for extension in attempt.again.values() if attempt is not None else ():
+            self.end(extension, Known.FAIL, why="no repeat")
+
     def grants(self, queue: QueueKey, outcome: Received) -> tuple[Grant, ...]:
         """The messages of an answer."""
         found = []
+        self.fifo_deaths += len(outcome.messages) if queue is DEAD_FIFO else 0
         for each in outcome.messages:
             lease = self.lease()
             self.keep(Held(queue, each.handle, lease, 0))
@@ -191,6 +246,8 @@ class Client:
         if call.over or self._server.is_gone():
             return
         call.over = True
+        for number in call.begun:
+            self._book.is_over(number)
         self._server.shell.cancel(call)
         self._think()
 
@@ -214,6 +271,8 @@ class Client:
         if call.over or self._server.is_gone():
             return
         call.over = True
+        for number in call.begun:
+            self._book.is_over(number)
         (first, *_) = outcomes
         command = call.commands[0]
         if isinstance(command, Receive) and isinstance(first, Received) and self._chance.random() < 0.02:
@@ -232,10 +291,11 @@ class Client:
                 book.end(number, Known.INFO, why=str(outcome))
             case VeilError():
                 book.end(number, Known.FAIL, why=f"{type(outcome).__name__}: {outcome}")
+                book.refused(number)
             case Sent() if isinstance(asked, Send):
                 self._sent(number, asked.queue, outcome)
             case Received() if isinstance(asked, Receive):
-                book.end(number, Known.OK, grants=book.grants(asked.queue, outcome))
+                book.received(number, asked.queue, outcome)
             case Extended() if isinstance(asked, Extend):
                 begun = book.log[number]
                 if asked.rotate:
@@ -261,14 +321,15 @@ class Client:
         chance = self._chance
         if self._to_make is not None:
             queue, self._to_make = self._to_make, None
-            return [making(queue, self._plan.receives_max)], []
+            return [making(queue, self._plan)], []
         queue = FIFO if chance.random() < self._plan.fifo_share else JOBS
         draw = chance.random()
         if draw < 0.36:
             asked = [self._send(queue) for _ in range(chance.choice((1, 1, 1, 1, 2, 5)))]
             return [command for command, _ in asked], [number for _, number in asked]
         if draw < 0.66:
-            return self._receive(DEAD if queue is JOBS and chance.random() < 0.15 else queue)
+            dead = DEAD if queue is JOBS else DEAD_FIFO if self._plan.fifo_dies else queue
+            return self._receive(dead if chance.random() < 0.15 else queue)
         if draw < 0.95:
             return self._use()
         if draw < 0.985:
@@ -306,12 +367,19 @@ class Client:
         chance = self._chance
         lease_us = chance.choice((SECOND_US, 5 * SECOND_US, 30 * SECOND_US, LEASE_US_MAX, 0, None))
         known = LEASE_US_MAX // 2 if lease_us is None else lease_us
+        repeats = queue in (FIFO, DEAD_FIFO) and chance.random() < self._plan.attempts
+        attempt = chance.choice("xxy") if repeats else None
+        if (queue, attempt) in self._book.waiting:
+            attempt = None
         command = Receive(
             queue=queue, origin=TESTER, count_max=chance.choice((1, 1, 3, 10)), lease_us=lease_us,
             wait_us=chance.choice((0, 0, SECOND_US, 20 * SECOND_US)),
-            in_flight_max=chance.choice((None, None, None, None, 2)),
+            in_flight_max=chance.choice((None, None, None, None, 2)), attempt_id=attempt,
         )  # fmt: skip
-        return [command], [self._book.begin(self.name, Kind.RECEIVE, queue, lease_us=known)]
+        number = self._book.begin(self.name, Kind.RECEIVE, queue, lease_us=known)
+        if attempt is not None:
+            self._book.ask(self.name, number, queue, attempt)
+        return [command], [number]
 
     def _use(self) -> Drawn:
         chance, book = self._chance, self._book

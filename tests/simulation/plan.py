@@ -13,6 +13,7 @@ from veilmq.testing import Random
 JOBS: Final = QueueKey("000000000000", "us-east-1", "jobs")
 DEAD: Final = QueueKey("000000000000", "us-east-1", "dead")
 FIFO: Final = QueueKey("000000000000", "us-east-1", "jobs.fifo")
+DEAD_FIFO: Final = QueueKey("000000000000", "us-east-1", "dead.fifo")
 COPIES: Final = QueueKey("000000000000", "us-east-1", "copies")
 TOPIC: Final = TopicKey("000000000000", "us-east-1", "news")
 START: Final = EPOCH
@@ -52,6 +53,10 @@ class Plan(NamedTuple):
     """A bit flips while the server is down."""
     tenants: float
     """Of the messages of the standard queue: those of tenants (fair queues)."""
+    fifo_dies: bool
+    """The FIFO queue has dead letters."""
+    attempts: float
+    """Of the receives from FIFO queues: those with an attempt id."""
     moves: bool
     """Messages go from queue to queue (moving.py)."""
 
@@ -65,6 +70,7 @@ def plan_of(seed: int, chance: Random) -> Plan:
     """Draw a plan."""
     ends = chance.choice((0, 1, 1, 2, 2, 3))
     steps_clock = chance.random() < 0.2
+    of_fifo = testing.chance(-1 - seed)
     step_us_max = chance.choice((5 * SECOND_US, HOUR_US // 2, 10 * DAY_US))
     return Plan(
         clients=chance.choice((1, 2, 3, 4, 6)),
@@ -85,5 +91,7 @@ def plan_of(seed: int, chance: Random) -> Plan:
         fails=chance.random() < 0.2,
         flips=ends > 0 and chance.random() < 0.1,
         tenants=chance.choice((0.0, 0.0, 0.5, 1.0)),
+        fifo_dies=of_fifo.random() < 0.5,
+        attempts=of_fifo.choice((0.0, 0.5, 0.9)),
         moves=testing.chance(seed).random() < 0.2,
     )

@@ -24,7 +24,7 @@ from tests.simulation.clients import LEASE_US_MAX, Book, Client, Server, making
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import Spins, Time, VirtualLoop, committers
 from tests.simulation.moving import MovingClient, is_moving, make_topic, misplaced
-from tests.simulation.plan import COPIES, DEAD, FIFO, JOBS, Plan, plan_of
+from tests.simulation.plan import COPIES, DEAD, DEAD_FIFO, FIFO, JOBS, Plan, plan_of
 from tests.support.contract.stage import TESTER
 from tests.support.faults import full, io_error
 
@@ -130,7 +130,8 @@ class World:
                 self.disk.unregister()
         if told:
             self._happens("ends as told", told)
-        self.happened += Counter(operations=len(self.book.log), steps=self.disk.calls.total())
+        done = {"repeated receives": self.book.repeats, "dead letters of groups": self.book.fifo_deaths}
+        self.happened += Counter(done, operations=len(self.book.log), steps=self.disk.calls.total())
         return Verdict(self.seed, violations, told, self.happened)
 
     @contextmanager
@@ -258,8 +259,8 @@ class World:
     async def _begin(self, shell: Shell, watch: ClockWatch) -> None:
         shell.start()
         await watch.start()
-        for queue in (DEAD, *self._queues):
-            (made,) = await shell.call(making(queue, self.plan.receives_max))
+        for queue in (DEAD, DEAD_FIFO, *self._queues):
+            (made,) = await shell.call(making(queue, self.plan))
             if not isinstance(made, QueueCreated) and shell.broken is None:
                 raise Violated(f"{queue.name} could not be made: {made}")
         if self.plan.moves:
@@ -271,6 +272,7 @@ class World:
         shell.failed.add_done_callback(self._halt)
         if not is_last:
             self._plan_the_end()
+        self.book.waiting.clear()
         server = Server(shell, loop.call_later, lambda: self._is_over or self.disk.dead)
         kind = MovingClient if self.plan.moves else Client
         clients = [
@@ -390,12 +392,12 @@ class World:
             loop.run_until_complete(asyncio.sleep(LEASE_US_MAX / 1e6 + 2))
         while self.plan.moves and loop.run_until_complete(is_moving(shell)):
             loop.run_until_complete(asyncio.sleep(1))
-        for queue in (*self._queues, DEAD):
+        for queue in (*self._queues, DEAD, DEAD_FIFO):
             loop.run_until_complete(self._drain_queue(shell, queue))
 
     async def _drain_queue(self, shell: Shell, queue: QueueKey) -> None:
         book = self.book
-        await shell.call(making(queue, self.plan.receives_max))  # somebody may have deleted it last
+        await shell.call(making(queue, self.plan))  # somebody may have deleted it last
         claim = book.begin("drain", Kind.DRAIN, queue)
         waits = True
         while True:
@@ -437,7 +439,8 @@ class World:
     def _decide(self) -> list[str]:
         if self.plan.moves:
             return misplaced(self.book.log)
-        promises = Promises(dead_letters={JOBS.name: DEAD.name}, tolerance_us=1_000 + self._behind_us)
+        dead = {JOBS.name: DEAD.name} | ({FIFO.name: DEAD_FIFO.name} if self.plan.fifo_dies else {})
+        promises = Promises(dead_letters=dead, tolerance_us=1_000 + self._behind_us)
         report = decide(self.book.log, promises)
         found = [str(each) for each in report.violations]
         if found and self._damaged:

@@ -72,6 +72,7 @@ class _Group:
     def __init__(self, history: History, queue: str, group: str, lives: list[Life]) -> None:
         self._queue, self._group = queue, group
         self._moves = queue in history.promises.dead_letters
+        self._unknown = history.unknown_receives.get(queue, FOREVER)
         numbered = all(each.sequence is not None for each in lives)
         bounds = [self._numbers(each) if numbered else (each.born_low, each.born_high) for each in lives]
         order = sorted(range(len(lives)), key=lambda index: bounds[index][1])
@@ -86,10 +87,14 @@ class _Group:
         return 2 * sequence, 2 * sequence - 1  # equal numbers are no order
 
     def _gone_low(self, life: Life) -> int:
-        """A message that was received may move to the dead-letter queue, at its next turn."""
-        if self._moves and life.grants:
-            return min(life.gone_low, *(each.invoked for each in life.grants))
-        return life.gone_low
+        """A message that was received may move to the dead-letter queue, at its next turn; also if it came with an
+        answer that got lost."""
+        if not self._moves:
+            return life.gone_low
+        seen = min((each.invoked for each in life.grants), default=FOREVER)
+        if not life.at_home:
+            seen = min(seen, max(self._unknown, life.born_low))
+        return min(life.gone_low, seen)
 
     def check(self, report: Report) -> None:
         """Report the first grant that was out of order."""

@@ -113,6 +113,8 @@ class History:
         self.unknown_sends: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         """By queue and body: sends without an answer."""
         self.refused_sends: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+        self.unknown_receives: dict[str, int] = {}
+        """By queue: when the first receive without an answer was begun."""
         self.drains: dict[str, Operation] = {}
         """By queue: the last."""
         self._absorbing: dict[tuple[str, str | None, str], dict[Any, Operation]] = defaultdict(dict)
@@ -172,6 +174,9 @@ class History:
                     self._absorbing[_duplicates_of(operation)][content] = operation
 
     def _received(self, operation: Operation) -> None:
+        if operation.outcome is Outcome.INFO:
+            begun = self.unknown_receives.get(operation.queue, FOREVER)
+            self.unknown_receives[operation.queue] = min(begun, operation.invoked)
         for grant in operation.grants:
             if grant.lease in self._leases and self._leases[grant.lease].message != grant.message:
                 raise LogInvalid(line=0, reason=f"lease {grant.lease} is of two messages")
