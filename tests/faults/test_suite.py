@@ -20,7 +20,6 @@ def place() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_each_kind_of_fault_once(place: Path) -> None:
     """What this machine cannot have (no root, no strace) is in the record, and is said by `make faults`."""

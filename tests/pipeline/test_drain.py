@@ -33,8 +33,7 @@ def table(spark: Any, sink: str) -> list[dict[str, Any]]:
     return found.to_pylist()
 
 
-@pytest.mark.parametrize("scheme", ["veil", "sqs"])
-@pytest.mark.parametrize("kind", ["delta", "parquet"])
+@pytest.mark.parametrize(("kind", "scheme"), [("delta", "veil"), ("parquet", "sqs")])
 def test_a_queue_becomes_a_table(spark: Any, stage: Stage, kind: str, scheme: str) -> None:
     sink = f"{kind}:{stage.directory}/table"
     with stage.make() as queue:

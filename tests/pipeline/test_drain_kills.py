@@ -53,12 +53,18 @@ def log_of(stage: Stage, step: str) -> str:
     return (stage.directory / f"log-{step or 'last'}").read_text(errors="replace")[-4_000:]
 
 
-@pytest.mark.parametrize("scheme", ["veil", "sqs", "azure", "mns"])
-def test_a_killed_driver_loses_nothing_and_repeats_nothing(stage: Stage, scheme: str) -> None:
-    sent = [f"body {number}" for number in range(drain_side.BATCH_ROWS * (len(DRIVER_STEPS) * 2 + 2))]
+# What a kill leaves behind is the same on every protocol, but for what an old handle may still do: `amid-deletes`
+# leaves handles of messages that are deleted, and of others that are not.
+@pytest.mark.parametrize(
+    ("scheme", "steps"),
+    [("veil", DRIVER_STEPS), *((scheme, ["amid-deletes"]) for scheme in ("sqs", "azure", "mns"))],
+    ids=["veil", "sqs", "azure", "mns"],
+)
+def test_a_killed_driver_loses_nothing_and_repeats_nothing(stage: Stage, scheme: str, steps: list[str]) -> None:
+    sent = [f"body {number}" for number in range(drain_side.BATCH_ROWS * (len(steps) * 2 + 2))]
     with stage.make(timeout=2) as queue:
         send(queue, sent)
-        for step in DRIVER_STEPS:
+        for step in steps:
             assert run(stage, stage.url(scheme), step) != 0, log_of(stage, step)
             assert (stage.directory / f"killed-{step}").exists(), log_of(stage, step)
             found = rows(stage)

@@ -3,9 +3,11 @@
 import fcntl
 import json
 import shutil
+from collections.abc import Iterator
 from datetime import date
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +24,17 @@ NOW = 1_767_312_000.0
 HOURS = 3_600.0
 
 
+@cache
+def everything() -> Any:
+    """The history, as a table."""
+    how: dict[str, Any] = {"extend": 20.0, "crashes_per_second": 1 / 400, "lease": 30.0}
+    workloads = [
+        Workload("orders", lognormal(20, 0.8), "paid", 3_000, **how),
+        Workload("orders", lognormal(5, 0.8), None, 1_000, **how),
+    ]
+    return history(workloads, seed=9, span=12 * HOURS)
+
+
 class Stage:
     """A growing exported history and a loop over it."""
 
@@ -30,12 +43,7 @@ class Stage:
         self.exported = directory / "events"
         self.directory = directory / "loop"
         self.loop = Loop(self.directory)
-        how: dict[str, Any] = {"extend": 20.0, "crashes_per_second": 1 / 400, "lease": 30.0}
-        workloads = [
-            Workload("orders", lognormal(20, 0.8), "paid", 3_000, **how),
-            Workload("orders", lognormal(5, 0.8), None, 1_000, **how),
-        ]
-        self.table = history(workloads, seed=9, span=12 * HOURS)
+        self.table = everything()
 
     def grow(self, share: float) -> None:
         """Export so much of the history."""
@@ -63,33 +71,69 @@ def stage(spark: Any, tmp_path: Path) -> Stage:
     return Stage(spark, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "shares", [(1.0,), pytest.param((0.31, 0.62, 0.63, 1.0), marks=pytest.mark.slow)], ids=["one", "four"]
-)
-def test_runs_add_up_to_one_look_at_everything(stage: Stage, shares: tuple[float, ...]) -> None:
-    ran = []
-    for share in shares:
-        stage.grow(share)
-        ran.append(stage.run())
-    assert [each.start for each in ran[1:]] == [each.stop for each in ran[:-1]]
-    assert ran[-1].stop == stage.table.num_rows
+class Half(NamedTuple):
+    """A loop that has seen half of the history, looking at heartbeats, too."""
+
+    stage: Stage
+    ran: Ran
+    plans_before: Any
+
+
+@pytest.fixture(scope="module")
+def first_half(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Half:
+    stage = Stage(spark, tmp_path_factory.mktemp("half") / "live")
+    stage.exported.parent.mkdir()
+    stage.grow(0.5)
+    before = stage.loop.plans()
+    ran = stage.run(floors=True)
+    shutil.copytree(stage.directory.parent, stage.directory.parent.with_name("kept"))
+    return Half(stage, ran, before)
+
+
+@pytest.fixture
+def half(first_half: Half) -> Iterator[Half]:
+    """As it was after that run, whatever other tests did with it: a run takes seconds, a copy none."""
+    place = first_half.stage.directory.parent
+    shutil.rmtree(place)
+    shutil.copytree(place.with_name("kept"), place)
+    loop = first_half.stage.loop
+    yield first_half
+    first_half.stage.loop = loop
+
+
+def check_that_all_is_learnt(stage: Stage, last: Ran) -> None:
+    assert last.stop == stage.table.num_rows
     keys = [*GROUP, *CELL]
     mine = stage.loop.cells().set_index(keys).leases
     source = stage.spark.read.format("veilmq-events").option("path", str(stage.exported)).load()
     pending = pq.read_table(next(stage.directory.glob("pending-*"))).num_rows
     whole = histogram(attempts(source)).toPandas().set_index(keys).leases
     assert mine.sum() + pending == whole.sum()
-    assert pending == ran[-1].pending < 100
+    assert pending == last.pending < 100
     apart = whole.sub(mine, fill_value=0)
     assert apart.min() == 0
     assert apart.sum() == pending
 
 
+def test_one_run_learns_what_one_look_at_everything_tells(stage: Stage) -> None:
+    stage.grow(1.0)
+    check_that_all_is_learnt(stage, stage.run())
+
+
 @pytest.mark.slow
-def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
-    stage.grow(0.5)
-    first = stage.run()
-    assert (first.planned, first.groups) == (2, 2)
+def test_runs_add_up_to_one_look_at_everything(half: Half) -> None:
+    stage, ran = half.stage, [half.ran]
+    for share in (0.62, 0.63, 1.0):
+        stage.grow(share)
+        ran.append(stage.run())
+    assert [each.start for each in ran[1:]] == [each.stop for each in ran[:-1]]
+    check_that_all_is_learnt(stage, ran[-1])
+
+
+@pytest.mark.slow
+def test_groups_are_planned_again_when_they_grew(half: Half) -> None:
+    stage = half.stage
+    assert (half.ran.planned, half.ran.groups) == (2, 2)
     before = stage.timeouts()
     stage.grow(0.51)
     assert (stage.run().planned, stage.timeouts()) == (0, before)
@@ -101,10 +145,9 @@ def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_groups_are_planned_again_though_old_days_go_as_new_ones_come(stage: Stage) -> None:
+def test_groups_are_planned_again_though_old_days_go_as_new_ones_come(half: Half) -> None:
     """Of work that goes on evenly as much is dropped as is new: what is kept grows no more."""
-    stage.grow(0.5)
-    stage.run()
+    stage = half.stage
     before = stage.timeouts()
     month = 40 * 86_400.0
     assert stage.run(NOW + month).dropped_days == 1
@@ -124,10 +167,9 @@ def test_a_loop_has_its_own_offsets(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> None:
-    stage.grow(0.3)
-    assert stage.loop.plans() == {}
-    stage.run(floors=True)
+def test_plans_are_what_was_learnt_above_what_heartbeats_need(half: Half) -> None:
+    stage = half.stage
+    assert half.plans_before == {}
     stage.grow(0.6)
     stage.run()
     rows = stage.timeouts()
@@ -139,11 +181,10 @@ def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> N
 
 
 @pytest.mark.slow
-def test_nothing_new_is_a_success(stage: Stage) -> None:
-    stage.grow(0.2)
-    first = stage.run(NOW)
+def test_nothing_new_is_a_success(half: Half) -> None:
+    stage = half.stage
     ran = stage.run(NOW + 900)
-    assert ran.pending == first.pending > 0
+    assert ran.pending == half.ran.pending > 0
     assert (ran.start, ran.settled, ran.planned) == (ran.stop, 0, 0)
     metrics = (stage.directory / "metrics.prom").read_text()
     assert f"veilmq_pipeline_last_success_timestamp_seconds {NOW + 900}\n" in metrics
@@ -151,9 +192,8 @@ def test_nothing_new_is_a_success(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_died_is_done_again(stage: Stage, tmp_path: Path) -> None:
-    stage.grow(0.5)
-    stage.run()
+def test_a_run_that_died_is_done_again(half: Half, tmp_path: Path) -> None:
+    stage = half.stage
     saved = shutil.copytree(stage.directory, tmp_path / "saved")
     stage.grow(1.0)
     stage.run()
@@ -176,9 +216,8 @@ def test_one_run_at_a_time(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_history_trimmed_beyond_the_last_run_is_refused(stage: Stage) -> None:
-    stage.grow(0.5)
-    stage.run()
+def test_a_history_trimmed_beyond_the_last_run_is_refused(half: Half) -> None:
+    stage = half.stage
     state = stage.directory / "state.json"
     kept = state.read_bytes()
     for path in sorted(stage.exported.glob("day=*/*.parquet"))[:1]:
@@ -190,19 +229,18 @@ def test_a_history_trimmed_beyond_the_last_run_is_refused(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_another_history_is_refused(stage: Stage, tmp_path: Path) -> None:
-    stage.grow(0.1)
-    stage.run()
-    stage.exported = stage.exported.rename(tmp_path / "elsewhere")
+def test_another_history_is_refused(half: Half, tmp_path: Path) -> None:
+    elsewhere = Stage(half.stage.spark, tmp_path)
+    shutil.copytree(half.stage.exported, elsewhere.exported)
+    elsewhere.loop = half.stage.loop
     with pytest.raises(HistoryGap, match="a directory of its own"):
-        stage.run()
+        elsewhere.run()
 
 
 @pytest.mark.slow
-def test_old_days_are_dropped_and_new_ones_compacted(stage: Stage) -> None:
+def test_old_days_are_dropped_and_new_ones_compacted(half: Half) -> None:
+    stage = half.stage
     stage.loop = Loop(stage.directory, retention_days=2)
-    stage.grow(0.5)
-    stage.run()
     (day,) = (stage.directory / "cells").glob("day=*")
     (file,) = day.glob("*.parquet")
     for number in range(30):

@@ -1,7 +1,9 @@
 """Rows into queues, and into Delta tables."""
 
 import json
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction, write_deltalake
 from deltalake.transaction import AddAction
-from pyspark.sql.types import StructType
+from pyspark.sql import Row
+from pyspark.sql.types import DataType, LongType, MapType, StringType, StructField, StructType
 from tests.pipeline.drain_stage import Stage, left
 
 import veilmq
 from veilmq.client.queue import Queue
 from veilmq.pipeline.drain.source import QueueSource
-from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.pipeline.options import read_delta_options, read_send_options
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
+from veilmq.pipeline.sinks.queue import check_columns, send_rows
 from veilmq.testing.for_each import for_each
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -143,30 +147,58 @@ class TestQueueSink:
                     file.unlink()
 
     @pytest.mark.parametrize(
-        ("expression", "options", "said"),
-        [
-            (["id"], {}, "no column id"),
-            (["'b' type"], {}, "no column body"),
-            (["id as body"], {}, "body cannot be bigint"),
-            (["'b' body"], {"key": "k"}, "no such column"),
-            (["'b' body", "'k' k"], {"key": "k"}, "does not deduplicate"),
-            (["cast(null as string) body"], {}, "body is null"),
-            (["'b' body", "map(1, 'v') attributes"], {}, "attributes cannot be map<int,string>"),
-            (["'b' body", "map('a', 1) m"], {"key": "m"}, "is map<string,int>, which is no key"),
-            (["'b' body", "double('nan') delay"], {}, "A row's delay is nan"),
-            (["'b' body", "double('infinity') ttl"], {}, "A row's ttl is inf"),
-            (["'b' body", "5.7 priority"], {}, "A row's priority is 5.7"),
-            (["'b' body", "double('nan') priority"], {}, "A row's priority is nan"),
-        ],
+        ("expression", "said"), [(["id"], "no column id"), (["cast(null as string) body"], "body is null")]
     )
-    def test_rows_that_are_no_messages_are_told(
-        self, spark: Any, stage: Stage, expression: list[str], options: dict[str, str], said: str
+    def test_spark_tells_of_rows_that_are_no_messages(
+        self, spark: Any, stage: Stage, expression: list[str], said: str
     ) -> None:
+        """Before the first task, and from a task."""
         with stage.make() as queue:
             writer = spark.range(1).selectExpr(*expression).write.format("veilmq").option("url", stage.url())
             with pytest.raises(Exception, match=said):
-                writer.options(**options).mode("append").save()
+                writer.mode("append").save()
             assert left(queue) == 0
+
+
+TEXT, NUMBER = StringType(), LongType()
+
+
+@for_each(
+    ("columns", "options", "said"),
+    [
+        ({"type": TEXT}, {}, "no column body"),
+        ({"body": NUMBER}, {}, "body cannot be bigint"),
+        ({"body": TEXT}, {"key": "k"}, "no such column"),
+        ({"body": TEXT, "attributes": MapType(NUMBER, TEXT)}, {}, "attributes cannot be map<bigint,string>"),
+        ({"body": TEXT, "m": MapType(TEXT, NUMBER)}, {"key": "m"}, "is map<string,bigint>, which is no key"),
+    ],
+)
+def test_columns_that_make_no_messages_are_told(
+    columns: dict[str, DataType], options: dict[str, str], said: str
+) -> None:
+    schema = StructType([StructField(name, kind) for name, kind in columns.items()])
+    with pytest.raises(OptionInvalid, match=said):
+        check_columns(schema, read_send_options({"url": "veil://127.0.0.1:1/q", **options}))
+
+
+@for_each(
+    ("row", "options", "said"),
+    [
+        ({"k": "k"}, {"key": "k"}, "does not deduplicate"),
+        ({"delay": math.nan}, {}, "A row's delay is nan"),
+        ({"ttl": math.inf}, {}, "A row's ttl is inf"),
+        ({"priority": Decimal("5.7")}, {}, "A row's priority is 5.7"),
+        ({"priority": math.nan}, {}, "A row's priority is nan"),
+    ],
+)
+@pytest.mark.slow
+def test_rows_that_are_no_messages_are_told(
+    stage: Stage, row: dict[str, Any], options: dict[str, str], said: str
+) -> None:
+    with stage.make() as queue:
+        with pytest.raises(PipelineError, match=said):
+            send_rows(iter([Row(body="b", **row)]), read_send_options({"url": stage.url(), **options}), "prefix")
+        assert left(queue) == 0
 
 
 def test_a_stream_that_tells_all_rows_again_is_refused() -> None:
