@@ -54,7 +54,7 @@ def twice(api: Api) -> str:
 
 PAGES = [
     "/console/", "/console/?prefix=ord", ORDERS, f"{ORDERS}?state=hidden", f"{ORDERS}/send", f"{ORDERS}/purge",
-    f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE",
+    f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
 ]  # fmt: skip
 
 

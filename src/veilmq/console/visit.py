@@ -78,7 +78,8 @@ class Visit:
     @property
     def pages(self) -> list[tuple[str, str, str]]:
         """The pages beside the start page, for the page's head: name, address, label."""
-        return []
+        pages = [("server", "/console/server", "Server")]
+        return [("topics", "/console/topics", "Topics"), *pages] if self.may("describe-topics") else pages
 
     @property
     def who(self) -> str:

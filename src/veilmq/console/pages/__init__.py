@@ -5,7 +5,16 @@ from typing import Final
 from veilmq.console.pages.message import MESSAGE_PAGES
 from veilmq.console.pages.queue import QUEUE_PAGES
 from veilmq.console.pages.queue_acts import QUEUE_ACTS
+from veilmq.console.pages.server import SERVER_PAGES
 from veilmq.console.pages.start import START_PAGES
+from veilmq.console.pages.topics import TOPIC_PAGES
 from veilmq.console.visit import Page
 
-PAGES: Final[tuple[Page, ...]] = (*START_PAGES, *QUEUE_PAGES, *QUEUE_ACTS, *MESSAGE_PAGES)
+PAGES: Final[tuple[Page, ...]] = (
+    *START_PAGES,
+    *QUEUE_PAGES,
+    *QUEUE_ACTS,
+    *MESSAGE_PAGES,
+    *TOPIC_PAGES,
+    *SERVER_PAGES,
+)

@@ -14,7 +14,7 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.inputs import message_id
 from veilmq.admin.story.life import life_of
 from veilmq.console.bodies import shown_body
-from veilmq.console.timeline import timeline
+from veilmq.console.pictures.timeline import timeline
 from veilmq.console.visit import Page, Visit
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import Instant

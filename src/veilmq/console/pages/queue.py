@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from veilmq.admin.api.inputs import queue_key
 from veilmq.console.calls import queue_path
-from veilmq.console.charts import SPANS, charts
 from veilmq.console.exports import download, flat
+from veilmq.console.pictures.charts import SPANS, charts
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US

@@ -1,0 +1,79 @@
+"""The server: whether it is ready, its clock, and every setting with what it means.
+
+Strategy: settings that differ from their defaults come first. Secrets and the places of secrets are not shown, for the
+API does not tell them.
+"""
+
+from typing import Any, Final
+
+from starlette.responses import Response
+
+import veilmq
+from veilmq.console.calls import ApiRefused
+from veilmq.console.sessions import Done
+from veilmq.console.showing import duration
+from veilmq.console.visit import Page, Visit
+from veilmq.server.config.settings import FIELDS, Address
+
+PATH: Final = "/console/server"
+
+
+async def server(visit: Visit) -> Response:
+    """The page."""
+    return await _server_page(visit, None)
+
+
+async def _server_page(visit: Visit, error: ApiRefused | None) -> Response:
+    health = await visit.api.get("/health/ready")
+    settings, clock = None, None
+    if visit.may("settings"):
+        found = await visit.api.get("/api/v1/settings")
+        settings = sorted((_setting(name, value) for name, value in found["settings"].items()), key=_same)
+        clock = await visit.api.get("/api/v1/clock")
+    return visit.show(
+        "server.html",
+        200 if error is None else error.status,
+        health=health,
+        settings=settings,
+        clock=clock,
+        version=veilmq.__version__,
+        wrong=None if error is None else error.message,
+        nav="server",
+    )
+
+
+def _setting(name: str, value: Any) -> dict[str, Any]:
+    field = FIELDS.get(name)
+    default = None if field is None else field.default
+    plain = str(default) if isinstance(default, Address) else list(default) if isinstance(default, tuple) else default
+    return {
+        "name": name,
+        "value": _text(value),
+        "differs": _text(value) != _text(plain),
+        "help": "" if field is None else field.help,
+    }
+
+
+def _same(setting: dict[str, Any]) -> bool:
+    return not setting["differs"]
+
+
+def _text(value: Any) -> str:
+    if value is None or value == []:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+async def accept_clock(visit: Visit) -> Response:
+    """Say that the machine's clock is right."""
+
+    async def work(given: dict[str, str], once: str) -> Done:
+        answer = await visit.api.act("POST", "/api/v1/clock/accept", {}, once)
+        return Done(f"A step of {duration(answer['accepted_us'])} was accepted.", PATH)
+
+    return await visit.act(work, lambda given, error: _server_page(visit, error))
+
+
+SERVER_PAGES: Final = (Page(PATH, server), Page(PATH + "/clock", accept_clock, "POST"))

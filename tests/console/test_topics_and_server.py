@@ -1,0 +1,80 @@
+"""The pages of topics and of the server."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.admin import server as admin
+from tests.console.conftest import Api, Visitor
+from tests.console.test_pages import plain
+
+from veilmq.model.commands import CreateTopic, Origin, Subscribe
+from veilmq.model.errors import VeilError
+from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
+
+TESTER = Origin("mns", "tester")
+NEWS = TopicKey("000000000000", "us-east-1", "news")
+URL = "http://203.0.113.7/<script>"
+
+
+class Room:
+    """What the push room says of an endpoint that is down."""
+
+    def state(self, url: str) -> dict[str, object]:
+        return {"endpoint": url, "available": False, "failures": 7, "pause_us": 60_000_000, "last_error": "<b>refused"}
+
+    def local_exhaustion(self) -> str | None:
+        return None
+
+
+def subscribe(server: Any, name: str, settings: SubscriptionSettings) -> None:
+    (outcome,) = server.on_loop(server.shell.call(Subscribe(topic=NEWS, origin=TESTER, name=name, settings=settings)))
+    assert not isinstance(outcome, VeilError), outcome
+
+
+def test_a_topic_shows_where_each_copy_goes(server: Any, api: Api, visitor: Visitor) -> None:
+    assert "There is no topic yet" in visitor.get("/console/topics").text
+    api.create("orders")
+    server.on_loop(server.shell.call(CreateTopic(topic=NEWS, origin=TESTER)))
+    orders = QueueKey("000000000000", "us-east-1", "orders")
+    subscribe(server, "to-queue", SubscriptionSettings(endpoint="acs:mns:...", queue=orders, filter_tag="vip"))
+    subscribe(server, "to-web", SubscriptionSettings(endpoint=URL, url=URL))
+    server.push_room = Room()
+    page = visitor.get("/console/topics/000000000000/us-east-1/news").text
+    assert "<script>" not in page.partition("</head>")[2]
+    text = plain(page)
+    assert "to-queue only with the tag vip goes to orders , a queue" in text
+    assert "to-web goes to http://203.0.113.7/<script>" in text
+    assert "× does not answer , 7 failures in a row last error <b>refused slowed 1 min between two calls" in text
+    row = plain(visitor.get("/console/topics").text)
+    assert "news 000000000000 us-east-1 2 1 0 1 " in row
+    assert visitor.get("/console/topics/000000000000/us-east-1/none").status_code == 404
+
+
+def test_the_server_shows_its_health_and_settings(server: Any, visitor: Visitor) -> None:
+    text = plain(visitor.get("/console/server").text)
+    assert "✓ Ready no warning" in text
+    assert "visibility" not in text
+    assert "history_s_max 604800 Events older than this are trimmed." in text
+    server.push_fault = "until a restart"
+    assert "pushes nothing is pushed until a restart" in plain(visitor.get("/console/server").text)
+
+
+def test_a_step_of_the_clock_is_accepted_once(visitor: Visitor) -> None:
+    fields = visitor.fields("/console/", "/console/sign-out")
+    answers = [visitor.post("/console/server/clock", data=fields) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [303, 303]
+    assert "A step of 0 s was accepted." in visitor.get(answers[1].headers["location"]).text
+
+
+def test_who_may_not_see_the_server_sees_no_setting(tmp_path: Path) -> None:
+    key = AccessKey("AKQ", "q-secret", "111111111111", grants=(Grant(frozenset({Action.LIST_QUEUES})),))
+    with admin.running(tmp_path / "data", admin.Keys(key)) as server, Visitor(server) as visitor:
+        visitor.sign_in(key="AKQ", secret="q-secret")
+        page = visitor.get("/console/server").text
+        assert "history_s_max" not in page
+        assert "/console/topics" not in page
+        assert visitor.get("/console/topics").status_code == 403
+        fields = visitor.fields("/console/", "/console/sign-out")
+        assert visitor.post("/console/server/clock", data=fields).status_code == 403
