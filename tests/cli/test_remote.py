@@ -73,6 +73,36 @@ def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     assert told[:5] == ["make", '"\\"', "many", "many.2", "p"]
 
 
+def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run) -> None:
+    for name in ("orders", "other"):
+        veilmq("queues", "create", name)
+    for body in ("one", "two", "three"):
+        veilmq("send", "orders", body, "--type", "t" if body != "one" else "o")
+    (job,) = veilmq("jobs", "start", "delete", "orders", "--type", "t", "--yes", "--id", "j", "--json").json
+    assert (job["act"], job["filter"], job["total"], job["dry_run"]) == ("delete", {"type": "t"}, 3, False)
+    for _ in range(200):
+        done = veilmq("jobs", "show", job["id"], "--json").json[0]
+        if done["status"] == "completed":
+            break
+        veilmq("queues", "create", "other")  # on a directory, each command that writes carries a job on
+    assert (done["seen"], done["matched"], done["done"]) == (3, 2, 2)
+    again = veilmq("jobs", "start", "delete", "orders", "--type", "t", "--yes", "--id", "j", "--json").json
+    assert again == [job]
+    assert veilmq("jobs", "start", "delete", "orders").code == 2
+    assert veilmq("jobs", "start", "move", "orders", "--yes").code == 2
+    assert veilmq("jobs", "show", "0" * 32).code == 1
+    (purge,) = veilmq("jobs", "start", "purge", "orders", "--yes", "--json").json
+    assert (purge["status"], purge["done"]) == ("completed", 1)
+    listed = veilmq("jobs", "list").out
+    assert listed.index(purge["id"]) < listed.index(job["id"])
+    assert "3 of 3" in listed
+    counted = veilmq("jobs", "start", "move", "orders", "--to", "other", "--json")
+    assert counted.code == 0
+    refused = veilmq("jobs", "cancel", job["id"])
+    assert (refused.code, "only a running job" in refused.err) == (2, True)
+    assert veilmq("jobs", "list", "--json", "--prefix", "none").out == ""
+
+
 def test_a_message_is_found_by_its_id(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     (sent,) = veilmq("send", "orders", "the body", "--type", "order", "--json").json

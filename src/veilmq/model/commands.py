@@ -13,6 +13,7 @@ import msgspec
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Report
+from veilmq.model.moves.jobs import Act, Filter
 from veilmq.model.settings.plan import LeasePlan
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
@@ -431,6 +432,27 @@ class ListMoves(Command, tag=True, kw_only=True, gc=False):
     count_max: int = 1
 
 
+class StartJob(Command, tag=True, kw_only=True, gc=False):
+    """Start a job on the messages of `queue` that the filter matches. Outcome `JobStarted`.
+
+    Errors QueueMissing (of either queue), ParameterInvalid (what does not go together; another job is running there).
+    """
+
+    act: Act
+    destination: QueueKey | None = None
+    filter: Filter = Filter()
+    rate_max: int | None = None
+    """Messages a second to act on, 1 to `JOB_RATE_MAX`; None: `JOB_RATE_DEFAULT`."""
+    dry_run: bool = False
+
+
+class CancelJob(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Cancel a job; what it did stays done. Outcome `JobCancelled`."""
+
+    origin: Origin
+    job: bytes
+
+
 QueueCommand = (
     Send
     | Receive
@@ -459,7 +481,7 @@ AnyTopicCommand = (
     | DescribeSubscription
     | ListSubscriptions
 )
-MoveCommand = StartMove | CancelMove | ListMoves
+MoveCommand = StartMove | CancelMove | ListMoves | StartJob | CancelJob
 UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush
 AnyCommand = Operate | QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
 

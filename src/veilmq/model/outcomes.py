@@ -11,6 +11,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Delivery
 from veilmq.model.moves import MoveInfo
+from veilmq.model.moves.jobs import JobInfo
 from veilmq.model.settings.queue import QueueInfo, QueueKey, XmlBody
 from veilmq.model.settings.topic import SubscriptionInfo, TopicInfo
 
@@ -139,6 +140,19 @@ class MovesListed(msgspec.Struct, gc=False):
     tasks: list[MoveInfo]
 
 
+class JobStarted(msgspec.Struct, gc=False):
+    """The job runs until it is done; a purge is done already."""
+
+    info: JobInfo
+
+
+class JobCancelled(msgspec.Struct, gc=False):
+    """The job's current state; None if there is no such job. `cancelled` is False if it had ended before."""
+
+    info: JobInfo | None
+    cancelled: bool
+
+
 class Operated(msgspec.Struct, gc=False):
     """The outcomes of an operator's commands, now or when the command was first carried out."""
 
@@ -216,6 +230,8 @@ Result = (
     | MoveStarted
     | MoveCancelled
     | MovesListed
+    | JobStarted
+    | JobCancelled
     | Operated
     | TopicCreated
     | TopicDescribed

@@ -45,6 +45,7 @@ from veilmq.model.commands import (
     PurgeQueue,
     Receive,
     Send,
+    StartJob,
     StartMove,
     Subscribe,
     Unsubscribe,
@@ -345,10 +346,10 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
 def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
     """Whether the key may send messages where the command's settings point: by `send` there, or by the same action.
 
-    Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task needs
-    `send`.
+    Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task or
+    job needs `send`.
     """
-    if type(command) is StartMove:
+    if isinstance(command, StartMove | StartJob):
         return command.destination is None or key.allows(Action.SEND, command.destination.name)
     ends = _ENDS.get(type(command))
     return ends is None or all(

@@ -15,6 +15,7 @@ from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Extras
 from veilmq.model.moves import MoveInfo
+from veilmq.model.moves.jobs import JobInfo
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
@@ -252,6 +253,10 @@ class View(Protocol):
 
     def moves(self, count_max: int) -> list[MoveInfo]:
         """The latest move tasks of all existing queues, newest first."""
+        ...
+
+    def jobs(self) -> list[JobInfo]:
+        """All jobs that are remembered, newest first."""
         ...
 
     def head(self) -> tuple[int, int, str]:

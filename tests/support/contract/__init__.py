@@ -30,6 +30,7 @@ from tests.support.contract.fifo_delays import TestFifoDelay
 from tests.support.contract.handles import TestHandles
 from tests.support.contract.history import TestHistory
 from tests.support.contract.interleaving import TestInterleaving
+from tests.support.contract.jobs import TestJobs
 from tests.support.contract.leases import TestLeases
 from tests.support.contract.many_handles import TestManyHandles
 from tests.support.contract.moves import TestMoves
@@ -71,6 +72,7 @@ SUITE = (
     TestHistory,
     TestInterleaving,
     TestLastErrors,
+    TestJobs,
     TestLeases,
     TestManyHandles,
     TestMoves,

@@ -21,10 +21,11 @@ from veilmq.model.events import Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message_type import TYPE_CHARACTERS_MAX
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
+from veilmq.model.moves.jobs import JOB_RATE_MAX, Act, Filter
 from veilmq.model.settings.plan import TYPES_MAX, Adaptive
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 from veilmq.store import View
-from veilmq.store.reader import HOLD_S_MAX, ListedMessage
+from veilmq.store.reader import HOLD_S_MAX
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 ENTRIES_MAX: Final = 100
@@ -80,6 +81,7 @@ ENUMS: Final[dict[str, type[StrEnum]]] = {
     "deduplication_scope": DeduplicationScope,
     "xml_body": XmlBody,
     "adaptive": Adaptive,
+    "act": Act,
 }
 """The choices, by member."""
 _UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
@@ -315,12 +317,9 @@ class AccountInput(_Input):
     account: Account | None = None
 
 
-class PageInput(_Input):
-    """A page of a queue's messages: the visible ones, or those delayed or in flight; only those that match."""
+class FilterInput(_Input, omit_defaults=True):
+    """Which messages of a queue."""
 
-    state: Annotated[str, Meta(pattern=_STATE)] = "visible"
-    after: Annotated[str, Meta(pattern=_PAGE)] = ""
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
     type: str | None = None
     group: str | None = None
     age_us_min: Annotated[int, Meta(ge=0)] = 0
@@ -329,19 +328,35 @@ class PageInput(_Input):
     """In the body."""
 
     @property
-    def filters(self) -> bool:
-        """Whether not every message matches."""
-        given = (self.type, self.group, self.text)
-        return bool(self.receives_min or self.age_us_min) or any(each is not None for each in given)
-
-    def matches(self, message: ListedMessage, now: int) -> bool:
-        """Whether the message matches, but for the text."""
-        return (
-            (self.type is None or message.type == self.type)
-            and (self.group is None or message.group == self.group)
-            and message.sent <= now - self.age_us_min
-            and (message.attempt or 0) >= self.receives_min
+    def filter(self) -> Filter:
+        """The same for the store."""
+        return Filter(
+            type=self.type,
+            group=self.group,
+            age_us_min=self.age_us_min,
+            receives_min=self.receives_min,
+            text=self.text,
         )
+
+
+class PageInput(FilterInput):
+    """A page of a queue's messages: the visible ones, or those delayed or in flight; only those that match."""
+
+    state: Annotated[str, Meta(pattern=_STATE)] = "visible"
+    after: Annotated[str, Meta(pattern=_PAGE)] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class JobInput(_Input):
+    """What to do to all messages of a queue that match."""
+
+    act: Act
+    queue: Name | KeyInput
+    destination: Name | KeyInput | None = None
+    """In the same account and region."""
+    filter: FilterInput = msgspec.field(default_factory=FilterInput)
+    rate: Annotated[int, Meta(ge=1, le=JOB_RATE_MAX)] | None = None
+    dry_run: bool = False
 
 
 class RollupsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):

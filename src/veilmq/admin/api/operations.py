@@ -100,20 +100,20 @@ def _change_of(queue: QueueKey, wanted: inputs.ChangeInput) -> SettingsChange:
         _check_name("tags", text)
     redrive = change.get("redrive")
     if isinstance(redrive, inputs.RedriveInput):
-        target = _neighbour("redrive.target", queue, redrive.target)
+        target = neighbour("redrive.target", queue, redrive.target)
         change["redrive"] = RedrivePolicy(target, redrive.receive_count_max)
     allow = change.get("redrive_allow")
     if isinstance(allow, inputs.RedriveAllowInput):
         change["redrive_allow"] = RedriveAllowPolicy(
             allow.permission,
             tuple(
-                _neighbour(f"redrive_allow.sources[{place}]", queue, each) for place, each in enumerate(allow.sources)
+                neighbour(f"redrive_allow.sources[{place}]", queue, each) for place, each in enumerate(allow.sources)
             ),
         )
     return change
 
 
-def _neighbour(path: str, queue: QueueKey, given: str | inputs.KeyInput) -> QueueKey:
+def neighbour(path: str, queue: QueueKey, given: str | inputs.KeyInput) -> QueueKey:
     """A queue of the same account and region, by its name or as shown. Raises ParameterInvalid."""
     if isinstance(given, str):
         return _sibling(queue, given)

@@ -19,6 +19,7 @@ from veilmq.admin import answers
 from veilmq.admin.access import Access
 from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
+from veilmq.admin.app.jobs import Jobs
 from veilmq.admin.app.messages import Messages, Quarantine
 from veilmq.admin.app.queues import Queues
 from veilmq.admin.app.topics import Topics
@@ -88,6 +89,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             *queues.routes(),
             *Messages(service).routes(),
             *Topics(service).routes(),
+            *Jobs(service).routes(),
             *Quarantine(service).routes(),
             *Feed(service, copies).routes(),
             *Upkeep(service, copies).routes(),

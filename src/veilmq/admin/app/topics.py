@@ -14,11 +14,10 @@ from starlette.routing import Route
 from veilmq.admin.answers import answer, caller_of, carry_out, members_of
 from veilmq.admin.api import inputs, operator
 from veilmq.admin.api.views import shown_move, shown_topic
-from veilmq.admin.history.reading import all_moves, covers, topics_of
+from veilmq.admin.history.reading import all_moves, covers, is_behind, place_of, topics_of
 from veilmq.admin.service import Service, home_region
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
-from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.topic import TopicKey
 
@@ -83,11 +82,11 @@ class Topics:
             task
             for task in await run_in_threadpool(all_moves, self._service.reader)
             if covers(task.source, account, region, wanted.prefix)
-            and _is_behind(task, wanted.after)
+            and is_behind(task, wanted.after)
             and caller.may(Action.DESCRIBE_QUEUE, task.source.account, task.source.name)
         ]
         page, more = found[: wanted.limit], len(found) > wanted.limit
-        after = f"{page[-1].started}-{page[-1].id.hex()}" if more else None
+        after = place_of(page[-1]) if more else None
         return answer({"moves": [shown_move(task) for task in page], "more": more, "after": after})
 
     def _wanted(self, request: Request, action: Action, shape: type[L]) -> tuple[L, str, str | None]:
@@ -110,9 +109,3 @@ class Topics:
 
 def _after(after: str, account: str, region: str | None) -> str:
     return after if account == "*" or not after else f"{account}/{region}/{after}"
-
-
-def _is_behind(task: MoveInfo, after: str) -> bool:
-    """Whether the task comes after the page that ended with `after`."""
-    started, _, number = after.partition("-")
-    return not after or (task.started, task.id) < (int(started), bytes.fromhex(number))

@@ -57,7 +57,7 @@ def message_page(reader: Reader, key: QueueKey, wanted: PageInput, now: Instant)
 
 def _walk(view: View, queue: QueueState, wanted: PageInput, now: Instant) -> Iterator[tuple[ListedMessage, bool]]:
     """Each message behind `wanted.after`, and whether it matches."""
-    after, chunk = wanted.after, PAGE_MAX if wanted.filters else wanted.limit
+    after, chunk = wanted.after, wanted.limit if wanted.filter.is_empty else PAGE_MAX
     while True:
         leading, _, trailing = after.partition("-")
         if wanted.state == "visible":
@@ -78,7 +78,8 @@ def _place(message: ListedMessage, state: str) -> str:
 def _judged(
     view: View, queue: QueueState, listed: list[ListedMessage], wanted: PageInput, now: Instant
 ) -> Iterator[tuple[ListedMessage, bool]]:
-    matching = {each.sequence for each in listed if wanted.matches(each, now)}
+    admits = wanted.filter.admits
+    matching = {each.sequence for each in listed if admits(each.type, each.group, each.sent, each.attempt or 0, now)}
     if wanted.text is not None and matching:
         matching = view.containing(queue, sorted(matching), wanted.text)
     return ((each, each.sequence in matching) for each in listed)

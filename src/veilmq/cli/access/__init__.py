@@ -85,6 +85,22 @@ class AdminAccess(Protocol):
         """Message move tasks of these queues, newest first; account `*` means all."""
         ...
 
+    def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """Jobs of these queues, newest first, with move tasks; account `*` means all."""
+        ...
+
+    def job(self, job: str) -> dict[str, Any]:
+        """One job, by its id."""
+        ...
+
+    def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
+        """Start a job (`JobInput`, without its queue) and return its first state."""
+        ...
+
+    def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
+        """End a job; return its state."""
+        ...
+
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """Damaged messages that these queues set apart, by sequence; account `*` means all."""
         ...

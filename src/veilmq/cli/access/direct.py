@@ -13,12 +13,14 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 import veilmq
-from veilmq.admin.api import inputs, operator, views
+from veilmq.admin.api import inputs, jobs, operator, views
 from veilmq.admin.api.errors import Refused, described
+from veilmq.admin.api.jobs import AnyJob
 from veilmq.admin.api.operations import OPERATIONS, Asked
 from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
+    all_jobs,
     all_moves,
     covers,
     event_lines,
@@ -36,6 +38,7 @@ from veilmq.engine.engine import Engine
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
+from veilmq.model.messages.message import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
@@ -110,12 +113,9 @@ class DirectAccess:
 
     def _carry_out(self, asked: operator.Asked, commands: Sequence[AnyCommand], command_id: str) -> list[Outcome]:
         """As the admin port does with the same id. Raises Failure, VeilError."""
-        try:
-            command = operator.operate(_ORIGIN, asked, commands, operator.checked_id(command_id))
-            (outcome,) = self._call([command])
-            return operator.done(command, outcome).outcomes
-        except Refused as refused:
-            raise failure_of(refused.error, refused.message, {}) from None
+        command = operator.operate(_ORIGIN, asked, commands, operator.checked_id(command_id))
+        (outcome,) = self._call([command])
+        return operator.done(command, outcome).outcomes
 
     def home(self, account: str | None) -> Home:
         """See `AdminAccess.home`: the account of development mode, or the only one that has queues here. Only its
@@ -162,6 +162,42 @@ class DirectAccess:
         for task in all_moves(self._store.reader):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
+
+    def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.jobs`."""
+        _checked(account, region, prefix)
+        for job in all_jobs(self._store.reader):
+            if covers(job.source, account, region, prefix):
+                yield to_builtins(jobs.shown_job(job))
+
+    def job(self, job: str) -> dict[str, Any]:
+        """See `AdminAccess.job`."""
+        return to_builtins(jobs.shown_job(self._job(job)))  # type: ignore[no-any-return]
+
+    def _job(self, job: str) -> AnyJob:
+        with _failures():
+            wanted = inputs.message_id(job, "job")
+            for each in all_jobs(self._store.reader):
+                if each.id == wanted:
+                    return each
+            raise jobs.missing(job)
+
+    def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
+        """See `AdminAccess.start_job`."""
+        with _failures():
+            key = inputs.queue_key(queue.account, queue.region, queue.name)
+            wanted = inputs.convert({**members, "queue": views.shown_key(key)}, inputs.JobInput)
+            asked = operator.Asked("start_job", str(key), wanted)
+            outcomes = self._carry_out(asked, [jobs.starting(_ORIGIN, key, wanted)], command_id)
+            return to_builtins(jobs.shown_outcome(outcomes))  # type: ignore[no-any-return]
+
+    def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
+        """See `AdminAccess.cancel_job`."""
+        found = self._job(job)
+        with _failures():
+            asked = operator.Asked("cancel_job", id_text(found.id), inputs.Nothing())
+            outcomes = self._carry_out(asked, [jobs.cancelling(_ORIGIN, found)], command_id)
+            return to_builtins(jobs.shown_outcome(outcomes, job))  # type: ignore[no-any-return]
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""
@@ -264,5 +300,7 @@ def _failures() -> Iterator[None]:
         said = described(error)
         message = refused_value(said["field"], said["message"]) if said["field"] else said["message"]
         raise failure_of(said["error"], message, said) from None
+    except Refused as refused:
+        raise failure_of(refused.error, refused.message, {}) from None
     except HistoryTrimmed as error:
         raise failure_of("history_trimmed", str(error), {"first_offset": error.first_offset}) from None

@@ -151,6 +151,24 @@ class HttpAccess:
         """See `AdminAccess.moves`."""
         return self._listed("/api/v1/moves", "moves", {"account": account, "region": region, "prefix": prefix})
 
+    def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.jobs`."""
+        return self._listed("/api/v1/jobs", "jobs", {"account": account, "region": region, "prefix": prefix})
+
+    def job(self, job: str) -> dict[str, Any]:
+        """See `AdminAccess.job`."""
+        return self._json("GET", f"/api/v1/jobs/{quote(job, safe='')}", {})
+
+    def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
+        """See `AdminAccess.start_job`."""
+        key = {"account": queue.account, "region": queue.region, "name": queue.name}
+        body = json.dumps({**members, "queue": key}).encode()
+        return self._json("POST", "/api/v1/jobs", {}, body, answer_s=_WORK_S, command_id=command_id)
+
+    def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
+        """See `AdminAccess.cancel_job`."""
+        return self._json("POST", f"/api/v1/jobs/{quote(job, safe='')}/cancel", {}, b"{}", command_id=command_id)
+
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""
         path = "/api/v1/quarantine/export" if bodies else "/api/v1/quarantine"

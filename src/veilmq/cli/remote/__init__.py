@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.remote.jobs import cancel_job, list_jobs, show_job, start_job
 from veilmq.cli.remote.messages import delete, extend, peek, receive, send
 from veilmq.cli.remote.queues import (
     cancel_move,
@@ -92,6 +93,11 @@ class Asked:
         shown = ", ".join(regions[:_REGIONS_SHOWN]) + (" and more" if len(regions) > _REGIONS_SHOWN else "")
         return f"but there are in {shown}: say --region {regions[0]}, or --all"
 
+    def next_id(self) -> str:
+        """The id of the next call that changes something, of a command that always has one."""
+        assert self.ids is not None
+        return next(self.ids)
+
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""
         from veilmq.model.settings.queue import QueueKey
@@ -143,8 +149,7 @@ def accept_clock(asked: Asked) -> None:
     """Say that the machine's clock is right: what only its step has kept from expiring now expires."""
     from veilmq.cli.output import duration, print_json
 
-    assert asked.ids is not None
-    shown = asked.access.accept_clock(next(asked.ids))
+    shown = asked.access.accept_clock(asked.next_id())
     if asked.as_json:
         print_json(shown)
     elif shown["accepted_us"]:
@@ -183,6 +188,7 @@ def register(app: typer.Typer) -> None:
     changing: dict[str, dict[str, Callable[..., None]]] = {
         "queues": {"create": create, "set": change_queue, "plan": plan, "delete": remove},
         "moves": {"start": start_move, "cancel": cancel_move},
+        "jobs": {"start": start_job, "cancel": cancel_job},
         "quarantine": {"drop": drop_quarantined},
         "clock": {"accept": accept_clock},
     }
@@ -190,12 +196,14 @@ def register(app: typer.Typer) -> None:
         "queues": {"list": list_queues},
         "topics": {"list": list_topics},
         "moves": {"list": list_moves},
+        "jobs": {"list": list_jobs, "show": show_job},
         "quarantine": {"list": list_quarantined, "export": export_quarantined},
     }
     for group, text in (
         ("queues", "Queues."),
         ("topics", "Topics."),
         ("moves", "Message move tasks."),
+        ("jobs", "Bulk acts that the server carries out: redrive, move, delete, purge, release."),
         ("quarantine", "Damaged messages that nobody receives."),
         ("clock", "The machine's clock."),
     ):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from veilmq.model.commands import (
+    CancelJob,
     CancelMove,
     ChangeQueue,
     ChangeSubscription,
@@ -36,6 +37,7 @@ from veilmq.model.commands import (
     RecordPush,
     RevertPlan,
     Send,
+    StartJob,
     StartMove,
     Subscribe,
     SuggestPlan,
@@ -50,7 +52,8 @@ from veilmq.store.sqlite.leases import handles
 from veilmq.store.sqlite.messages import dead_letters, sends
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.settings import queue_commands, topic_commands
-from veilmq.store.sqlite.upkeep import move_tasks, operators
+from veilmq.store.sqlite.upkeep import jobs, operators
+from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
 Handler = Callable[[Writer, Any], Outcome]
 GroupHandler = Callable[[Writer, list[Any]], list[Outcome]]
@@ -88,6 +91,8 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         RevertPlan: _flushed(queue_commands.revert_plan),
         StartMove: _flushed(move_tasks.start),
         CancelMove: _flushed(move_tasks.cancel),
+        StartJob: _flushed(jobs.start),
+        CancelJob: _flushed(jobs.cancel),
         CreateTopic: _each(topic_commands.create),
         ChangeTopic: _each(topic_commands.change),
         Subscribe: _each(topic_commands.subscribe),

@@ -432,7 +432,7 @@ class Writer:
         return self.mark.offset + len(self.events)
 
     def next_number(self, kind: str) -> int:
-        """A number that this `kind` (queue, topic, subscription, move_task, operator_command) never had before."""
+        """A number that this `kind` (queue, topic, subscription, move_task, operator_command, job) never had before."""
         self.wrote = True
         ((number,),) = self.read(_NEXT_NUMBER, (kind,))
         return int(number)

@@ -283,7 +283,37 @@ CREATE TABLE rollup_mark (
 INSERT INTO rollup_mark VALUES (1, ifnull((SELECT offset FROM mark), 0), 0);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS)
+_JOBS: Final = """
+CREATE TABLE job (
+    number      INTEGER PRIMARY KEY,
+    id          BLOB NOT NULL,       -- 16 bytes
+    act         TEXT NOT NULL,
+    source      INTEGER NOT NULL,    -- the queue's incarnation
+    destination BLOB,                -- msgpack of QueueKey
+    filter      BLOB NOT NULL,       -- msgpack of Filter
+    rate        INTEGER,             -- messages a second, if that was asked for
+    dry_run     INTEGER NOT NULL,
+    status      TEXT NOT NULL,
+    failure     TEXT,
+    origin      INTEGER NOT NULL,    -- who began it
+    started     INTEGER NOT NULL,
+    ended       INTEGER,
+    used        INTEGER NOT NULL,    -- up to this instant the rate is used up
+    last        INTEGER NOT NULL,    -- sequence of the last message that there was at the start; later ones stay
+    walk        INTEGER NOT NULL,    -- which order it goes through (upkeep/jobs),
+    line        INTEGER NOT NULL,    -- and where it is in that order: the last message that was looked at
+    sequence    INTEGER NOT NULL,
+    total       INTEGER NOT NULL,
+    seen        INTEGER NOT NULL,
+    matched     INTEGER NOT NULL,
+    done        INTEGER NOT NULL,
+    failed      INTEGER NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX job_id ON job (id);
+CREATE UNIQUE INDEX job_active ON job (source) WHERE status IN ('running', 'cancelling');
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 

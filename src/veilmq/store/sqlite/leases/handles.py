@@ -286,6 +286,20 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
 
 
 _SENT: Final = "SELECT m.id, m.sent, m.group_id, m.type FROM message m WHERE m.sequence = ?"
+
+
+def release_all(writer: Writer, queue: LiveQueue, places: Sequence[Place], origin: int, **told: object) -> None:
+    """End the leases of messages in flight at an operator's wish. Their handles stay what they are, as after a release
+    by their holder. told: more of it for the history."""
+    moves = Moves(writer)
+    for place in places:
+        event = event_of(_RELEASED, writer.now, queue, origin, place, dict(told))
+        event.lease_us = 0
+        _move(writer, queue, place, writer.now, place.rotation, moves, hidden=False, ending=LeaseEnding.EXPIRED)
+        writer.events.append(event)
+    moves.write()
+
+
 _REASONS: Final[dict[type[VeilError], str]] = {
     LeaseTaken: Refusal.STALE,
     LeaseExpired: Refusal.EXPIRED,

@@ -18,6 +18,7 @@ from veilmq.model.events import Event, EventRecord, HeldMessage, Kind, shown_det
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, id_text
 from veilmq.model.moves import MoveInfo
+from veilmq.model.moves.jobs import JobInfo
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import (
     DamagedMessage,
@@ -35,7 +36,8 @@ from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODE
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
 from veilmq.store.sqlite.messages.places import PRIORITIES, numbers, oldest_sent
 from veilmq.store.sqlite.reading import rollups
-from veilmq.store.sqlite.upkeep import move_tasks, snapshots
+from veilmq.store.sqlite.upkeep import jobs, snapshots
+from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
@@ -274,6 +276,10 @@ class SqliteView:
     def moves(self, count_max: int) -> list[MoveInfo]:
         """See `View.moves`."""
         return move_tasks.every(self._connection, count_max)
+
+    def jobs(self) -> list[JobInfo]:
+        """See `View.jobs`."""
+        return jobs.every(self._connection)
 
     def head(self) -> tuple[int, int, str]:
         """See `View.head`."""

@@ -66,6 +66,7 @@ _NUMBERS: Final = {
     "subscription": "SELECT max(id) FROM subscription",
     "move_task": "SELECT max(number) FROM move_task",
     "operator_command": "SELECT max(number) FROM operator_command",
+    "job": "SELECT max(number) FROM job",
 }
 _SEQUENCE: Final = (
     "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0),"

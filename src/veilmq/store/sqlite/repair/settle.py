@@ -73,6 +73,8 @@ _GROUPS: Final = (
 _REST: Final = (
     "DELETE FROM move_task WHERE source NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
     "INSERT OR IGNORE INTO origin SELECT DISTINCT origin, '', '', '' FROM move_task",
+    "DELETE FROM job WHERE source NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
+    "INSERT OR IGNORE INTO origin SELECT DISTINCT origin, '', '', '' FROM job",
     "DELETE FROM retiming WHERE incarnation NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
     "DELETE FROM plan WHERE incarnation NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
     "INSERT OR IGNORE INTO expiry_hold VALUES (1, 0)",

@@ -259,7 +259,8 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
     writer.touch(queue)
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
-    writer.write("DELETE FROM move_task WHERE source = ?", (queue.incarnation,))
+    for table in ("move_task", "job"):
+        writer.write(f"DELETE FROM {table} WHERE source = ?", (queue.incarnation,))
     writer.write("DELETE FROM plan WHERE incarnation = ?", (queue.incarnation,))
     gone = _emptied(writer, queue, queue.generation)
     writer.queues.remove(queue)

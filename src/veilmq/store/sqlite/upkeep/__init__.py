@@ -23,7 +23,8 @@ from veilmq.store.sqlite.messages.expiry import expire, return_due
 from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, update_rows
 from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
-from veilmq.store.sqlite.upkeep import move_tasks, operators, trimming
+from veilmq.store.sqlite.upkeep import jobs, operators, trimming
+from veilmq.store.sqlite.upkeep.jobs import move_tasks
 from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.rollups import Rolling
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
@@ -125,7 +126,8 @@ def sweep(
         forgotten = trimming.forget_queues(writer)
         more = more or trimmed == rows_max or forgotten == trimming.FORGOTTEN_MAX
         origins.step(writer, is_trimming=trimmed == rows_max)
-    more = move_tasks.carry_on(writer) or more or writer.queues.expiry.is_due(writer.expiry_now)
+    more = move_tasks.carry_on(writer) or more
+    more = jobs.carry_on(writer) or more or writer.queues.expiry.is_due(writer.expiry_now)
     _give_back(writer)
     writer.wrote = writer.wrote or writer.index.is_full(writer.mark.offset)
     snapshots.step(writer, options, command.steps_max)

@@ -14,7 +14,8 @@ from veilmq.model.commands import AnyCommand, Operate
 from veilmq.model.errors import StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
-from veilmq.model.outcomes import Operated, Outcome, QueueCreated, Result
+from veilmq.model.messages.message import id_text
+from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueCreated, Result
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.batch.writer import Writer
 
@@ -46,7 +47,7 @@ def operate(writer: Writer, command: Operate, run: Callable[[AnyCommand], Outcom
     outcomes = [run(each) for each in command.commands]
     if not any(map(_changed, outcomes)):
         return Operated(outcomes)
-    _record(writer, command, start, _incarnation(writer, command) if before is None else before)
+    _record(writer, command, outcomes[0], start, _incarnation(writer, command) if before is None else before)
     if command.keeps:
         _keep(writer, command, outcomes)
     return Operated(outcomes)
@@ -80,9 +81,11 @@ def _incarnation(writer: Writer, command: Operate) -> int | None:
     return None if queue is None else queue.incarnation
 
 
-def _record(writer: Writer, command: Operate, start: int, incarnation: int | None) -> None:
+def _record(writer: Writer, command: Operate, outcome: Outcome, start: int, incarnation: int | None) -> None:
     """Append the event: about a message if the events of the command from `start` on are about one message alone."""
     detail = {"id": command.id, "act": command.act, "asked": command.asked}
+    if isinstance(outcome, JobStarted):
+        detail["job"] = id_text(outcome.info.id)
     event = Event(Kind.OPERATOR_COMMAND, writer.now, incarnation, writer.origin(command.origin), detail=detail)
     messages = {(each.message, each.sequence) for each in writer.events[start:] if each.message is not None}
     if len(messages) == 1:

@@ -1,7 +1,7 @@
 """Drops the origins that nothing names any more, so that restarted workers and renamed clients do not fill the table.
 
-Strategy: when the history has lost rows, a walk notes which numbers are still named: by a lease, by a move task, by an
-event. It takes a few rows a sweep. The order matters: first the leases that there were at its beginning, then the
+Strategy: when the history has lost rows, a walk notes which numbers are still named: by a lease, by a move task or job,
+by an event. It takes a few rows a sweep. The order matters: first the leases that there were at its beginning, then the
 history up to its present end. A lease that got its holder since then has an event that says so. When the walk has
 reached the end, the other numbers leave the map in memory at once, so that nothing can name them again, and then the
 table, a few rows a sweep.
@@ -114,6 +114,7 @@ class Origins:
         task = rows[-1][0] if rows else walk.task
         offset, is_end = _history(writer, walk)
         if len(rows) < HELD_ROWS_MAX and is_end:
+            walk.named.update(origin for (origin,) in writer.read("SELECT origin FROM job", ()))
             walk.named.update(event.origin for event in writer.events if event.origin is not None)
             self._forget(writer, walk)
             return None

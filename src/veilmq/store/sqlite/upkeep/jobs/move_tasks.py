@@ -246,6 +246,7 @@ def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
     if writer.now >= source.next_due:
         return_due(writer, source, STEP_MESSAGES_MAX)
     moved = 0
+    destination = None if task.destination is None else _KEY.decode(task.destination)
     while moved < allowed and room.is_left() and task.failure is None:
         found = _next(writer, source, task.last, min(allowed - moved, room.messages))
         if not found:
@@ -257,7 +258,7 @@ def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
                 expire(writer, source, place)
                 continue
             room.bytes -= place.body_bytes
-            outcome = _move(writer, task, source, place)
+            outcome = move(writer, source, place, destination, task.origin)
             if isinstance(outcome, MoveFailure):
                 task.status, task.failure = MoveStatus.FAILED, outcome.value
                 break
@@ -297,15 +298,17 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
     return [places[sequence] for sequence in sequences[:count] if sequence in places]
 
 
-def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool | MoveFailure:
-    """Move one message to the end of its line in its destination, or return why that cannot be; False if its body is
-    damaged: then it is quarantined."""
+def move(
+    writer: Writer, source: LiveQueue, place: Place, destination: QueueKey | None, origin: int, **told: object
+) -> bool | MoveFailure:
+    """Move one visible message to the end of its line in its destination, or return why that cannot be; False if its
+    body is damaged: then it is quarantined. told: more of it for the history."""
     (message,) = read_stored(writer, (place.sequence,))
     extras = intact(message, message.failure)
     if extras is None:
         quarantine(writer, source, place)
         return False
-    target = extras.dead_letter_source if task.destination is None else _KEY.decode(task.destination)
+    target = extras.dead_letter_source if destination is None else destination
     if target is None:
         return MoveFailure.SOURCE_UNKNOWN
     to = writer.queues.by_key.get(target)
@@ -324,5 +327,5 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     detail = put_elsewhere(writer, source, place, to, message)
     detail["target_message"] = message.id.hex()
     writer.index.add(message.id)
-    writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
+    writer.events.append(event_of(Kind.MOVED, writer.now, source, origin, place, detail | told))
     return True

@@ -1,0 +1,146 @@
+"""`veilmq jobs`: bulk acts on what a filter matches, carried out by the server.
+
+Strategy: functions of the context (`Asked`), to which the package adds the common options. `--wait` asks for the job
+until it has ended; the server goes on if the command is interrupted.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.output import print_json
+from veilmq.cli.remote.options import Everything, Prefix, Queue, Yes, confirm, duration_us, queue_names
+from veilmq.cli.remote.tables import show_list
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote import Asked
+
+
+class Act(StrEnum):
+    """See `veilmq.model.moves.jobs.Act`, which costs an import."""
+
+    REDRIVE = "redrive"
+    MOVE = "move"
+    DELETE = "delete"
+    PURGE = "purge"
+    RELEASE = "release"
+
+
+_ASK_S: Final = 0.5
+_UNDER_WAY: Final = ("running", "cancelling")
+_DONE: Final = {
+    Act.REDRIVE: "moved",
+    Act.MOVE: "moved",
+    Act.DELETE: "deleted",
+    Act.PURGE: "deleted",
+    Act.RELEASE: "released",
+}
+Job = Annotated[str, typer.Argument(metavar="JOB_ID", help="Its id.", show_default=False)]
+Wait = Annotated[bool, typer.Option("--wait", help="Until it has ended, and show how far it is.")]
+
+
+def start_job(
+    asked: "Asked",
+    act: Annotated[Act, typer.Argument(metavar="ACT", help="redrive, move, delete, purge or release.")],
+    queue: Queue,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="QUEUE", help="Where messages are moved.", autocompletion=queue_names),
+    ] = None,
+    message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this type.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")] = None,
+    older: Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent longer ago.")] = None,
+    receives: Annotated[
+        int, typer.Option("--receives", metavar="N", min=0, help="Only those received so often, or more.")
+    ] = 0,
+    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only with this in the body.")] = None,
+    rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 10000.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and say how many it would be.")] = False,
+    wait: Wait = False,
+    yes: Yes = False,
+) -> None:
+    """Begin to redrive, move, delete, purge or release all messages of a queue that match."""
+    age_us = None if older is None else duration_us("--older", older)
+    named = {"type": message_type, "group": group, "age_us_min": age_us, "receives_min": receives or None, "text": text}
+    wanted = {name: value for name, value in named.items() if value is not None}
+    if act in (Act.DELETE, Act.PURGE) and not dry_run:
+        which = "the messages of" if wanted else "ALL messages of"
+        more = " that match: how many, says --dry-run" if wanted else ""
+        confirm(f"Delete {which} {queue}{more}?", yes)
+    given: dict[str, Any] = {"act": act.value, "destination": to, "rate": rate, "filter": wanted, "dry_run": dry_run}
+    members = {name: value for name, value in given.items() if value is not None}
+    job = asked.access.start_job(asked.queue(queue), members, asked.next_id())
+    _end(asked, job, wait=wait or dry_run)
+
+
+def list_jobs(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
+    """List jobs, newest first, with the move tasks of SQS."""
+    show_list(asked, lambda account, region: asked.access.jobs(account, region, prefix), _table, "jobs", everything)
+
+
+def show_job(asked: "Asked", job: Job, wait: Wait = False) -> None:
+    """Show how far a job is."""
+    _end(asked, asked.access.job(job), wait=wait)
+
+
+def cancel_job(asked: "Asked", job: Job) -> None:
+    """End a job; what it did stays done."""
+    _say(asked, asked.access.cancel_job(job, asked.next_id()))
+
+
+def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
+    """Show the job, when it has ended if that is wanted. Raises Failure if it failed, wholly or in part."""
+    shows = wait and sys.stderr.isatty()
+    while wait and job["status"] in _UNDER_WAY:
+        if shows:
+            print(f"\r{_progress(job)}", end="", file=sys.stderr, flush=True)
+        time.sleep(_ASK_S)
+        job = asked.access.job(job["id"])
+    if shows:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    _say(asked, job)
+    if job["failed"] or job["status"] == "failed":
+        raise Failure(Exit.WRONG, f"{job['failed']} messages could not be moved: {job['failure'] or 'damaged'}")
+
+
+def _progress(job: Mapping[str, Any]) -> str:
+    """How far it is, in words."""
+    if job["dry_run"]:
+        return f"{job['act']}: looked at {job['seen']} of {job['total']}, {job['matched']} would be {_done(job)}"
+    return f"{job['act']}: looked at {job['seen']} of {job['total']}, {job['done']} {_done(job)}"
+
+
+def _done(job: Mapping[str, Any]) -> str:
+    return _DONE[Act(job["act"])]
+
+
+def _say(asked: "Asked", job: Mapping[str, Any]) -> None:
+    if asked.as_json:
+        print_json(job)
+    else:
+        print(f"job {job['id']} is {job['status']}: {_progress(job)}")
+
+
+def _table(jobs: list[Mapping[str, Any]]) -> None:
+    from veilmq.cli.output import instant, table
+
+    rows = [
+        [
+            job["id"],
+            job["act"] + (" (dry run)" if job["dry_run"] else ""),
+            job["queue"]["name"],
+            job["status"] + (f": {job['failure']}" if job["failure"] else ""),
+            instant(job["started"]),
+            f"{job['seen']} of {job['total']}",
+            job["matched"],
+            job["done"],
+            job["failed"],
+        ]
+        for job in jobs
+    ]
+    table(["job", "act", "queue", "status", "begun (UTC)", "looked at", "matched", "done", "failed"], rows)
