@@ -43,7 +43,8 @@ from veilmq.model.settings.access import (
     Grant,
     NamedAccount,
 )
-from veilmq.server.config.files import DEADLINE_S, FileInvalid, LineNumbers, parse_toml, read_aside, read_toml
+from veilmq.server.config.aside import DEADLINE_S, read_aside
+from veilmq.server.config.files import FileInvalid, LineNumbers, parse_toml, read_toml
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
 """Ids that development mode remembers; the oldest are dropped."""

@@ -1,22 +1,14 @@
-"""Reads an operator's files: with a bound on size, TOML with the line of each value, and on a running server aside.
+"""Reads an operator's files: with a bound on size, and TOML with the line of each value.
 
 Strategy: tomllib gives values without positions, so a scan of the lines finds the table headers and the keys below
 them; that is good enough for error messages. No message repeats a value: it may be a secret.
-
-While the server runs, a disk may never answer (a hanging network mount). So each read then gets a daemon thread that
-nobody joins. The default executor's threads are joined when the loop closes, so one that hangs would keep the process
-from ending.
 """
 
-import asyncio
 import os
 import re
-import threading
 import tomllib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -112,41 +104,3 @@ class LineNumbers:
             if where[:length] in self._lines:
                 return self._lines[where[:length]]
         return None
-
-
-T = TypeVar("T")
-
-DEADLINE_S: Final = 10.0
-"""After this time the read is reported as hanging; a later result is discarded."""
-
-
-async def read_aside(read: Callable[[], T], what: object, deadline_s: float = DEADLINE_S) -> T:
-    """The result of `read`, called on a thread; what: its name in errors.
-
-    Raises what `read` does, TimeoutError after the deadline, OSError if no thread can be started.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def work() -> None:
-        try:
-            deliver = partial(answer.set_result, read())
-        except BaseException as error:  # noqa: BLE001 raised in the caller
-            deliver = partial(answer.set_exception, error)
-        try:
-            loop.call_soon_threadsafe(unless_done, deliver)
-        except RuntimeError:
-            pass  # the loop has ended, and with it the caller
-
-    def unless_done(deliver: Callable[[], None]) -> None:
-        if not answer.done():
-            deliver()
-
-    try:
-        threading.Thread(target=work, name="veilmq-read", daemon=True).start()
-    except RuntimeError as error:
-        raise OSError(f"{what} cannot be read: {error}") from None
-    try:
-        return await asyncio.wait_for(answer, deadline_s)
-    except TimeoutError:
-        raise TimeoutError(f"{what} hangs: not read after {deadline_s:g} s") from None

@@ -14,7 +14,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.server.config.files import DEADLINE_S, read_aside
+from veilmq.server.config.aside import DEADLINE_S, read_aside
 
 _END_NEAR_US: Final = 14 * DAY_US
 
