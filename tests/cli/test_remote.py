@@ -311,6 +311,23 @@ def test_a_queue_that_never_was_is_told_from_one_without_events(veilmq: Run) -> 
         assert veilmq("events", "--queue", queue).err == ""
 
 
+def test_holders_of_a_queue(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    veilmq("send", "orders", "--lines", stdin="a\nb\nc\n")
+    assert veilmq("queues", "holders", "orders").err == "nothing is in flight\n"
+    veilmq("receive", "orders", "--count", "2")
+    (found,) = veilmq("queues", "holders", "orders", "--json").json
+    assert [each["receive_count"] for each in found["holders"]] == [1, 1]
+    assert (found["after"], found["waiters"]["count"]) == (None, 0)
+    shown = veilmq("queues", "holders", "orders", "--client", "command line", "--limit", "1")
+    assert found["holders"][0]["id"] in shown.out
+    assert found["holders"][1]["id"] not in shown.out
+    assert "receives that wait: 0" in shown.out
+    assert "there may be more" in shown.err
+    assert veilmq("queues", "holders", "orders", "--client", "nobody").err == "nothing is in flight there\n"
+    assert veilmq("queues", "holders", "none").code == 1
+
+
 def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
     for queue in ("orders", "others"):
         veilmq("queues", "create", queue)

@@ -76,6 +76,10 @@ class WaitingRoom:
         """How many receives wait for the queue."""
         return len(self._lines.get(queue, ()))
 
+    def who_waits_for(self, queue: QueueKey) -> Counter[Origin]:
+        """How many receives of each client wait for the queue."""
+        return Counter(waiter.command.origin for waiter in self._lines.get(queue, ()))
+
     def stands_behind(self, command: Receive) -> bool:
         """Whether a receive that comes now must queue behind others."""
         lines = self._free if command.in_flight_max is None else self._lines

@@ -152,6 +152,22 @@ class FoundMessage(NamedTuple):
     """The origin that has, or last had, its lease."""
 
 
+class HeldLease(NamedTuple):
+    """A delayed message, or one in flight and who has it."""
+
+    due: Instant
+    sequence: int
+    id: bytes
+    attempt: int
+    """0: delayed."""
+    rotation: int
+    granted: Instant
+    first: Instant | None
+    group: str | None
+    type: str | None
+    origin: int
+
+
 class DamagedMessage(NamedTuple):
     """A message in quarantine, as it is stored."""
 
@@ -221,6 +237,10 @@ class View(Protocol):
 
     def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
         """Up to `limit` delayed or leased messages after (due, sequence), by due instant and sequence."""
+        ...
+
+    def leases(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[HeldLease]:
+        """The same messages as `hidden`, with those who have them."""
         ...
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -343,6 +344,14 @@ class PageInput(FilterInput):
     """A page of a queue's messages: the visible ones, or those delayed or in flight; only those that match."""
 
     state: Annotated[str, Meta(pattern=_STATE)] = "visible"
+    after: Annotated[str, Meta(pattern=_PAGE)] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class HoldersInput(_Input):
+    """A page of a queue's messages in flight: those held by clients with this text in their names."""
+
+    client: Annotated[str, Meta(max_length=CLIENT_NAME_CHARACTERS_MAX)] = ""
     after: Annotated[str, Meta(pattern=_PAGE)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 

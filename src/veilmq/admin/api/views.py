@@ -5,8 +5,9 @@ so that nothing is lost. An instant that never comes is null. Ids of messages ar
 clients get them.
 """
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,9 +26,28 @@ if TYPE_CHECKING:
     from veilmq.store.reader import LiveSubscription, LiveTopic
 
 
+_OUR_CLIENT: Final = re.compile(r"veilmq/\S+ \((?:(?P<host>[\w.-]+); pid (?P<process>\d{1,10})|(?P<name>[^()]+))\)")
+"""In a client name (veilmq.client.adapters.cloud)."""
+
+
 def shown_key(key: QueueKey) -> dict[str, str]:
     """Account, region and name."""
     return {"account": key.account, "region": key.region, "name": key.name}
+
+
+def shown_client(protocol: str, principal: str, client: str) -> dict[str, Any]:
+    """Who sent a command: its protocol, access key and client name, and what our clients put into that name: `host` and
+    `process`, or the `name` that the program set. What is not known is null."""
+    found = _OUR_CLIENT.search(client)
+    host, process, name = (None, None, None) if found is None else found.group("host", "process", "name")
+    return {
+        "protocol": protocol,
+        "principal": principal,
+        "client": client,
+        "host": host,
+        "process": None if process is None else int(process),
+        "name": name,
+    }
 
 
 def shown_clock(outcome: Outcome) -> dict[str, int]:

@@ -14,6 +14,7 @@ from veilmq.admin.answers import answer, body_of, caller_of, carry_out, command_
 from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OF_MESSAGES, OPERATIONS, Asked, Operation
+from veilmq.admin.history.holders import holder_page, shown_waiters
 from veilmq.admin.history.messages import message_page
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
@@ -44,6 +45,7 @@ class Queues:
         return [
             Route("/api/v1/queues", self.listed, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
+            Route(_PATH + "/holders", self.held, methods=["GET"]),
             Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
             *operations,
         ]
@@ -85,6 +87,15 @@ class Queues:
         wanted = inputs.convert(members_of(request), inputs.PageInput)
         now = self._service.shell.now()
         return answer(await run_in_threadpool(message_page, self._service.reader, key, wanted, now))
+
+    async def held(self, request: Request) -> Response:
+        """A page of one queue's messages in flight with their holders, and who waits to receive from it."""
+        key = self._key(request, Action.PEEK)
+        wanted = inputs.convert(members_of(request), inputs.HoldersInput)
+        shell = self._service.shell
+        waits = shell.engine.waiting.who_waits_for(key)
+        shown = await run_in_threadpool(holder_page, self._service.reader, key, wanted, shell.now())
+        return answer(shown | {"waiters": shown_waiters(waits)})
 
     async def rolled_up(self, request: Request) -> Response:
         """What happened to one queue, by minute or hour."""

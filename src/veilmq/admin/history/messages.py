@@ -14,7 +14,7 @@ from hashlib import md5
 from typing import Any, Final, NamedTuple
 
 from veilmq.admin.api.inputs import PAGE_MAX, FindInput, PageInput
-from veilmq.admin.api.views import shown_extras, shown_instant, shown_key, shown_lease
+from veilmq.admin.api.views import shown_client, shown_extras, shown_instant, shown_key, shown_lease
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.history.trace import trace
 from veilmq.model.commands import Origin, RecordPeek
@@ -138,8 +138,7 @@ def _whole(view: View, found: FoundMessage, bodies: bool) -> dict[str, Any]:
     if found.listed.quarantined is not None:
         shown |= {"state": "quarantined", "quarantined": found.listed.quarantined}
     if found.holder is not None and shown["receive_count"]:
-        names = view.origin_names(found.holder) or ("", "", "")
-        shown["holder"] = dict(zip(("protocol", "principal", "client"), names, strict=True))
+        shown["holder"] = shown_client(*(view.origin_names(found.holder) or ("", "", "")))
     if bodies:
         shown |= _body(found.body)
     return shown

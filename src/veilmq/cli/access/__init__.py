@@ -109,6 +109,11 @@ class AdminAccess(Protocol):
         """Pages of a queue's messages that match (`PageInput`): {messages, after, looked_at}."""
         ...
 
+    def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
+        """Pages of a queue's messages in flight, of clients with that text in their names: {at, holders, after,
+        looked_at, waiters}."""
+        ...
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """Where one message is: {message, complete, scanned, places, last}."""
         ...

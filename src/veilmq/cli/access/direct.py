@@ -5,6 +5,7 @@ receive sleeps until the engine has something due: nobody else can send meanwhil
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from veilmq.admin.api import inputs, jobs, operator, views
 from veilmq.admin.api.errors import Refused, described
 from veilmq.admin.api.jobs import AnyJob
 from veilmq.admin.api.operations import OPERATIONS, Asked
+from veilmq.admin.history.holders import holder_page, shown_waiters
 from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
@@ -224,6 +226,19 @@ class DirectAccess:
                 given = inputs.convert({**wanted, "after": after}, inputs.PageInput)
                 page = message_page(self._store.reader, checked, given, self._clock.now())
             yield page
+            after = page["after"]
+
+    def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.holders`. Without a server nobody waits."""
+        after: str | None = ""
+        while after is not None:
+            with _failures():
+                checked = inputs.queue_key(queue.account, queue.region, queue.name)
+                wanted = inputs.convert(
+                    {"client": client, "limit": inputs.PAGE_MAX, "after": after}, inputs.HoldersInput
+                )
+                page = holder_page(self._store.reader, checked, wanted, self._clock.now())
+            yield page | {"waiters": shown_waiters(Counter())}
             after = page["after"]
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:

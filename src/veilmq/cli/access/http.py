@@ -109,8 +109,7 @@ class HttpAccess:
         except ParameterInvalid as error:
             said = described(error)
             raise failure_of(said["error"], refused_value(said["field"], said["message"]), said) from None
-        key = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
-        path = f"/api/v1/queues/{key}{OPERATIONS[operation].suffix}"
+        path = f"{_path_of(queue)}{OPERATIONS[operation].suffix}"
         try:
             return self._run(operation, path, members, command_id)
         except Missing as failure:
@@ -193,8 +192,12 @@ class HttpAccess:
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.messages`."""
-        path = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
-        return self._pages(f"/api/v1/queues/{path}/messages", wanted, answer_s=_WORK_S)
+        return self._pages(f"{_path_of(queue)}/messages", wanted, answer_s=_WORK_S)
+
+    def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.holders`."""
+        members = {"client": client, "limit": inputs.PAGE_MAX}
+        return self._pages(f"{_path_of(queue)}/holders", members, answer_s=_WORK_S)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
@@ -387,6 +390,10 @@ class HttpAccess:
         if status in _PASSING:
             return Unreachable(Exit.ADDRESS, message, _ADVICE)
         return Failure(Exit.ADDRESS, message, _ADVICE_OTHER_PORT)
+
+
+def _path_of(queue: QueueKey) -> str:
+    return "/api/v1/queues/" + "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
 
 
 def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:

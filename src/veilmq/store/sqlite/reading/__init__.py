@@ -23,6 +23,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import (
     DamagedMessage,
     FoundMessage,
+    HeldLease,
     ListedMessage,
     QueueState,
     Span,
@@ -140,6 +141,11 @@ _HIDDEN: Final = (
     f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
+_LEASES: Final = (
+    "SELECT l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin"
+    " FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
+)
 _LIVE: Final = (
     f"SELECT q.incarnation, {HELD_COLUMNS}, d.at"
     " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
@@ -204,6 +210,18 @@ class SqliteView:
         unflushed = replay(self._connection, queue.generation).values()
         rows += [_listed(each) for each in unflushed if each.leased and (each.due, each.row.sequence) > (due, sequence)]
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
+
+    def leases(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[HeldLease]:
+        """See `View.leases`."""
+        assert isinstance(queue, LiveQueue)
+        rows = rows_of(self._connection, _LEASES, (queue.generation, due, sequence, limit))
+        found = [HeldLease(*row) for row in rows]
+        for each in replay(self._connection, queue.generation).values():
+            row = each.row
+            if each.leased and (each.due, row.sequence) > (due, sequence):
+                one = (row.sequence, row.id, 1, 0, each.granted, each.granted, row.group, row.type, each.origin)
+                found.append(HeldLease(each.due, *one))
+        return sorted(found)[:limit]
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
         """See `View.containing`."""

@@ -1,0 +1,125 @@
+"""Who holds a queue's messages, and who waits for some."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.admin.conftest import client
+from tests.admin.server import Keys, running
+
+from veilmq.model.settings.access import AccessKey, Action, Grant
+
+ORDERS = "/api/v1/queues/000000000000/us-east-1/orders"
+A, B = "veilmq/0.1.0 (host-a; pid 17)", "veilmq/0.1.0 (mailer of eu)"
+MINUTE = 60_000_000
+
+
+def receive(http: httpx.Client, who: str, count: int = 1, **members: Any) -> list[dict[str, Any]]:
+    answer = http.post(ORDERS + "/receive", json={"count": count, **members}, headers={"User-Agent": who})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["messages"]
+    return found
+
+
+def send(http: httpx.Client, count: int, **members: Any) -> None:
+    messages = [{"body": str(number), **members} for number in range(count)]
+    assert http.post(ORDERS + "/messages", json={"messages": messages}).status_code == 200
+
+
+def holders(http: httpx.Client, **members: Any) -> dict[str, Any]:
+    answer = http.get(ORDERS + "/holders", params=members)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.fixture
+def orders(http: httpx.Client) -> httpx.Client:
+    """Two messages that A has, one that B has, one that waits and one that is delayed."""
+    assert http.put(ORDERS).status_code == 201
+    send(http, 1, delay_us=MINUTE)
+    send(http, 4)
+    receive(http, A, 2, lease_us=2 * MINUTE)
+    receive(http, B, lease_us=3 * MINUTE)
+    return http
+
+
+def test_each_message_in_flight_has_its_holder(orders: httpx.Client) -> None:
+    found = holders(orders)
+    assert [each["holder"]["client"] for each in found["holders"]] == [A, A, B]
+    first, last = found["holders"][0], found["holders"][-1]
+    assert first["holder"] == {
+        "protocol": "admin",
+        "principal": "admin",
+        "client": A,
+        "host": "host-a",
+        "process": 17,
+        "name": None,
+    }
+    assert (last["holder"]["host"], last["holder"]["name"]) == (None, "mailer of eu")
+    assert first["due"] - first["granted"] == 2 * MINUTE
+    assert first["granted"] <= found["at"] < first["due"]
+    assert first["receive_count"] == 1
+    whole = orders.get(f"/api/v1/messages/{first['id']}").json()["places"][0]
+    assert whole["holder"] == first["holder"]
+    assert orders.get(ORDERS).json()["counts"]["in_flight"] == 3, "nothing was leased"
+
+
+def test_who_received_a_message_again_holds_it(orders: httpx.Client) -> None:
+    assert orders.post("/api/v1/clock", json={"advance_us": 2 * MINUTE + 1}).status_code == 200
+    assert len(receive(orders, "curl/8", 4, lease_us=MINUTE)) == 4
+    found = holders(orders)["holders"]
+    assert sorted((each["holder"]["client"], each["receive_count"]) for each in found) == [
+        ("curl/8", 1),
+        ("curl/8", 1),
+        ("curl/8", 2),
+        ("curl/8", 2),
+        (B, 1),
+    ]
+
+
+def test_pages_by_key_and_by_client(orders: httpx.Client) -> None:
+    whole = [each["id"] for each in holders(orders)["holders"]]
+    paged, after = [], ""
+    while after is not None:
+        page = holders(orders, limit=1, after=after)
+        paged += [each["id"] for each in page["holders"]]
+        after = page["after"]
+    assert paged == whole
+    mine = holders(orders, client="mailer", limit=1)
+    assert [each["id"] for each in mine["holders"]] == whole[2:]
+    assert holders(orders, client="nobody")["holders"] == []
+
+
+def test_a_page_says_that_it_was_stopped(orders: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilmq.admin.history.holders.LOOKED_AT_MAX", 2)
+    page = holders(orders, client="mailer")
+    assert (page["holders"], page["looked_at"]) == ([], 2)
+    assert len(holders(orders, client="mailer", after=page["after"])["holders"]) == 1
+
+
+def test_receives_that_wait_are_counted_by_client(http: httpx.Client) -> None:
+    assert http.put(ORDERS).status_code == 201
+    assert holders(http)["waiters"] == {"count": 0, "clients": [], "more": False}
+    waiting = [threading.Thread(target=receive, args=(http, who), kwargs={"wait_us": 20_000_000}) for who in (A, A, B)]
+    for each in waiting:
+        each.start()
+    ends = time.monotonic() + 20
+    while (found := holders(http)["waiters"])["count"] < 3:
+        assert time.monotonic() < ends
+    assert [(each["client"], each["count"]) for each in found["clients"]] == [(A, 2), (B, 1)]
+    send(http, 3)
+    for each in waiting:
+        each.join()
+
+
+def test_who_may_not_peek_learns_nothing(tmp_path: Path) -> None:
+    worker = AccessKey("worker", "secret", "111111111111", grants=(Grant(frozenset({Action.RECEIVE})),))
+    with running(tmp_path / "data", Keys(worker)) as server, client(server) as http:
+        path = "/api/v1/queues/111111111111/us-east-1/jobs"
+        assert http.put(path).status_code == 201
+        assert httpx.get(f"{server.url}{path}/holders", auth=("worker", "secret")).status_code == 403
+        assert http.get("/api/v1/queues/111111111111/us-east-1/none/holders").status_code == 404
