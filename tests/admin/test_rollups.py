@@ -10,6 +10,7 @@ from tests.admin.server import OPTIONS, Keys, running
 
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.store.rollups import COUNTS
+from veilmq.store.sqlite.batch.rollups import worst as rankings
 from veilmq.testing.for_each import for_each
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
@@ -118,3 +119,59 @@ def test_a_missing_queue_is_not_found_and_a_grant_is_needed(tmp_path: Path) -> N
         for key, status in (("reader", 200), ("sender", 403)):
             with httpx.Client(base_url=server.url, auth=(key, "secret")) as asking:
                 assert asking.get(path + "/rollups").status_code == status
+
+
+def worst(http: httpx.Client, **members: Any) -> dict[str, Any]:
+    answer = http.get("/api/v1/worst", params=members)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_the_worst_queues(http: httpx.Client) -> None:
+    for number in range(3):
+        assert http.put(f"{QUEUES}/q{number}").status_code == 201
+        messages = [{"body": "a"}] * (number + 1)
+        http.post(f"{QUEUES}/q{number}/messages", json={"messages": messages})
+        later(http, SECOND)
+    taken = http.post(f"{QUEUES}/q0/receive", json={"lease_us": SECOND}).json()["messages"]
+    assert [(each["name"], each["value"]) for each in worst(http, by="in_flight")["queues"]] == [("q0", 1)]
+    later(http, 2 * SECOND)
+    deep = worst(http, by="depth", limit=2)
+    assert [(each["name"], each["value"]) for each in deep["queues"]] == [("q2", 3), ("q1", 2)]
+    assert (deep["by"], deep["since"], deep["complete"]) == ("depth", None, True)
+    assert deep["queues"][0]["counts"]["total"] == 3
+    old = worst(http)
+    assert [each["name"] for each in old["queues"]] == ["q0", "q1", "q2"]
+    assert all(each["value"] == each["oldest_age_us"] for each in old["queues"])
+    http.post(f"{QUEUES}/q0/delete", json={"handles": [taken[0]["handle"]]})
+    http.post(f"{QUEUES}/q0/messages", json={"messages": [{"body": "new"}]})
+    assert [each["name"] for each in worst(http)["queues"]] == ["q1", "q2", "q0"], "looked up, not by the bound"
+    ended = worst(http, by="lease_expired")
+    assert [(each["name"], each["value"]) for each in ended["queues"]] == [("q0", 1)]
+    assert ended["since"] % HOUR == 0
+    assert worst(http, by="failed")["queues"] == []
+    assert http.get("/api/v1/worst", params={"by": "age"}).json()["field"] == "by"
+
+
+def test_a_key_is_shown_the_worst_of_what_it_may_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they are none of the worst that the store keeps."""
+    monkeypatch.setattr(rankings, "MEMBERS_MAX", 6)
+    monkeypatch.setattr(rankings, "MEMBERS_KEPT", 3)
+    grants = (Grant(frozenset({Action.LIST_QUEUES}), ("small*",)),)
+    narrow = AccessKey("narrow", "secret", "111111111111", grants=grants)
+    other = AccessKey("other", "secret", "222222222222", grants=(Grant(frozenset({Action.LIST_QUEUES})),))
+    with running(tmp_path / "data", Keys(narrow, other), options=OPTIONS) as server, client(server) as http:
+        place = "/api/v1/queues/111111111111/us-east-1"
+        for number in range(12):
+            for name, size in ((f"large{number}", 20), (f"small{number}", number + 1)):
+                assert http.put(f"{place}/{name}").status_code == 201
+                http.post(f"{place}/{name}/messages", json={"messages": [{"body": "a"}] * size})
+        for key, expected in (("narrow", ["small11", "small10"]), ("other", [])):
+            with httpx.Client(base_url=server.url, auth=(key, "secret")) as asking:
+                for by in ("depth", "oldest"):
+                    found = [each["name"] for each in worst(asking, by=by, limit=2)["queues"]]
+                    assert found == (expected if by == "depth" or not expected else ["small0", "small1"])
+                assert asking.get("/api/v1/worst", params={"account": "*"}).status_code == 403
+        everything = worst(http, by="depth", account="*", limit=13)["queues"]
+        assert [each["value"] for each in everything] == [20] * 12 + [12]

@@ -128,7 +128,7 @@ def test_looking_at_a_deep_queue_takes_no_statement_a_message(stage: Stage) -> N
     stage.reopen()
     with statements(connection_of(stage)) as run:
         stage.sweep_once()
-    assert len(run) < 20
+    assert len(run) < 25  # as many for 5 messages
 
 
 def test_a_queue_that_is_looked_at_for_days_leaves_nothing_behind(stage: Stage) -> None:

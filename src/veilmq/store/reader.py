@@ -209,6 +209,62 @@ class Span(NamedTuple):
     """Whether the index says that they name what is sought; False: nobody knows yet."""
 
 
+MEASURES: Final = ("oldest", "depth", "in_flight", "dead_lettered", "lease_expired", "failed")
+"""By which queues are ranked; the last three count the present hour and the one before."""
+
+
+class Ranking(Protocol):
+    """The worst queues of an account by one measure."""
+
+    @property
+    def value_of(self) -> Callable[[int], int]:
+        """By incarnation; 0: not ranked. The greater the worse."""
+        ...
+
+    def top(self) -> tuple[list[tuple[int, int]], bool]:
+        """(value, incarnation) of queues that are certainly the worst, worst first; and whether these are all."""
+        ...
+
+    def begin_renewal(self) -> None:
+        """There are too few of them: `walk`, and then `end_renewal` whatever happens."""
+        ...
+
+    def walk(self, incarnations: Iterable[int]) -> list[tuple[int, int]]:
+        """The worst few thousand of all queues of the account, as `top` shows them. Any thread."""
+        ...
+
+    def end_renewal(self, ranked: list[tuple[int, int]] | None) -> None:
+        """What `walk` found; None: it failed."""
+        ...
+
+
+class Worst(Protocol):
+    """The rankings of all accounts. On the loop, but for `Ranking.walk`."""
+
+    @property
+    def accounts(self) -> list[str]:
+        """All that have one."""
+        ...
+
+    @property
+    def unseen(self) -> list[int]:
+        """Queues that had messages at the start, whose oldest one was not looked up yet."""
+        ...
+
+    @property
+    def hour(self) -> int:
+        """The present one, by number since 1970."""
+        ...
+
+    def queue(self, incarnation: int) -> QueueState | None:
+        """The queue, if it still exists."""
+        ...
+
+    def ranking(self, account: str, by: str) -> Ranking:
+        """By one of `MEASURES`."""
+        ...
+
+
 class StoredRollups(NamedTuple):
     """Rollups of a queue, by number of the minute or hour since 1970."""
 
@@ -387,6 +443,11 @@ class Reader(Protocol):
 
     def unstored(self, incarnation: int) -> dict[int, Rollup]:
         """The rollups of a queue's minutes that are not stored yet, by number since 1970. Call on the loop."""
+        ...
+
+    @property
+    def worst(self) -> "Worst":
+        """The queues that are worst by some measure. Read it on the loop."""
         ...
 
     def look(self) -> AbstractContextManager[View]:

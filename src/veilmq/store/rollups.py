@@ -170,10 +170,13 @@ class Rollup:
 
 
 def unpacked(stored: bytes) -> Rollup:
-    """A stored rollup. Raises ValueError if it is damaged."""
-    flat: list[Any] = _UNPACK(stored)
-    depth, in_flight, oldest, *rest = flat
-    return Rollup(dict(zip(rest[::2], rest[1::2], strict=True)), State(depth, in_flight, oldest))
+    """A stored rollup; an empty one if it is damaged: no sweep or start fails on a chart."""
+    try:
+        flat: list[Any] = _UNPACK(stored)
+        depth, in_flight, oldest, *rest = flat
+        return Rollup(dict(zip(rest[::2], rest[1::2], strict=True)), State(depth, in_flight, oldest))
+    except ValueError:  # msgspec's errors are among them
+        return Rollup()
 
 
 def step_of(time_us: int) -> int:

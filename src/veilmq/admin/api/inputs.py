@@ -26,7 +26,7 @@ from veilmq.model.moves.jobs import JOB_RATE_MAX, Act, Filter
 from veilmq.model.settings.plan import TYPES_MAX, Adaptive
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 from veilmq.store import View
-from veilmq.store.reader import HOLD_S_MAX
+from veilmq.store.reader import HOLD_S_MAX, MEASURES
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 ENTRIES_MAX: Final = 100
@@ -47,6 +47,7 @@ _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 _SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
+_MEASURE: Final = rf"^({'|'.join(MEASURES)})\Z"
 _STEP: Final = r"^(minute|hour)\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
@@ -60,6 +61,7 @@ WORDS: Final = {
     _PAGE: "Expected what the page before gave as `after`",
     _SEQUENCE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
+    _MEASURE: f"Expected one of {', '.join(MEASURES)}",
     _STEP: "Expected minute or hour",
     _START: "Expected an offset, first, next or snapshot",
 }
@@ -369,22 +371,36 @@ class JobInput(_Input):
 
 
 class RollupsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
-    """Minutes or hours of a queue that begin from `from` on and before `to`; default: the last 60 or 24 until now."""
+    """Minutes or hours of a queue that begin from `from` on and before `to` (default: up to now).
+
+    Without `from` the last `limit` of them (default: 60 or 24).
+    """
 
     step: Annotated[str, Meta(pattern=_STEP)] = "minute"
     start: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
     end: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=2_160)] | None = None
 
     def span(self, now: int) -> range:
         """Numbers of the minutes or hours since 1970. Raises ParameterInvalid if they are none, or too many."""
         step_us, usual, most = STEPS[self.step]
         end = min(now // step_us, (now if self.end is None else self.end - 1) // step_us) + 1
-        start = end - usual if self.start is None else self.start // step_us
+        start = end - (self.limit or usual) if self.start is None else self.start // step_us
         if end <= start:
             raise ParameterInvalid(parameter="from", reason="it is not before `to` and now")
         if end - start > most:
-            raise ParameterInvalid(parameter="from", reason=f"at most {most} {self.step}s are shown at once")
+            parameter = "limit" if self.start is None else "from"
+            raise ParameterInvalid(parameter=parameter, reason=f"at most {most} {self.step}s are shown at once")
         return range(start, end)
+
+
+class WorstInput(_Input):
+    """How many of the worst queues by what, of which account (`*`: all) and region (default: all)."""
+
+    by: Annotated[str, Meta(pattern=_MEASURE)] = "oldest"
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 20
+    account: Annotated[str, Meta(pattern=_ACCOUNT_OR_ALL)] | None = None
+    region: Region | None = None
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):

@@ -18,6 +18,7 @@ from veilmq.admin.history.holders import holder_page, shown_waiters
 from veilmq.admin.history.messages import message_page
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
+from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.service import Service, home_region, knows
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -44,6 +45,7 @@ class Queues:
         ]
         return [
             Route("/api/v1/queues", self.listed, methods=["GET"]),
+            Route("/api/v1/worst", self.worst, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
             Route(_PATH + "/holders", self.held, methods=["GET"]),
             Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
@@ -96,6 +98,15 @@ class Queues:
         waits = shell.engine.waiting.who_waits_for(key)
         shown = await run_in_threadpool(holder_page, self._service.reader, key, wanted, shell.now())
         return answer(shown | {"waiters": shown_waiters(waits)})
+
+    async def worst(self, request: Request) -> Response:
+        """The worst queues by some measure."""
+        caller = caller_of(request)
+        asked = inputs.convert(members_of(request), inputs.WorstInput)
+        account = caller.whose(asked.account)
+        caller.check(Action.LIST_QUEUES, account)
+        wanted = Wanted(asked, lambda key: caller.may(Action.LIST_QUEUES, key.account, key.name))
+        return answer(await worst_page(self._service.reader, account, wanted, self._service.shell.now()))
 
     async def rolled_up(self, request: Request) -> Response:
         """What happened to one queue, by minute or hour."""

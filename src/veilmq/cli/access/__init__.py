@@ -114,6 +114,14 @@ class AdminAccess(Protocol):
         looked_at, waiters}."""
         ...
 
+    def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """What happened to a queue by minute or hour (`RollupsInput`)."""
+        ...
+
+    def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The worst queues of an account (`WorstInput`): {by, since, complete, queues}."""
+        ...
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """Where one message is: {message, complete, scanned, places, last}."""
         ...

@@ -30,7 +30,9 @@ from veilmq.admin.history.reading import (
     oldest_ages_us,
     topics_of,
 )
+from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.trace import shown_trace
+from veilmq.admin.history.worst import Wanted, worst_at_once
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
@@ -240,6 +242,20 @@ class DirectAccess:
                 page = holder_page(self._store.reader, checked, wanted, self._clock.now())
             yield page | {"waiters": shown_waiters(Counter())}
             after = page["after"]
+
+    def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.rollups`."""
+        with _failures():
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            live = live_part(self._store.reader, checked, self._clock.now())
+            return rollup_page(self._store.reader, live, inputs.convert(dict(wanted), inputs.RollupsInput))
+
+    def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.worst`."""
+        with _failures():
+            asked = inputs.convert(dict(wanted), inputs.WorstInput)
+            account = asked.account or self._sole_account()
+            return worst_at_once(self._store.reader, account, Wanted(asked, lambda _: True), self._clock.now())
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""

@@ -199,6 +199,15 @@ class HttpAccess:
         members = {"client": client, "limit": inputs.PAGE_MAX}
         return self._pages(f"{_path_of(queue)}/holders", members, answer_s=_WORK_S)
 
+    def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.rollups`."""
+        path = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
+        return self._json("GET", f"/api/v1/queues/{path}/rollups", wanted)
+
+    def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.worst`."""
+        return self._json("GET", "/api/v1/worst", wanted, answer_s=_WORK_S)
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
         members = {"bodies": "true"} if bodies else {}

@@ -34,6 +34,7 @@ from veilmq.cli.remote.queues import (
     start_move,
 )
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
+from veilmq.cli.remote.queues.rates import rates, worst
 from veilmq.cli.remote.workers import list_holders
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def register(app: typer.Typer) -> None:
         "clock": {"accept": accept_clock},
     }
     looking: dict[str, dict[str, Callable[..., None]]] = {
-        "queues": {"list": list_queues, "holders": list_holders},
+        "queues": {"list": list_queues, "worst": worst, "rates": rates, "holders": list_holders},
         "topics": {"list": list_topics},
         "moves": {"list": list_moves},
         "jobs": {"list": list_jobs, "show": show_job},

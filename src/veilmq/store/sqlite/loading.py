@@ -50,7 +50,9 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last)
     (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
     writer.memtable.count(loaded)
-    return writer, snapshots.load(connection), Rolling(connection)
+    rolling = Rolling(connection)
+    rolling.recall(connection, writer.rollups, mark.clock)
+    return writer, snapshots.load(connection), rolling
 
 
 def _insert_first_rows(connection: apsw.Connection) -> None:

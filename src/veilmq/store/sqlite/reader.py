@@ -12,6 +12,7 @@ from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report, Topics
 from veilmq.store.rollups import Rollup
 from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.rollups.worst import Worst
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
 from veilmq.store.sqlite.reading import SqliteView
@@ -83,6 +84,11 @@ class SqliteReader:
     def unstored(self, incarnation: int) -> dict[int, Rollup]:
         """See `Reader.unstored`."""
         return self._writer.rollups.live(incarnation)
+
+    @property
+    def worst(self) -> Worst:
+        """See `Reader.worst`."""
+        return self._writer.rollups.shown_worst()
 
     @contextmanager
     def look(self) -> Iterator[SqliteView]:

@@ -137,7 +137,7 @@ class Writer:
         self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
         self.history_bytes = history_end(connection)
         self.index = HistoryIndex(connection, mark.offset)
-        self.rollups = Rollups(connection, mark.offset)
+        self.rollups = Rollups(connection, queues, mark.offset)
         self._execute = connection.cursor().execute
         self._executemany = connection.cursor().executemany
         self._encoder = msgspec.msgpack.Encoder()

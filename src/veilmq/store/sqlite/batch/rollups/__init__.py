@@ -10,6 +10,7 @@ Before changing it: an event belongs to the minute of its batch, as in the histo
 earlier. `note` may run in the thread of a commit, everything else runs where batches are applied.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -19,13 +20,17 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, Kind
-from veilmq.model.instant import MINUTE_US
+from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.store.rollups import ARRIVED, Rollup
+from veilmq.store.sqlite.batch.queues import Queues
+from veilmq.store.sqlite.batch.rollups.worst import Worst, counted_in
 
 EVENTS_MAX: Final = 4_096
 """So many events of committed batches wait to be added."""
+MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 PERIOD_SHIFT: Final = 36
 """Row ids: number of the minute or hour, and behind it so many bits for the queue's incarnation."""
+INCARNATION: Final = (1 << PERIOD_SHIFT) - 1
 MINUTES: Final = "rollup_minute"
 HOURS: Final = "rollup_hour"
 TABLES: Final = (MINUTES, HOURS)
@@ -53,6 +58,8 @@ _TELLING: Final = frozenset(
 """Kinds that are counted, or after which a queue holds something else."""
 _MOVING: Final = frozenset({Kind.DEAD_LETTERED, Kind.MOVED})
 _QUEUE_DELETED, _DEAD_LETTERED, _MOVED = int(Kind.QUEUE_DELETED), int(Kind.DEAD_LETTERED), int(Kind.MOVED)
+_LEASE_EXPIRED, _FOR_RETRY = int(Kind.LEASE_EXPIRED), int(Kind.RELEASED_FOR_RETRY)
+_STORED: Final = "SELECT id FROM rollup_minute WHERE id IN (SELECT value FROM carray(?))"
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 
 
@@ -72,9 +79,10 @@ class Minute:
 class Rollups:
     """Adds up the events of committed batches."""
 
-    def __init__(self, connection: apsw.Connection, following: int) -> None:
+    def __init__(self, connection: apsw.Connection, queues: Queues, following: int) -> None:
         """following: the next offset to be assigned; all events from there on will be noted."""
         self._connection = connection
+        self.worst = Worst(queues)
         self._batches: deque[list[Event]] = deque()
         self.pending = 0
         """About how many events wait to be added."""
@@ -99,6 +107,7 @@ class Rollups:
         self.add_pending()
         self._minute = now // MINUTE_US
         self.ends = (self._minute + 1) * MINUTE_US
+        self.worst.turn(self._minute // MINUTES_AN_HOUR)
 
     def add_pending(self) -> None:
         """Add the events that wait."""
@@ -118,7 +127,7 @@ class Rollups:
         incarnations = [event.queue for event in events]
         kinds = bytes([event.kind for event in events])
         if incarnations.count(incarnations[0]) == len(events):
-            _add_to(found, incarnations[0], events, kinds)
+            self._add_to(minute, found, incarnations[0], events, kinds)
         else:
             by_queue: dict[int | None, list[Event]] = {}
             for incarnation, event in zip(incarnations, events, strict=True):
@@ -128,12 +137,40 @@ class Rollups:
                 else:
                     known.append(event)
             for incarnation, each in by_queue.items():
-                _add_to(found, incarnation, each, bytes([event.kind for event in each]))
+                self._add_to(minute, found, incarnation, each, bytes([event.kind for event in each]))
         self.garbage = self.garbage or _QUEUE_DELETED in kinds
         if _DEAD_LETTERED in kinds or _MOVED in kinds:
             for event in events:
                 if event.kind in _MOVING:
-                    _arrive(found, event)
+                    self._arrive(found, event)
+
+    def _add_to(self, number: int, minute: Minute, incarnation: int | None, events: list[Event], kinds: bytes) -> None:
+        if incarnation is None or incarnation in minute.stored:
+            return
+        rollup = minute.rollups.get(incarnation)
+        if rollup is None:
+            if _TELLING.isdisjoint(kinds):
+                return
+            rollup = minute.rollups[incarnation] = Rollup()
+        if _LEASE_EXPIRED in kinds or _FOR_RETRY in kinds or _DEAD_LETTERED in kinds:
+            before = counted_in(rollup)
+            rollup.add(events, kinds)
+            added = [now - then for now, then in zip(counted_in(rollup), before, strict=True)]
+            self.worst.count(incarnation, number // MINUTES_AN_HOUR, added)
+        else:
+            rollup.add(events, kinds)
+        self.worst.touch(incarnation, events, kinds)
+
+    def _arrive(self, minute: Minute, event: Event) -> None:
+        """A message came into another queue: the event names as its own the queue that the message left."""
+        target = _target_of(event)
+        if target is None or target in minute.stored:
+            return
+        rollup = minute.rollups.get(target)
+        if rollup is None:
+            rollup = minute.rollups[target] = Rollup()
+        rollup.count(ARRIVED)
+        self.worst.arrive(target, event.sent if event.kind == _DEAD_LETTERED else event.at)
 
     @property
     def is_catching_up(self) -> bool:
@@ -177,10 +214,11 @@ class Rollups:
         found = self.minutes.setdefault(minute, Minute(first))
         named: set[Any] = {event.queue for event in events}
         named.update(_target_of(event) for event in events if event.kind in _MOVING)
-        for incarnation in named - found.rollups.keys() - found.stored - {None}:
-            id_ = row_id(minute, incarnation)
-            if self._connection.execute("SELECT 1 FROM rollup_minute WHERE id = ?", (id_,)).fetchone():
-                found.stored.add(incarnation)
+        ids = [row_id(minute, incarnation) for incarnation in named - found.rollups.keys() - found.stored - {None}]
+        if not ids:
+            return
+        stored: Any = self._connection.execute(_STORED, (apsw.carray(array("q", ids)),))
+        found.stored.update(id_ & INCARNATION for (id_,) in stored)
 
     @property
     def written(self) -> int:
@@ -188,6 +226,11 @@ class Rollups:
         if self.is_catching_up:
             return min([self._caught_up, *(each.first for each in self.minutes.values())])
         return min((each.first for each in self.minutes.values()), default=self._added)
+
+    def shown_worst(self) -> Worst:
+        """The rankings, with everything that is committed."""
+        self.add_pending()
+        return self.worst
 
     def live(self, incarnation: int) -> dict[int, Rollup]:
         """The queue's minutes that are not stored, by number: copies."""
@@ -197,27 +240,6 @@ class Rollups:
             for number, minute in self.minutes.items()
             if incarnation in minute.rollups
         }
-
-
-def _add_to(minute: Minute, incarnation: int | None, events: list[Event], kinds: bytes) -> None:
-    if incarnation is None or incarnation in minute.stored:
-        return
-    rollup = minute.rollups.get(incarnation)
-    if rollup is None:
-        if _TELLING.isdisjoint(kinds):
-            return
-        rollup = minute.rollups[incarnation] = Rollup()
-    rollup.add(events, kinds)
-
-
-def _arrive(minute: Minute, event: Event) -> None:
-    """A message came into another queue: the event names as its own the queue that the message left."""
-    target = _target_of(event)
-    if target is not None and target not in minute.stored:
-        rollup = minute.rollups.get(target)
-        if rollup is None:
-            rollup = minute.rollups[target] = Rollup()
-        rollup.count(ARRIVED)
 
 
 def _target_of(event: Event) -> int | None:

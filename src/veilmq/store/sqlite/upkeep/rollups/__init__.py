@@ -18,11 +18,21 @@ from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.store.options import Options
 from veilmq.store.rollups import Rollup, State, unpacked
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.rollups import HOURS, MINUTES, PERIOD_SHIFT, TABLES, Minute, row_id
+from veilmq.store.sqlite.batch.rollups import (
+    HOURS,
+    INCARNATION,
+    MINUTES,
+    MINUTES_AN_HOUR,
+    PERIOD_SHIFT,
+    TABLES,
+    Minute,
+    Rollups,
+    row_id,
+)
+from veilmq.store.sqlite.batch.rollups.worst import counted_in
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.places import numbers, oldest_sent
+from veilmq.store.sqlite.messages.places import numbers, oldest_of_each, oldest_sent
 
-MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 ROWS_MIN: Final = 512
 """A sweep stores so many rows,"""
 SWEEPS_MAX: Final = 48
@@ -31,6 +41,10 @@ CATCH_UP_EVENTS: Final = 8_192
 """After a crash a sweep adds so many events again."""
 DROPPED_MAX: Final = 2_048
 """A sweep drops so many old rows, and looks at so many for those of deleted queues."""
+LOOKED_UP_MAX: Final = 256
+"""After a start a sweep looks up the oldest messages of so many queues,"""
+GROUPED_MAX: Final = 8
+"""and of so many with groups."""
 ROW_BYTES: Final = 14
 """What a row takes besides its numbers: the id, lengths, and its place in the page."""
 _HOUR_PERIODS: Final = 1 << 40
@@ -89,6 +103,17 @@ class Rolling:
         self._walk: tuple[str, int] | None = (MINUTES, 0) if garbage else None
         """Table and id up to which deleted queues were looked for."""
 
+    def recall(self, connection: apsw.Connection, rollups: Rollups, now: int) -> None:
+        """At a start: what was counted in the present hour and the one before, and some of what no row has."""
+        worst, hour = rollups.worst, now // HOUR_US
+        worst.start()
+        worst.turn(hour)
+        bounds = (row_id(hour - 1, 0), row_id(hour + 1, 0))
+        rows: Any = connection.cursor().execute("SELECT id, numbers FROM rollup_hour WHERE id >= ? AND id < ?", bounds)
+        for id_, packed in rows:
+            worst.count(id_ & INCARNATION, id_ >> PERIOD_SHIFT, counted_in(unpacked(packed)))
+        rollups.catch_up(CATCH_UP_EVENTS)
+
     def step(self, writer: Writer, options: Options) -> None:
         """A bounded part of what there is to do."""
         rollups = writer.rollups
@@ -105,9 +130,28 @@ class Rolling:
             rollups.garbage = False
             writer.undo(lambda: setattr(rollups, "garbage", True))
             self._walk = (MINUTES, 0)
-            writer.write("UPDATE rollup_mark SET garbage = 1", ())
+            writer.write("UPDATE rollup_mark SET garbage = 1 WHERE id = 1", ())
+        self._look_up_oldest(writer)
         if self._walk is not None:
             self._look_for_deleted(writer, *self._walk)
+
+    def _look_up_oldest(self, writer: Writer) -> None:
+        """After a start: find out how old the messages of some queues are."""
+        unseen, by_incarnation = writer.rollups.worst.unseen, writer.queues.by_incarnation
+        plain: dict[int, LiveQueue] = {}
+        grouped = 0
+        while unseen and len(plain) < LOOKED_UP_MAX and grouped < GROUPED_MAX:
+            queue = by_incarnation.get(unseen.pop())
+            if queue is None:
+                continue
+            if queue.groups is None:
+                plain[queue.generation] = queue
+            else:
+                grouped += 1
+                writer.rollups.worst.note_oldest(queue, _state_of(writer, queue).oldest)
+        if plain:
+            for generation, sent in oldest_of_each(writer.connection.execute, list(plain)):
+                writer.rollups.worst.note_oldest(plain[generation], sent)
 
     def _ran(self, writer: Writer, minute: int) -> None:
         for table, period in ((MINUTES, minute), (HOURS, minute // MINUTES_AN_HOUR)):
@@ -116,9 +160,10 @@ class Rolling:
 
     def _store(self, writer: Writer, number: int) -> None:
         """Write some rows of a minute that is over."""
-        minute = writer.rollups.minutes[number]
+        rollups = writer.rollups
+        minute = rollups.minutes[number]
         left = minute.rollups
-        waiting = sum(len(each.rollups) for each in writer.rollups.minutes.values())
+        waiting = sum(len(each.rollups) for each in rollups.minutes.values())
         some = list(islice(left, max(ROWS_MIN, waiting // SWEEPS_MAX + 1)))
         taken = {incarnation: left.pop(incarnation) for incarnation in some}
         writer.undo(lambda: left.update(taken))
@@ -128,6 +173,7 @@ class Rolling:
             queue = by_incarnation.get(incarnation)
             if queue is not None:
                 rollup.state = _state_of(writer, queue)
+                rollups.worst.note_oldest(queue, rollup.state.oldest)
                 found.append((incarnation, rollup))
         self._ran(writer, number)
         if found:
@@ -140,7 +186,7 @@ class Rolling:
         minutes = writer.rollups.minutes
         del minutes[number]
         writer.undo(lambda: minutes.__setitem__(number, minute))
-        writer.write("UPDATE rollup_mark SET offset = ?", (writer.rollups.written,))
+        writer.write("UPDATE rollup_mark SET offset = ? WHERE id = 1", (writer.rollups.written,))
 
     def _add_to_hour(self, writer: Writer, hour: int, found: list[tuple[int, Rollup]]) -> None:
         ids = [row_id(hour, incarnation) for incarnation, _ in found]
@@ -207,14 +253,14 @@ class Rolling:
     def _look_for_deleted(self, writer: Writer, table: str, after: int) -> None:
         sized = writer.read(_SIZED.format(table=table), (after, DROPPED_MAX))
         alive = writer.queues.by_incarnation
-        dead = [row for row in sized if row[0] % (1 << PERIOD_SHIFT) not in alive]
+        dead = [row for row in sized if row[0] & INCARNATION not in alive]
         if dead:
             self._drop(writer, table, dead)
         before, self._walk = self._walk, (table, sized[-1][0]) if sized else None
         if not sized and table != TABLES[-1]:
             self._walk = (HOURS, 0)
         if self._walk is None:
-            writer.write("UPDATE rollup_mark SET garbage = 0", ())
+            writer.write("UPDATE rollup_mark SET garbage = 0 WHERE id = 1", ())
         writer.undo(lambda: setattr(self, "_walk", before))
 
 

@@ -1,0 +1,63 @@
+"""`veilmq queues rates` and `queues worst`, straight on a directory and through a server that was killed before.
+
+The server is killed in the middle of a minute: what it had acknowledged is counted once.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.commands import Run
+
+from veilmq.testing.local import ServerProcess
+
+SENT = 25
+
+
+def asked(run: Run, *words: str) -> tuple[str, list[dict[str, Any]]]:
+    """The output for a person, and the lines of JSON."""
+    code, shown, errors = run(*words)
+    assert (code, errors) == (0, "")
+    return shown, [json.loads(line) for line in run(*words, "--json")[1].splitlines()]
+
+
+def test_on_a_directory(run: Run, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path).start()
+    server.stop()
+    where = ("--data", str(server.data))
+    for name, messages in (("calm", 1), ("busy", 3)):
+        assert run("queues", "create", name, *where)[0] == 0
+        for number in range(messages):
+            assert run("send", name, str(number), *where)[0] == 0
+    shown, (page,) = asked(run, "queues", "worst", "--by", "depth", *where)
+    assert [(each["name"], each["value"]) for each in page["queues"]] == [("busy", 3), ("calm", 1)]
+    assert shown.index("busy") < shown.index("calm")
+    _, (old,) = asked(run, "queues", "worst", "--all", *where)
+    assert [each["name"] for each in old["queues"]] == ["calm", "busy"]
+    shown, rollups = asked(run, "queues", "rates", "busy", "--last", "10m", *where)
+    assert sum(each["sent"] or 0 for each in rollups) == 3
+    assert rollups[-1]["depth"] == 3
+    assert "wait p50" in shown
+    _, hours = asked(run, "queues", "rates", "busy", "--last", "3d", *where)
+    assert hours[-1]["sent"] + (hours[-2]["sent"] or 0 if len(hours) > 1 else 0) == 3
+    assert run("queues", "rates", "busy", "--last", "3d", "--step", "minute", *where)[0] == 2
+    assert run("queues", "rates", "nobody", *where)[0] != 0
+
+
+@pytest.mark.slow
+def test_after_a_kill_everything_acknowledged_is_counted_once(run: Run, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path).start()
+    where = ("--admin", server.admin.removeprefix("http://"), "--token-file", str(server.data / "admin-token"))
+    assert run("queues", "create", "jobs", *where)[0] == 0
+    for number in range(SENT):
+        assert run("send", "jobs", str(number), *where)[0] == 0
+    for _ in range(2):
+        server.kill()
+        server.start()
+        where = ("--admin", server.admin.removeprefix("http://"), "--token-file", str(server.data / "admin-token"))
+        _, rollups = asked(run, "queues", "rates", "jobs", *where)
+        assert sum(each["sent"] or 0 for each in rollups) == SENT
+        _, (page,) = asked(run, "queues", "worst", "--by", "depth", *where)
+        assert [(each["name"], each["value"]) for each in page["queues"]] == [("jobs", SENT)]
+    server.stop()
