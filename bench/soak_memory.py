@@ -68,7 +68,7 @@ def objects(directory: Path) -> dict[str, Any]:
         stream = ctypes.c_void_p(libc.fopen(str(directory / name).encode(), b"w"))
         write(stream)
         libc.fclose(stream)
-    return found | {"types": dict(types.most_common(80)), "longest": longest, "tracked": len(alive)}
+    return found | {"types": dict(types.most_common(25)), "longest": longest, "tracked": len(alive)}
 
 
 def _answer(directory: Path) -> None:
