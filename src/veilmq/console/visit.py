@@ -78,8 +78,12 @@ class Visit:
     @property
     def pages(self) -> list[tuple[str, str, str]]:
         """The pages beside the start page, for the page's head: name, address, label."""
-        pages = [("server", "/console/server", "Server")]
-        return [("topics", "/console/topics", "Topics"), *pages] if self.may("describe-topics") else pages
+        pages = (
+            ("describe-topics", "topics", "Topics"),
+            ("describe-queue", "jobs", "Jobs"),
+            ("list-queues", "server", "Server"),
+        )
+        return [(name, f"/console/{name}", label) for action, name, label in pages if self.may(action)]
 
     @property
     def who(self) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from veilmq.console.pages.jobs import JOB_PAGES
 from veilmq.console.pages.message import MESSAGE_PAGES
 from veilmq.console.pages.queue import QUEUE_PAGES
 from veilmq.console.pages.queue_acts import QUEUE_ACTS
@@ -14,6 +15,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *START_PAGES,
     *QUEUE_PAGES,
     *QUEUE_ACTS,
+    *JOB_PAGES,
     *MESSAGE_PAGES,
     *TOPIC_PAGES,
     *SERVER_PAGES,

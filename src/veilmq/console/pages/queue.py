@@ -19,9 +19,11 @@ from veilmq.model.settings.queue import QueueKey
 
 PATH: Final = "/console/queues/{account}/{region}/{name}"
 MESSAGES_A_PAGE: Final = 50
+JOBS_SHOWN_MAX: Final = 5
+HOLDERS_SHOWN_MAX: Final = 10
 AGES: Final = (("", 0), ("1 min", MINUTE_US), ("1 h", HOUR_US), ("1 d", DAY_US))
 UNITS_US: Final = {"s": SECOND_US, "min": MINUTE_US, "h": HOUR_US, "d": DAY_US}
-_FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
+FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
 
 
 def key_of(visit: Visit) -> QueueKey:
@@ -41,13 +43,15 @@ async def queue(visit: Visit) -> Response:
     found = await visit.api.get(queue_path(key))
     messages = await _messages(visit, key)
     span, rollups, step_us = await _rollups(visit, key)
-    moves = await visit.api.get("/api/v1/moves", account=key.account, region=key.region, prefix=key.name, limit=5)
-    tasks = [task for task in moves["moves"] if task["source"]["name"] == key.name]
+    members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": JOBS_SHOWN_MAX}
+    jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
+    holders = await _holders(visit, key)
     return visit.show(
         "queue.html",
         queue=found,
         settings=settings_shown(found["settings"]),
-        tasks=tasks,
+        jobs=[job for job in jobs if job["queue"]["name"] == key.name],
+        holders=holders,
         may={
             name: visit.may(name, key.account, key.name) for name in ("send", "purge", "move", "change-queue", "peek")
         },
@@ -65,6 +69,14 @@ async def news(visit: Visit) -> Response:
     found = await visit.api.get(queue_path(key_of(visit)))
     cells = {state: count(found["counts"][state]) for state in ("visible", "in_flight", "delayed", "total")}
     return visit.news(cells)
+
+
+async def _holders(visit: Visit, key: QueueKey) -> dict[str, Any] | None:
+    """Who holds messages, those first whose leases end first, and who waits for some."""
+    if not visit.may("peek", key.account, key.name):
+        return None
+    found: dict[str, Any] = await visit.api.get(queue_path(key, "/holders"), limit=HOLDERS_SHOWN_MAX)
+    return found
 
 
 async def _rollups(visit: Visit, key: QueueKey) -> tuple[str, list[dict[str, Any]], int]:
@@ -89,7 +101,7 @@ async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
     """A page of messages: those that the address asks for."""
     members = visit.members
     state = "hidden" if members.get("state") == "hidden" else "visible"
-    filters = {name: members.get(name, "") for name in _FILTERS}
+    filters = {name: members.get(name, "") for name in FILTERS}
     if not visit.shows_bodies:
         filters["text"] = ""
     shown: dict[str, Any] = {"state": state, "filters": filters, "messages": None, "after": None, "stopped": None}

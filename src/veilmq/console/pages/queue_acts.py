@@ -1,4 +1,4 @@
-"""Acts on one queue: send, purge, redrive, cancel a redrive, change settings.
+"""Acts on one queue: send, purge, redrive, change settings.
 
 Strategy: what cannot be taken back has a page before it that names what and how many. The form of the settings shows
 what would change before it does, and carries when the queue was modified: if someone else changed it meanwhile, the
@@ -31,7 +31,7 @@ class FormWrong(ApiRefused):
         super().__init__(400, {"error": "form", "field": field, "message": message})
 
 
-async def _again(
+async def queue_page(
     visit: Visit, template: str, error: ApiRefused | None, given: dict[str, str], **values: Any
 ) -> Response:
     """The page of the form, with what was typed and what is wrong."""
@@ -44,7 +44,7 @@ async def _again(
 
 async def send_form(visit: Visit) -> Response:
     """A form to send a message."""
-    return await _again(visit, "send.html", None, visit.members)
+    return await queue_page(visit, "send.html", None, visit.members)
 
 
 async def send(visit: Visit) -> Response:
@@ -67,12 +67,12 @@ async def send(visit: Visit) -> Response:
         how = "It was there already (deduplication)." if sent["duplicate"] else f"Sent to {key.name}."
         return Done(how, f"/console/messages/{sent['id']}")
 
-    return await visit.act(work, lambda given, error: _again(visit, "send.html", error, given))
+    return await visit.act(work, lambda given, error: queue_page(visit, "send.html", error, given))
 
 
 async def purge_form(visit: Visit) -> Response:
     """What a purge would delete."""
-    return await _again(visit, "purge.html", None, {})
+    return await queue_page(visit, "purge.html", None, {})
 
 
 async def purge(visit: Visit) -> Response:
@@ -83,12 +83,12 @@ async def purge(visit: Visit) -> Response:
         answer = await visit.api.act("POST", queue_path(key, "/purge"), {}, once)
         return Done(f"{count(answer['count'])} messages of {key.name} were deleted.", console_path(key))
 
-    return await visit.act(work, lambda given, error: _again(visit, "purge.html", error, given))
+    return await visit.act(work, lambda given, error: queue_page(visit, "purge.html", error, given))
 
 
 async def move_form(visit: Visit) -> Response:
     """Where a redrive would take the messages."""
-    return await _again(visit, "move.html", None, visit.members)
+    return await queue_page(visit, "move.html", None, visit.members)
 
 
 async def move(visit: Visit) -> Response:
@@ -100,22 +100,11 @@ async def move(visit: Visit) -> Response:
         if given.get("destination"):
             members["destination"] = given["destination"]
         if given.get("rate_max"):
-            members["rate_max"] = _number("rate", given["rate_max"])
+            members["rate_max"] = number("rate", given["rate_max"])
         task = await visit.api.act("POST", queue_path(key, "/move"), members, once)
         return Done(f"The redrive of {count(task['to_move'])} messages has begun.", console_path(key))
 
-    return await visit.act(work, lambda given, error: _again(visit, "move.html", error, given))
-
-
-async def cancel_move(visit: Visit) -> Response:
-    """End a redrive; what was moved stays moved."""
-    key = key_of(visit)
-
-    async def work(given: dict[str, str], once: str) -> Done:
-        task = await visit.api.act("POST", queue_path(key, "/move/cancel"), {"task": given.get("task", "")}, once)
-        return Done(f"The redrive ends; {count(task['moved'])} messages were moved.", console_path(key))
-
-    return await visit.act(work, lambda given, error: _again(visit, "move.html", error, given))
+    return await visit.act(work, lambda given, error: queue_page(visit, "move.html", error, given))
 
 
 async def settings_form(visit: Visit) -> Response:
@@ -128,7 +117,7 @@ async def _settings_page(
 ) -> Response:
     found = await visit.api.get(queue_path(key_of(visit)))
     shown = _typed(found["settings"]) | given
-    return await _again(visit, "settings.html", error, shown, spans=_SPANS, changes=changes)
+    return await queue_page(visit, "settings.html", error, shown, spans=_SPANS, changes=changes)
 
 
 async def change_settings(visit: Visit) -> Response:
@@ -179,7 +168,7 @@ def _change(settings: dict[str, Any], given: dict[str, str]) -> tuple[dict[str, 
     before = _typed(settings)
     target, receives = given.get("target", "").strip(), given.get("receive_count_max", "").strip()
     if (target, receives) != (before["target"], before["receive_count_max"]) and "target" in given:
-        change["redrive"] = {"target": target, "receive_count_max": _number("receives", receives)} if target else None
+        change["redrive"] = {"target": target, "receive_count_max": number("receives", receives)} if target else None
         old = f"to {before['target']} after {before['receive_count_max']}" if before["target"] else "nowhere"
         changes.append(("dead letters", old, f"to {target} after {receives}" if target else "nowhere"))
     return change, changes
@@ -207,7 +196,8 @@ def duration_typed(span: int) -> str:
     return f"{span / UNITS_US['s']:.6f}".rstrip("0").rstrip(".") + " s"
 
 
-def _number(field: str, text: str) -> int:
+def number(field: str, text: str) -> int:
+    """A whole number as typed. Raises FormWrong."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise FormWrong(field, f"expected a whole number, not {text!r}")
     return int(text)
@@ -220,7 +210,6 @@ QUEUE_ACTS: Final = (
     Page(PATH + "/purge", purge, "POST"),
     Page(PATH + "/move", move_form),
     Page(PATH + "/move", move, "POST"),
-    Page(PATH + "/move/cancel", cancel_move, "POST"),
     Page(PATH + "/settings", settings_form),
     Page(PATH + "/settings", change_settings, "POST"),
 )
