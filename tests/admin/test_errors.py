@@ -13,7 +13,7 @@ from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import STATUS, described
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.settings.plan import TYPES_MAX
+from veilmq.model.settings.queue import TYPES_MAX
 from veilmq.testing.for_each import for_each
 
 LEAVES = [leaf for leaf in leaves() if leaf.__module__ == "veilmq.model.errors"]

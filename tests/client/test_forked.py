@@ -21,7 +21,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
-from veilmq.client.records.files import locked
+from veilmq.client.records import locked
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.local import LocalServer
 

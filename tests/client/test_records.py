@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.client.records import Records, Seen
-from veilmq.client.records.files import FileRecords
+from veilmq.client.records import FileRecords, Records, Seen
 from veilmq.client.records.tables import TableRecords
 from veilmq.client.worker.guard import Begun, Busy, Claim, Done, RecordGuard
 

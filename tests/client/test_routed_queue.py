@@ -19,7 +19,7 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import MessageGone, ParameterInvalid, QueueExists, ReceiptInvalid
 from veilmq.model.instant import SECOND_US
-from veilmq.model.settings.plan import LeasePlan
+from veilmq.model.settings.queue import LeasePlan
 from veilmq.testing.client_contract import for_each
 
 SPLIT = [

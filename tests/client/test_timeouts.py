@@ -24,7 +24,7 @@ from veilmq.client.timeouts.schedule import BUCKETS, GROWTH, bound_of, bucket_of
 from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import SECOND_US
-from veilmq.model.settings.plan import LeasePlan
+from veilmq.model.settings.queue import LeasePlan
 from veilmq.testing import chance
 from veilmq.testing.client_contract import for_each
 

@@ -11,7 +11,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from veilmq.protocols.azure.auth.bearer import TokenRefused
+from veilmq.protocols.azure.auth import TokenRefused
 from veilmq.server.auth.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
 from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.settings import SettingInvalid, Settings

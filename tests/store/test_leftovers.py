@@ -8,8 +8,7 @@ from tests.support.contract.stage import TESTER, Stage, sending
 from veilmq.model.commands import StartMove, SuggestPlan
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Extras
-from veilmq.model.settings.plan import LeasePlan
-from veilmq.model.settings.queue import RedrivePolicy
+from veilmq.model.settings.queue import LeasePlan, RedrivePolicy
 from veilmq.store.sqlite.messages.sends import send_all
 
 FIXED = {"mark": 1, "last_number": 4, "secret": 1, "snapshot": 1, "redo_log": 1, "expiry_hold": 1}

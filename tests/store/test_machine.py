@@ -48,8 +48,7 @@ from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Failure, Report, Reported
 from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Applied, ClockChecked, MovesListed, QueueDescribed
-from veilmq.model.settings.plan import Adaptive, LeasePlan
-from veilmq.model.settings.queue import DeduplicationScope, QueueInfo, QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import Adaptive, DeduplicationScope, LeasePlan, QueueInfo, QueueKey, RedrivePolicy
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 

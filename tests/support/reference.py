@@ -68,8 +68,7 @@ from veilmq.model.outcomes import (
     Sent,
     Undelivered,
 )
-from veilmq.model.settings.plan import NO_PLAN, PlanState
-from veilmq.model.settings.queue import DeduplicationScope, QueueKey, QueueSettings
+from veilmq.model.settings.queue import NO_PLAN, DeduplicationScope, PlanState, QueueKey, QueueSettings
 
 NO_BUCKET: Final = (0, Fraction(0), 0)
 _STEPS: Final = {(step.source, step.event): step for step in STEPS}

@@ -1,7 +1,7 @@
 """The reference model's settings: creations, changes and plans, and what they allow a receive.
 
 Strategy: as reference.py. Whether a change is right is asked in the store's order, so that of two wrong things the same
-one is named. What `model/settings/plan.py` says a plan may become is taken from there.
+one is named. What `model/settings/queue.py` says a plan may become is taken from there.
 """
 
 from fractions import Fraction
@@ -22,8 +22,7 @@ from veilmq.model.errors import (
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
-from veilmq.model.settings.plan import Adaptive, PlanState, effective, same_leases
-from veilmq.model.settings.queue import DeduplicationScope, QueueSettings
+from veilmq.model.settings.queue import Adaptive, DeduplicationScope, PlanState, QueueSettings, effective, same_leases
 
 if TYPE_CHECKING:
     from tests.support.reference import Message, Queue, Reference

@@ -23,7 +23,7 @@ from veilmq.admin.service import Keys
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
-from veilmq.server.auth.hosts import is_loopback_name
+from veilmq.server.auth import is_loopback_name
 from veilmq.server.http.intake import is_host
 from veilmq.server.http.refusals import RefusalLog
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from veilmq.server.auth.hosts import is_loopback_name
+from veilmq.server.auth import is_loopback_name
 from veilmq.server.http.intake import is_host
 
 POLICY: Final = (

@@ -14,8 +14,14 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Report
 from veilmq.model.moves.jobs import Act, Filter
-from veilmq.model.settings.plan import LeasePlan
-from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
+from veilmq.model.settings.queue import (
+    PRIORITY_DEFAULT,
+    LeasePlan,
+    QueueKey,
+    QueueSettings,
+    SettingsChange,
+    with_change,
+)
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from veilmq.client.records.files import make_own, own_path
+from veilmq.client.records import make_own, own_path
 from veilmq.pipeline import register
 from veilmq.pipeline.errors import OptionInvalid, Unready
 

@@ -56,7 +56,7 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.http import Request, Response
-from veilmq.server.auth.hosts import Hosts
+from veilmq.server.auth import Hosts
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
 from veilmq.server.http.refusals import RefusalLog

@@ -16,8 +16,7 @@ from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.protocols.sqs.auth.authorize import note
-from veilmq.server.auth import DevelopmentKeyring, Keys
-from veilmq.server.auth.hosts import Hosts
+from veilmq.server.auth import DevelopmentKeyring, Hosts, Keys
 from veilmq.server.auth.tokens import IssuerTokens, tokens_of
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.clock_watch import ClockWatch

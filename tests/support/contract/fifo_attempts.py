@@ -9,8 +9,7 @@ from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
-from veilmq.model.settings.plan import Adaptive, LeasePlan
-from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.queue import Adaptive, LeasePlan, QueueKey, RedrivePolicy
 
 LEASE_US = 30 * SECOND_US
 WINDOW_US = 5 * MINUTE_US

@@ -9,8 +9,7 @@ from veilmq.model.errors import CapabilityMissing, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Extras
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
-from veilmq.model.settings.plan import Adaptive, LeasePlan
-from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.queue import Adaptive, LeasePlan, QueueKey
 
 
 def suggest(stage: Stage, queue: QueueKey, **plan: Any) -> Outcome:

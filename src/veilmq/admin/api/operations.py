@@ -54,8 +54,14 @@ from veilmq.model.outcomes import (
     Sent,
 )
 from veilmq.model.settings.access import Action
-from veilmq.model.settings.plan import LeasePlan
-from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey, RedriveAllowPolicy, RedrivePolicy, SettingsChange
+from veilmq.model.settings.queue import (
+    PRIORITY_DEFAULT,
+    LeasePlan,
+    QueueKey,
+    RedriveAllowPolicy,
+    RedrivePolicy,
+    SettingsChange,
+)
 
 
 class Asked(NamedTuple):

@@ -30,7 +30,7 @@ from veilmq.client.documents.queues import (
 from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account
-from veilmq.client.records.files import make_own, own_path
+from veilmq.client.records import make_own, own_path
 from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic

@@ -20,8 +20,7 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 import msgspec
 from msgspec.structs import replace
 
-from veilmq.client.records import Records, Seen
-from veilmq.client.records.files import FileRecords
+from veilmq.client.records import FileRecords, Records, Seen
 from veilmq.client.records.tables import Connect, TableRecords
 from veilmq.client.shared.threads import Closing
 from veilmq.model.errors import Overloaded

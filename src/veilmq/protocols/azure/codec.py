@@ -17,8 +17,7 @@ from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import Action, NamedAccount, NamedAccounts
 from veilmq.protocols.azure import cors, errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, check_timeout, read_place, read_query
-from veilmq.protocols.azure.auth import Verifier
-from veilmq.protocols.azure.auth.bearer import Tokens
+from veilmq.protocols.azure.auth import Tokens, Verifier
 from veilmq.protocols.azure.auth.sas import check_permission, policies_of, with_policy
 from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, Way, origin_of, service_queue
 from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated

@@ -1,6 +1,6 @@
 """Checks bearer tokens: by an issuer's public keys; in development mode only their form.
 
-Strategy: the codec checks what a token claims (protocols/azure/auth/bearer.py); this module does the cryptography,
+Strategy: the codec checks what a token claims (protocols/azure/auth); this module does the cryptography,
 which is an optional extra (joserfc). The key file is read again when a token names an unknown key and the file has
 changed: a new key of the issuer needs no restart. A removed key is refused after SIGHUP. Source: RFC 7515, 7517, 7519.
 """
@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.protocols.azure.auth.bearer import TokenRefused, Tokens
+from veilmq.protocols.azure.auth import TokenRefused, Tokens
 from veilmq.server.config.aside import DEADLINE_S, read_aside
 from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.settings import Settings

@@ -2,7 +2,7 @@
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. A setting of two parts of
 which only one is given keeps the other, so the queue's present setting is read first. The plan that the server would
-apply is computed by the server's own rule (veilmq.model.settings.plan).
+apply is computed by the server's own rule (veilmq.model.settings.queue).
 """
 
 from collections.abc import Callable, Mapping
@@ -229,7 +229,7 @@ def _show(asked: "Asked", shown: Mapping[str, Any], said: str) -> None:
 
 
 class Adaptive(StrEnum):
-    """See `veilmq.model.settings.plan.Adaptive`, which costs an import."""
+    """See `veilmq.model.settings.queue.Adaptive`, which costs an import."""
 
     OFF = "off"
     SUGGEST = "suggest"
@@ -267,7 +267,7 @@ def _would(shown: dict[str, Any]) -> dict[str, Any] | None:
     """The plan that adaptive = apply would use; None: there is no suggestion."""
     import msgspec
 
-    from veilmq.model.settings.plan import PlanState, effective
+    from veilmq.model.settings.queue import PlanState, effective
 
     state = msgspec.convert(shown["plan"], PlanState)
     if state.suggested is None:

@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from veilmq.client.records import Contents
-from veilmq.client.records.files import Directory, hashed
+from veilmq.client.records import Contents, Directory, hashed
 from veilmq.client.records.objects import ObjectStore
 from veilmq.model.errors import LeaseTaken, ParameterInvalid
 

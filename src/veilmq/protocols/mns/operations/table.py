@@ -1,17 +1,80 @@
-"""The operations of the API, one row each, and the look-up of a request's operation.
+"""The operations of the API, one row each, the look-up of a request's operation, and those on the account itself.
 
 Strategy: the kind of path and the method select a row, or a small function that reads the query.
+
+Of the account's attributes, LoggingBucket is stored and shown but has no effect. It is a label of a hidden queue, and
+so as durable as any setting. Source: the Python and Java SDKs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from veilmq.protocols.mns import errors
+from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue
+from veilmq.model.errors import QueueMissing
+from veilmq.model.outcomes import Outcome, QueueDescribed
+from veilmq.model.settings.access import AccessKey
+from veilmq.model.settings.queue import QueueKey
+from veilmq.protocols.http import Response
+from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import Kind
-from veilmq.protocols.mns.call import Asked, Operation, answer_nothing
-from veilmq.protocols.mns.errors import Refusal
-from veilmq.protocols.mns.operations import account, messages, queues, subscriptions, topics
+from veilmq.protocols.mns.call import Asked, Call, Operation, Plan, answer_nothing, sole
+from veilmq.protocols.mns.errors import Refusal, bad
+from veilmq.protocols.mns.operations import messages, queues, subscriptions, topics
 from veilmq.protocols.mns.parameters import flag
+from veilmq.protocols.mns.xml import document, elements, members_of
+
+ACCOUNT_QUEUE = "mns/account"
+"""The hidden queue whose labels are the account's attributes; no protocol allows a slash in names."""
+_LABEL = "mns.account.logging_bucket"
+_ORDER = "0"
+
+
+def _account_queue(key: AccessKey) -> QueueKey:
+    return QueueKey(key.account, key.home_region, ACCOUNT_QUEUE)
+
+
+def _plan_attributes(asked: Asked) -> Plan:
+    """GetAccountAttributes."""
+    return (DescribeQueue(queue=_account_queue(asked.caller.key), origin=asked.caller.origin),), None
+
+
+def _answer_attributes(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with the bucket, which may be empty."""
+    labels: dict[str, str] = {}
+    if not isinstance(outcomes[0], QueueMissing):
+        described: QueueDescribed = sole(call, outcomes)
+        labels = described.info.settings.labels
+    return document("Account", elements({"LoggingBucket": labels.get(_LABEL, "")}))
+
+
+def _plan_set_attributes(asked: Asked) -> Plan:
+    """SetAccountAttributes."""
+    fields = members_of(asked.request.body, "Account")
+    queue, origin = _account_queue(asked.caller.key), asked.caller.origin
+    labels = {}
+    if "LoggingBucket" in fields:
+        bucket = fields["LoggingBucket"].text
+        if len(bucket) > limits.LOGGING_BUCKET_CHARACTERS_MAX or fields["LoggingBucket"].children:
+            raise bad("LoggingBucket", f"it has at most {limits.LOGGING_BUCKET_CHARACTERS_MAX} characters.")
+        labels[_LABEL] = bucket
+    change = {"labels": labels}
+    return (CreateQueue(queue=queue, origin=origin), ChangeQueue(queue=queue, origin=origin, change=change)), None
+
+
+def _plan_nothing(asked: Asked) -> Plan:
+    """An operation that needs no engine."""
+    return (), None
+
+
+def _answer_account(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """GetAccount: 200 with the account's id."""
+    return document("Account", elements({"AccountId": call.key.account}))
+
+
+def _answer_open(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """OpenService: always succeeds; there is nothing to order."""
+    return document("OpenService", elements({"OrderId": _ORDER}))
+
 
 _CREATE_QUEUE: Final = Operation("CreateQueue", queues.plan_create, queues.answer_create)
 _SET_QUEUE: Final = Operation("SetQueueAttributes", queues.plan_change, answer_nothing)
@@ -24,9 +87,9 @@ _RECEIVE: Final = Operation("ReceiveMessage", messages.plan_receive, messages.an
 _PEEK: Final = Operation("PeekMessage", messages.plan_peek, messages.answer_messages)
 _DELETE: Final = Operation("DeleteMessage", messages.plan_delete, answer_nothing)
 _DELETE_BATCH: Final = Operation("BatchDeleteMessage", messages.plan_batch_delete, messages.answer_batch_delete)
-_GET_ACCOUNT_ATTRIBUTES: Final = Operation("GetAccountAttributes", account.plan_get, account.answer_get)
-_SET_ACCOUNT_ATTRIBUTES: Final = Operation("SetAccountAttributes", account.plan_set, answer_nothing)
-_GET_ACCOUNT: Final = Operation("GetAccount", account.plan_none, account.answer_account)
+_GET_ACCOUNT_ATTRIBUTES: Final = Operation("GetAccountAttributes", _plan_attributes, _answer_attributes)
+_SET_ACCOUNT_ATTRIBUTES: Final = Operation("SetAccountAttributes", _plan_set_attributes, answer_nothing)
+_GET_ACCOUNT: Final = Operation("GetAccount", _plan_nothing, _answer_account)
 
 
 def _override(create: Operation, change: Operation) -> Callable[[Asked], Operation]:
@@ -62,7 +125,7 @@ def _set_account(asked: Asked) -> Operation:
 TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] = {
     (Kind.ROOT, "GET"): _account,
     (Kind.ROOT, "PUT"): _set_account,
-    (Kind.OPEN_SERVICE, "POST"): Operation("OpenService", account.plan_none, account.answer_open),
+    (Kind.OPEN_SERVICE, "POST"): Operation("OpenService", _plan_nothing, _answer_open),
     (Kind.QUEUES, "GET"): Operation("ListQueue", queues.plan_list, queues.answer_list),
     (Kind.QUEUE, "PUT"): _override(_CREATE_QUEUE, _SET_QUEUE),
     (Kind.QUEUE, "GET"): Operation("GetQueueAttributes", queues.plan_describe, queues.answer_describe),

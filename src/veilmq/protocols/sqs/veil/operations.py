@@ -26,8 +26,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages.message import Delivery, id_text
 from veilmq.model.messages.reports import REPORT_HEADER, WORKING, read_header
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
-from veilmq.model.settings.plan import PlanState
-from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.queue import PlanState, QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
 from veilmq.protocols.sqs.auth.authorize import note

@@ -17,8 +17,15 @@ import apsw
 import msgspec
 
 from veilmq.model.instant import FOREVER, Instant
-from veilmq.model.settings.plan import NO_PLAN
-from veilmq.model.settings.queue import PRIORITY_MAX, QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
+from veilmq.model.settings.queue import (
+    NO_PLAN,
+    PRIORITY_MAX,
+    QueueCounts,
+    QueueInfo,
+    QueueKey,
+    QueueSettings,
+    RedrivePolicy,
+)
 from veilmq.store.sqlite.disk.rows import Unflushed
 
 AccountRegion = tuple[str, str]

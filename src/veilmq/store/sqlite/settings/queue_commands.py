@@ -54,16 +54,19 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     QueuesListed,
 )
-from veilmq.model.settings.plan import Adaptive, PlanState, effective, same_leases
 from veilmq.model.settings.queue import (
     FIFO_SUFFIX,
+    Adaptive,
     DeduplicationScope,
+    PlanState,
     QueueKey,
     QueueSettings,
     RedriveAllowPolicy,
     RedrivePermission,
     SettingsChange,
+    effective,
     is_alias,
+    same_leases,
     with_change,
 )
 from veilmq.model.settings.topic import is_hidden

@@ -16,7 +16,7 @@ import apsw
 import msgspec
 
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.settings.plan import PlanState
+from veilmq.model.settings.queue import PlanState
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
