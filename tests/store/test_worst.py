@@ -91,6 +91,27 @@ def test_depths_and_leases_are_ranked_as_a_walk_finds_them(stage: Stage, monkeyp
     assert 0 < walks < 60, "most of the time nothing is walked"
 
 
+def test_members_that_drained_make_room_and_the_others_are_not_forgotten(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 12)
+    monkeypatch.setattr(module, "MEMBERS_KEPT", 6)
+    middling = [stage.create(f"middling{number}") for number in range(13)]
+    for queue in middling:
+        stage.batch([sending(queue)] * 3)
+    found, _ = ranking(stage, "depth").top()
+    deep = [stage.create(f"deep{number}") for number in range(7)]
+    names = {incarnation for _, incarnation in found}
+    members = [queue for queue in middling if stage.describe(queue).incarnation in names]
+    for queue in deep[:6]:
+        stage.batch([sending(queue)] * 5)
+        ranking(stage, "depth").top()
+    for queue in (*deep[:6], *members):
+        stage.purge(queue)
+    stage.batch([sending(deep[6])] * 5)
+    assert top(stage, "depth", 3) == [5, 3, 3]
+
+
 def test_queues_with_equal_values_are_no_reason_to_walk(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEMBERS_MAX", 12)
     monkeypatch.setattr(module, "MEMBERS_KEPT", 6)

@@ -55,7 +55,8 @@ class Ranking:
     def _cut(self) -> None:
         ranked = nlargest(MEMBERS_KEPT, self._ranked(self.members))
         self.members = {incarnation for _, incarnation in ranked}
-        self.floor = ranked[-1][0] if len(ranked) == MEMBERS_KEPT else 0
+        if len(ranked) == MEMBERS_KEPT:  # else only those have left that have no value any more
+            self.floor = max(self.floor, ranked[-1][0])
 
     def _ranked(self, incarnations: Iterable[int]) -> Iterator[tuple[int, int]]:
         value_of = self.value_of
