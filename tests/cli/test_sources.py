@@ -38,6 +38,9 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "log_format": ("json", "json", "json"),
     "log_level": ("debug", "warning", "error"),
     "clock_step_s_max": (61, "62", "63"),
+    "rollup_minutes_s_max": (3_601, "3602", "3603"),
+    "rollup_hours_s_max": (86_401, "86402", "86403"),
+    "rollup_bytes_max": (1_048_577, "1048578", "1048579"),
 }
 NEEDS = {
     "tls_cert": {"tls_key": "k"},

@@ -47,7 +47,17 @@ from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
 BATCH = 250
 LEASE_US = 30 * SECOND_US
-ALLOWED_SCANS = {"mark", "garbage", "quarantine", "snapshot", "move_task_active", "c", "carray", "(subquery-1)"}
+ALLOWED_SCANS = {
+    "mark",
+    "garbage",
+    "quarantine",
+    "snapshot",
+    "move_task_active",
+    "job",
+    "c",
+    "carray",
+    "(subquery-1)",
+}
 """Of one row, of next to nothing, of what is under way, and of what a command itself brought."""
 
 

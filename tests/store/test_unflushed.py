@@ -237,7 +237,7 @@ def test_readers_see_it(stage: Stage) -> None:
     with store.readers.lend() as connection:
         live = store.queues.by_key[queue]
         assert oldest_unflushed(connection) == {live.generation: waits.sent}
-        assert oldest_sent(connection, live.generation, []) is None
+        assert oldest_sent(connection.execute, live.generation, []) is None
     assert (report.messages, report.leases, report.problems, report.books) == (3, 1, [], "balanced")
     stage.sweep()
     assert pages() == unflushed
@@ -251,7 +251,7 @@ def test_the_oldest_message_is_seen_in_flight_too(stage: Stage) -> None:
     store = store_of(stage)
     live = store.queues.by_key[queue]
     with store.readers.lend() as connection:
-        assert oldest_sent(connection, live.generation, list(live.ready)) == sent
+        assert oldest_sent(connection.execute, live.generation, list(live.ready)) == sent
     stage.send(queue, "new")
     assert bodies(stage.receive(queue, 10)) == ["new"]
 
