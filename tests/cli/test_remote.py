@@ -328,6 +328,21 @@ def test_holders_of_a_queue(veilmq: Run) -> None:
     assert veilmq("queues", "holders", "none").code == 1
 
 
+def test_failures_of_a_queue(veilmq: Run) -> None:
+    veilmq("queues", "create", "failed")
+    veilmq("queues", "create", "orders", "--dead-letters", "failed", "--max-receives", "1")
+    assert veilmq("queues", "failures", "orders").err == "nothing failed\n"
+    veilmq("send", "orders", "a")
+    (message,) = veilmq("receive", "orders", "--json").json
+    veilmq("extend", "orders", message["handle"], "--lease", "0")
+    veilmq("receive", "orders")
+    (found,) = veilmq("queues", "failures", "orders", "--last", "10m", "--json").json
+    assert [(each["kind"], each["count"]) for each in found["causes"]] == [("dead_lettered", 1)]
+    assert message["id"] in veilmq("queues", "failures", "orders").out
+    assert veilmq("queues", "failures", "orders", "--last", "2d").code == 2
+    assert veilmq("queues", "failures", "none").code == 1
+
+
 def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
     for queue in ("orders", "others"):
         veilmq("queues", "create", queue)

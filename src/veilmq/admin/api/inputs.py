@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -43,7 +42,7 @@ _REGION: Final = r"^[a-z0-9-]{1,64}\Z"
 _QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
-_PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
+PLACE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 _SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
 _MEASURE: Final = rf"^({'|'.join(MEASURES)})\Z"
@@ -57,7 +56,7 @@ WORDS: Final = {
     _QUEUE: "Expected the name of a queue, or account/region/name",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
-    _PAGE: "Expected what the page before gave as `after`",
+    PLACE: "Expected what the page before gave as `after`",
     _SEQUENCE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
     _MEASURE: f"Expected one of {', '.join(MEASURES)}",
@@ -345,15 +344,7 @@ class PageInput(FilterInput):
     """A page of a queue's messages: the visible ones, or those delayed or in flight; only those that match."""
 
     state: Annotated[str, Meta(pattern=_STATE)] = "visible"
-    after: Annotated[str, Meta(pattern=_PAGE)] = ""
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
-
-
-class HoldersInput(_Input):
-    """A page of a queue's messages in flight: those held by clients with this text in their names."""
-
-    client: Annotated[str, Meta(max_length=CLIENT_NAME_CHARACTERS_MAX)] = ""
-    after: Annotated[str, Meta(pattern=_PAGE)] = ""
+    after: Annotated[str, Meta(pattern=PLACE)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 
 
@@ -369,28 +360,35 @@ class JobInput(_Input):
     dry_run: bool = False
 
 
-class RollupsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
-    """Minutes or hours of a queue that begin from `from` on and before `to` (default: up to now).
+class SpanInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+    """Minutes or hours that begin from `from` on and before `to` (default: up to now)."""
 
-    Without `from` the last `limit` of them (default: 60 or 24).
-    """
-
-    step: Annotated[str, Meta(pattern=_STEP)] = "minute"
     start: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
     end: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
-    limit: Annotated[int, Meta(ge=1, le=2_160)] | None = None
 
-    def span(self, now: int) -> range:
-        """Numbers of the minutes or hours since 1970. Raises ParameterInvalid if they are none, or too many."""
-        step_us, usual, most = STEPS[self.step]
+    def numbers(self, now: int, step: str, count: int, named: str) -> range:
+        """Numbers of the minutes or hours since 1970, without `from` the last `count`; named: the member that said so
+        many. Raises ParameterInvalid if they are none, or too many."""
+        step_us, _, most = STEPS[step]
         end = min(now // step_us, (now if self.end is None else self.end - 1) // step_us) + 1
-        start = end - (self.limit or usual) if self.start is None else self.start // step_us
+        start = end - count if self.start is None else self.start // step_us
         if end <= start:
             raise ParameterInvalid(parameter="from", reason="it is not before `to` and now")
         if end - start > most:
-            parameter = "limit" if self.start is None else "from"
-            raise ParameterInvalid(parameter=parameter, reason=f"at most {most} {self.step}s are shown at once")
+            parameter = named if self.start is None else "from"
+            raise ParameterInvalid(parameter=parameter, reason=f"at most {most} {step}s are shown at once")
         return range(start, end)
+
+
+class RollupsInput(SpanInput, kw_only=True):
+    """Minutes or hours of a queue; without `from` the last `limit` of them (default: 60 or 24)."""
+
+    step: Annotated[str, Meta(pattern=_STEP)] = "minute"
+    limit: Annotated[int, Meta(ge=1, le=2_160)] | None = None
+
+    def span(self, now: int) -> range:
+        """See `numbers`."""
+        return self.numbers(now, self.step, self.limit or STEPS[self.step][1], "limit")
 
 
 class WorstInput(_Input):

@@ -14,12 +14,13 @@ from veilmq.admin.answers import answer, body_of, caller_of, carry_out, command_
 from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OF_MESSAGES, OPERATIONS, Asked, Operation
-from veilmq.admin.history.holders import holder_page, shown_waiters
 from veilmq.admin.history.messages import message_page
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.service import Service, home_region, knows
+from veilmq.admin.workers.failures import FailuresInput, failure_page
+from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
@@ -48,6 +49,7 @@ class Queues:
             Route("/api/v1/worst", self.worst, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
             Route(_PATH + "/holders", self.held, methods=["GET"]),
+            Route(_PATH + "/failures", self.failed, methods=["GET"]),
             Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
             *operations,
         ]
@@ -93,7 +95,7 @@ class Queues:
     async def held(self, request: Request) -> Response:
         """A page of one queue's messages in flight with their holders, and who waits to receive from it."""
         key = self._key(request, Action.PEEK)
-        wanted = inputs.convert(members_of(request), inputs.HoldersInput)
+        wanted = inputs.convert(members_of(request), HoldersInput)
         shell = self._service.shell
         waits = shell.engine.waiting.who_waits_for(key)
         shown = await run_in_threadpool(holder_page, self._service.reader, key, wanted, shell.now())
@@ -107,6 +109,14 @@ class Queues:
         caller.check(Action.LIST_QUEUES, account)
         wanted = Wanted(asked, lambda key: caller.may(Action.LIST_QUEUES, key.account, key.name))
         return answer(await worst_page(self._service.reader, account, wanted, self._service.shell.now()))
+
+    async def failed(self, request: Request) -> Response:
+        """Why messages of one queue failed. Who may not read bodies does not see what errors said."""
+        key = self._key(request, Action.DESCRIBE_QUEUE)
+        wanted = inputs.convert(members_of(request), FailuresInput)
+        live = live_part(self._service.reader, key, self._service.shell.now())
+        lines = caller_of(request).may(Action.PEEK, key.account, key.name)
+        return answer(await run_in_threadpool(failure_page, self._service.reader, live, wanted, lines=lines))
 
     async def rolled_up(self, request: Request) -> Response:
         """What happened to one queue, by minute or hour."""

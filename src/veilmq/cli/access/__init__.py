@@ -122,6 +122,10 @@ class AdminAccess(Protocol):
         """The worst queues of an account (`WorstInput`): {by, since, complete, queues}."""
         ...
 
+    def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
+        """Why messages of the queue failed in the last minutes: {from, to, causes, other, lines}."""
+        ...
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """Where one message is: {message, complete, scanned, places, last}."""
         ...

@@ -18,7 +18,6 @@ from veilmq.admin.api import inputs, jobs, operator, views
 from veilmq.admin.api.errors import Refused, described
 from veilmq.admin.api.jobs import AnyJob
 from veilmq.admin.api.operations import OPERATIONS, Asked
-from veilmq.admin.history.holders import holder_page, shown_waiters
 from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
@@ -33,13 +32,15 @@ from veilmq.admin.history.reading import (
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
+from veilmq.admin.workers.failures import FailuresInput, failure_page
+from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
 from veilmq.cli.options import refused_value
 from veilmq.engine.directory import DatabaseError, open_directory
 from veilmq.engine.engine import Engine
-from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
+from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek, Sweep
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.messages.message import id_text
@@ -54,6 +55,8 @@ from veilmq.store.options import Options
 
 _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000
+_CATCHING_UP: Final = 16
+"""Sweeps that add what happened just before the directory was closed to the rollups."""
 _ADVICE_CHECK: Final = "Check the directory with `veilmq check`."
 _ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command line)")
 
@@ -236,9 +239,7 @@ class DirectAccess:
         while after is not None:
             with _failures():
                 checked = inputs.queue_key(queue.account, queue.region, queue.name)
-                wanted = inputs.convert(
-                    {"client": client, "limit": inputs.PAGE_MAX, "after": after}, inputs.HoldersInput
-                )
+                wanted = inputs.convert({"client": client, "limit": inputs.PAGE_MAX, "after": after}, HoldersInput)
                 page = holder_page(self._store.reader, checked, wanted, self._clock.now())
             yield page | {"waiters": shown_waiters(Counter())}
             after = page["after"]
@@ -256,6 +257,16 @@ class DirectAccess:
             asked = inputs.convert(dict(wanted), inputs.WorstInput)
             account = asked.account or self._sole_account()
             return worst_at_once(self._store.reader, account, Wanted(asked, lambda _: True), self._clock.now())
+
+    def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
+        """See `AdminAccess.failures`."""
+        with _failures():
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            wanted = inputs.convert({"minutes": minutes}, FailuresInput)
+            for _ in range(_CATCHING_UP):
+                self._call([Sweep()])
+            live = live_part(self._store.reader, checked, self._clock.now())
+            return failure_page(self._store.reader, live, wanted, lines=True)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""

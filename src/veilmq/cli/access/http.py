@@ -201,12 +201,15 @@ class HttpAccess:
 
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.rollups`."""
-        path = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
-        return self._json("GET", f"/api/v1/queues/{path}/rollups", wanted)
+        return self._json("GET", f"{_path_of(queue)}/rollups", wanted)
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.worst`."""
         return self._json("GET", "/api/v1/worst", wanted, answer_s=_WORK_S)
+
+    def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
+        """See `AdminAccess.failures`."""
+        return self._json("GET", f"{_path_of(queue)}/failures", {"minutes": minutes}, answer_s=_WORK_S)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""

@@ -35,7 +35,7 @@ from veilmq.cli.remote.queues import (
 )
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues.rates import rates, worst
-from veilmq.cli.remote.workers import list_holders
+from veilmq.cli.remote.workers import list_failures, list_holders
 
 if TYPE_CHECKING:
     from veilmq.cli.access import AdminAccess, Home
@@ -195,7 +195,13 @@ def register(app: typer.Typer) -> None:
         "clock": {"accept": accept_clock},
     }
     looking: dict[str, dict[str, Callable[..., None]]] = {
-        "queues": {"list": list_queues, "worst": worst, "rates": rates, "holders": list_holders},
+        "queues": {
+            "list": list_queues,
+            "worst": worst,
+            "rates": rates,
+            "holders": list_holders,
+            "failures": list_failures,
+        },
         "topics": {"list": list_topics},
         "moves": {"list": list_moves},
         "jobs": {"list": list_jobs, "show": show_job},

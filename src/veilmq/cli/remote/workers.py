@@ -1,4 +1,4 @@
-"""`veilmq queues holders`: who holds the messages of a queue, and who waits for some.
+"""`veilmq queues holders` and `failures`: who holds the messages of a queue, who waits for some, and why some failed.
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. Nothing is leased.
 """
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.output import duration, instant, print_json, printable, table
-from veilmq.cli.remote.options import Queue
+from veilmq.cli.remote.options import Queue, duration_us
+from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -49,6 +50,37 @@ def list_holders(
     print(f"receives that wait: {waiters['count']}")
     for each in waiters["clients"]:
         print(f"  {each['count']} of {client_text(each)}")
+
+
+def list_failures(
+    asked: "Asked",
+    queue: Queue,
+    last: Annotated[str, typer.Option("--last", metavar="TIME", help="In this time, at most 1d.")] = "1h",
+) -> None:
+    """List why messages of a queue failed: by kind, type of error and alike first lines, with the newest message."""
+    minutes = max(1, round(duration_us("--last", last) / MINUTE_US))
+    found = asked.access.failures(asked.queue(queue), minutes)
+    if asked.as_json:
+        print_json(found)
+        return
+    other = {kind: count for kind, count in found["other"].items() if count}
+    if found["causes"]:
+        rows = [
+            [
+                each["count"],
+                each["kind"].replace("_", " "),
+                ": ".join(part for part in (each["error_type"], each["error"]) if part),
+                instant(each["first"]),
+                instant(each["newest"]),
+                each["message"],
+            ]
+            for each in found["causes"]
+        ]
+        table(["times", "what", "error (the newest)", "first (UTC)", "newest (UTC)", "message"], rows)
+    elif not other:
+        print("nothing failed", file=sys.stderr)
+    for kind, count in other.items():
+        print(f"{count} more {kind.replace('_', ' ')}, of other causes")
 
 
 def _held(each: Mapping[str, Any], now: int) -> list[object]:

@@ -236,9 +236,9 @@ class Rollups:
         """The queue's minutes that are not stored, by number: copies."""
         self.add_pending()
         return {
-            number: Rollup(minute.rollups[incarnation].numbers.copy())
+            number: Rollup(rollup.numbers.copy(), causes=rollup.causes.copy())
             for number, minute in self.minutes.items()
-            if incarnation in minute.rollups
+            if (rollup := minute.rollups.get(incarnation)) is not None
         }
 
 

@@ -6,11 +6,14 @@ read once a page. Receives that wait are only in memory.
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from veilmq.admin.api.inputs import PAGE_MAX, HoldersInput
+import msgspec
+from msgspec import Meta
+
+from veilmq.admin.api.inputs import PAGE_MAX, PLACE
 from veilmq.admin.api.views import shown_client
-from veilmq.model.commands import Origin
+from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
@@ -22,6 +25,14 @@ LOOKED_AT_MAX: Final = 10_000
 """Delayed and leased messages that one page looks at to find those that match."""
 CLIENTS_MAX: Final = 100
 """Clients that wait: so many are named, those with the most receives first."""
+
+
+class HoldersInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A page of a queue's messages in flight: those held by clients with this text in their names."""
+
+    client: Annotated[str, Meta(max_length=CLIENT_NAME_CHARACTERS_MAX)] = ""
+    after: Annotated[str, Meta(pattern=PLACE)] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 
 
 class Clients:

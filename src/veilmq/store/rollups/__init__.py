@@ -2,9 +2,10 @@
 
 Strategy: a rollup is one sparse table of small numbers: a key for each kind of event that is counted, and one for each
 step of two histograms. So an idle minute is empty, two minutes are added key by key, and an hour is the sum of its
-minutes. A step of a histogram is an eighth of a power of two, of the time and a millisecond: an estimate is off by at
-most 6.25 % and 64 us. Many events are added at once, without a step of Python for each: the kinds of a queue's events
-are bytes that are counted, and so are the steps of the histograms, cut out of the times as floats.
+minutes. Why messages failed is kept beside it, in minutes only. A step of a histogram is an eighth of a power of two,
+of the time and a millisecond: an estimate is off by at most 6.25 % and 64 us. Many events are added at once, without a
+step of Python for each: the kinds of a queue's events are bytes that are counted, and so are the steps of the
+histograms, cut out of the times as floats.
 
 Before changing it: keys are stored, so never reuse one. Both ways to find a time's step must agree.
 """
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.model.events import Event, Kind
+from veilmq.store.rollups.causes import LINE_CHARACTERS_MAX, Causes, Seen
 
 COUNTS: Final = (
     "sent",
@@ -63,8 +65,9 @@ _BY_KIND: Final = dict(_PLAIN)
 _RECEIVED: Final = int(Kind.RECEIVED)
 _DELETED: Final = int(Kind.DELETED)
 _FOR_RETRY: Final = int(Kind.RELEASED_FOR_RETRY)
+_FAILING: Final = {int(Kind.LEASE_EXPIRED): LEASE_EXPIRED, int(Kind.DEAD_LETTERED): DEAD_LETTERED}
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_UNPACK: Final = msgspec.msgpack.Decoder(list[int | None]).decode
+_UNPACK: Final = msgspec.msgpack.Decoder(list[int | list[Seen] | None]).decode
 
 
 def _selecting(kind: int) -> bytes:
@@ -87,10 +90,14 @@ class State(NamedTuple):
 class Rollup:
     """Of one queue and one minute or hour."""
 
-    __slots__ = ("numbers", "state")
+    __slots__ = ("causes", "numbers", "state")
 
-    def __init__(self, numbers: dict[int, int] | None = None, state: State | None = None) -> None:
+    def __init__(
+        self, numbers: dict[int, int] | None = None, state: State | None = None, causes: Causes | None = None
+    ) -> None:
         self.numbers = {} if numbers is None else numbers
+        self.causes = Causes() if causes is None else causes
+        """Of the failures of a minute; an hour has none."""
         self.state = state
         """At its end; None as long as it is not over."""
 
@@ -114,6 +121,11 @@ class Rollup:
         if _FOR_RETRY in kinds:
             for event in compress(events, kinds.translate(_ARE_FOR_RETRY)):
                 self._add_one(event)
+        for kind, key in _FAILING.items():
+            if kind in kinds:
+                for event in events:
+                    if event.kind == kind:
+                        self._fail(key, event)
 
     def _add_one(self, event: Event) -> None:
         kind = event.kind
@@ -125,8 +137,18 @@ class Rollup:
         elif kind == _DELETED and event.held_us is not None:
             self.count(HOLDS + step_of(event.held_us))
         elif kind == _FOR_RETRY:
-            detail = event.detail or {}
-            self.count(FAILED if "error_type" in detail or detail.get("reason") == _RAISED else RELEASED)
+            if is_failure(event):
+                self.count(FAILED)
+                self._fail(FAILED, event)
+            else:
+                self.count(RELEASED)
+        elif kind in _FAILING:
+            self._fail(_FAILING[kind], event)
+
+    def _fail(self, key: int, event: Event) -> None:
+        detail = event.detail or {}
+        error = detail.get("error", "")[:LINE_CHARACTERS_MAX]
+        self.causes.add(Seen(key, detail.get("error_type", ""), error, 1, event.at, event.at, event.message or b""))
 
     def _add_times(self, first: int, shifted: list[int]) -> None:
         """Times with `_SHIFT_US` on top. The exponent's low five bits and three of the fraction of each as a float."""
@@ -146,7 +168,7 @@ class Rollup:
         self.numbers[key] = self.numbers.get(key, 0) + 1
 
     def merge(self, later: "Rollup") -> None:
-        """Add what happened later."""
+        """Add what happened later, but for the causes."""
         for key, count in later.numbers.items():
             self.numbers[key] = self.numbers.get(key, 0) + count
         self.state = later.state
@@ -166,6 +188,8 @@ class Rollup:
         flat: list[Any] = [*self.state]
         for pair in sorted(self.numbers.items()):
             flat += pair
+        if self.causes.found:
+            flat.append(list(self.causes.found.values()))
         return _PACK(flat)
 
 
@@ -174,9 +198,16 @@ def unpacked(stored: bytes) -> Rollup:
     try:
         flat: list[Any] = _UNPACK(stored)
         depth, in_flight, oldest, *rest = flat
-        return Rollup(dict(zip(rest[::2], rest[1::2], strict=True)), State(depth, in_flight, oldest))
+        causes = Causes(rest.pop() if rest and type(rest[-1]) is list else None)
+        return Rollup(dict(zip(rest[::2], rest[1::2], strict=True)), State(depth, in_flight, oldest), causes)
     except ValueError:  # msgspec's errors are among them
         return Rollup()
+
+
+def is_failure(event: Event) -> bool:
+    """Whether a message that was given back for a retry had failed."""
+    detail = event.detail or {}
+    return "error_type" in detail or detail.get("reason") == _RAISED
 
 
 def step_of(time_us: int) -> int:

@@ -1,0 +1,1 @@
+"""Who holds the messages of queues, and why messages failed."""
