@@ -323,3 +323,19 @@ def test_long_bodies_are_cut_and_said_to_be(orders: Api, visitor: Visitor) -> No
     page = visitor.submit(f"/console/messages/{message}").text
     assert "text, its beginning" in page
     assert len(page) < 300_000
+
+
+def test_the_worst_queues_come_first(orders: Api, visitor: Visitor) -> None:
+    assert 'class="needs"' not in visitor.get("/console/").text
+    orders.send("orders")
+    for _ in range(3):
+        orders.act("orders", "receive")
+        orders.later(31)
+    needs = plain(visitor.get("/console/").text).partition("Queues")[0]
+    assert "orders dead letters in this hour and the last: 1" in needs
+    assert "orders leases that ran out in this hour and the last: 2" in needs
+    assert "old" not in needs
+    orders.later(1_900)
+    assert visitor.get("/console/").status_code == 200
+    orders.later(1_900)
+    assert "dead its oldest message is 1 h" in plain(visitor.get("/console/").text)

@@ -12,8 +12,19 @@ from starlette.responses import RedirectResponse, Response
 from veilmq.console.entering import HOME
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
+from veilmq.model.instant import SECOND_US
 
 QUEUES_A_PAGE: Final = 50
+WORST_SHOWN_MAX: Final = 3
+"""Queues of each measure."""
+OLD_US: Final = 60 * 60 * SECOND_US
+_BAD: Final = (
+    ("dead_lettered", 1, "dead letters in this hour and the last: {}"),
+    ("failed", 1, "failures that workers reported in this hour and the last: {}"),
+    ("lease_expired", 1, "leases that ran out in this hour and the last: {}"),
+    ("oldest", OLD_US, "its oldest message is {} old"),
+)
+"""Measure, what is bad, and how it is said."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
@@ -68,6 +79,21 @@ async def _needs(visit: Visit) -> list[dict[str, str]]:
                     "href": "",
                 }
             )
+    return found + await _worst(visit)
+
+
+async def _worst(visit: Visit) -> list[dict[str, str]]:
+    """The queues that are worst by some measure, as far as that is bad."""
+    account = "*" if visit.session.caller.key is None else None
+    found = []
+    for measure, least, words in _BAD:
+        ranked = await visit.api.get("/api/v1/worst", by=measure, account=account, limit=WORST_SHOWN_MAX)
+        for queue in ranked["queues"]:
+            if queue["value"] is None or queue["value"] < least:
+                continue
+            shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
+            href = f"/console/queues/{queue['account']}/{queue['region']}/{queue['name']}"
+            found.append({"level": "warn", "what": queue["name"], "why": words.format(shown), "href": href})
     return found
 
 

@@ -254,11 +254,11 @@ class SqliteView:
         self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int
     ) -> tuple[list[DamagedMessage], bool]:
         """See `View.quarantined`."""
-        live = self._connection.execute("SELECT generation, account, region, name FROM queue WHERE deleted IS NULL")
-        keys = {generation: QueueKey(*names) for generation, *names in live}
+        keys: dict[int, QueueKey] = {}
         found: list[DamagedMessage] = []
         body_bytes = 0
         for sequence, generation in self._connection.cursor().execute(_QUARANTINE, (behind,)):
+            keys = keys or self._live_keys()  # most often nothing is in quarantine, and there may be 100,000 queues
             key = keys.get(generation)
             if key is None or not wanted(key):
                 continue
@@ -269,6 +269,11 @@ class SqliteView:
                 found.append(DamagedMessage(key, *cells))
                 body_bytes += len(found[-1].body)
         return found, False
+
+    def _live_keys(self) -> dict[int, QueueKey]:
+        """Queues by generation."""
+        live = self._connection.execute("SELECT generation, account, region, name FROM queue WHERE deleted IS NULL")
+        return {generation: QueueKey(*names) for generation, *names in live}
 
     def quarantined_count(self) -> int:
         """See `View.quarantined_count`."""
