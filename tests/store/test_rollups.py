@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 from tests.store.test_history_index import live
@@ -19,6 +20,7 @@ from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.rollups import COUNTS, HOLDS, STEPS, WAITS, Rollup, State, middle_us, step_of, unpacked
 from veilmq.store.sqlite.batch.rollups import PERIOD_SHIFT
+from veilmq.store.sqlite.tools.integrity import check
 from veilmq.store.sqlite.upkeep import rollups as upkeep
 
 JOBS, DEAD = QueueKey(ACCOUNT, REGION, "jobs"), QueueKey(ACCOUNT, REGION, "dead")
@@ -258,6 +260,27 @@ def test_rows_of_deleted_queues_go_and_no_others(stage: Stage, monkeypatch: pyte
     _bytes(stage)
     with store_of(stage).readers.lend() as connection:
         assert connection.execute("SELECT garbage FROM rollup_mark").get == 0
+
+
+def test_a_damaged_rollup_is_told_and_stops_nothing(stage: Stage) -> None:
+    stage.send(JOBS)
+    over(stage)
+    database = store_of(stage).directory.database
+    stage.store.close()
+    assert check(database).problems == []
+    connection = apsw.Connection(str(database))
+    connection.execute("UPDATE rollup_hour SET numbers = x'93'")
+    connection.execute("DELETE FROM rollup_minute")
+    connection.close()
+    found = [problem.text for problem in check(database).problems]
+    assert len(found) == 3, found  # two queues have an hour that cannot be read
+    assert "rollup_hour cannot be read" in found[0]
+    assert "-2 rollups more than noted" in found[-1]
+    stage.open()
+    stage.send(JOBS)
+    over(stage)
+    stage.do(Sweep())
+    assert [counts(rollup) for rollup in rows(stage, "rollup_minute").values()] == [{"sent": 1}]
 
 
 def test_an_undone_sweep_stores_its_rows_again(stage: Stage) -> None:

@@ -5,6 +5,7 @@ as one committed state. SQLite has no checksums in its pages: a body has its MD5
 compared with what the history recorded of it (books.py) or with what is possible.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from hashlib import md5
@@ -22,9 +23,11 @@ from veilmq.store.directory import REDO
 from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
 from veilmq.store.reader import Progress, Report
+from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
+from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
@@ -72,6 +75,7 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
             _check_rows(connection, unflushed, report, progress)
             _check_loaded(connection, report)
             _check_history(connection, missing, unflushed, report, progress)
+            _check_rollups(connection, report)
         if not is_owner:
             for reason in last_commit.losses(database, connection, found):
                 report.add("file", reason)
@@ -358,6 +362,21 @@ def _check_history(
     for text in problems:
         report.add("books", text)
     report.books = "not balanced" if problems else "balanced"
+
+
+def _check_rollups(connection: apsw.Connection, report: Report) -> None:
+    """Every rollup can be read, and each period has as many as it says."""
+    said: Any = connection.execute("SELECT id, rows FROM rollup_period WHERE rows")
+    missing = Counter(dict(said))
+    for table, first_id in ((MINUTES, 0), (HOURS, HOUR_PERIODS)):
+        rows: Any = connection.cursor().execute(f"SELECT id, numbers FROM {table}")
+        for id_, packed in rows:
+            missing[first_id + (id_ >> PERIOD_SHIFT)] -= 1
+            if unpacked(packed).state is None:
+                report.add("history", f"the rollup {id_} of {table} cannot be read")
+    for period, count in missing.items():
+        if count:
+            report.add("history", f"of period {period} there are {-count:+} rollups more than noted")
 
 
 def _count(connection: apsw.Connection, query: str) -> int:

@@ -31,6 +31,8 @@ MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 PERIOD_SHIFT: Final = 36
 """Row ids: number of the minute or hour, and behind it so many bits for the queue's incarnation."""
 INCARNATION: Final = (1 << PERIOD_SHIFT) - 1
+HOUR_PERIODS: Final = 1 << 40
+"""The id of an hour in `rollup_period` is so much greater than its number."""
 MINUTES: Final = "rollup_minute"
 HOURS: Final = "rollup_hour"
 TABLES: Final = (MINUTES, HOURS)

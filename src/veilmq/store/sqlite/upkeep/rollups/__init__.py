@@ -19,6 +19,7 @@ from veilmq.store.options import Options
 from veilmq.store.rollups import Rollup, State, unpacked
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups import (
+    HOUR_PERIODS,
     HOURS,
     INCARNATION,
     MINUTES,
@@ -47,7 +48,6 @@ GROUPED_MAX: Final = 8
 """and of so many with groups."""
 ROW_BYTES: Final = 14
 """What a row takes besides its numbers: the id, lengths, and its place in the page."""
-_HOUR_PERIODS: Final = 1 << 40
 _PERIOD: Final = (
     "INSERT INTO rollup_period VALUES (?, ?, ?)"
     " ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, bytes = bytes + excluded.bytes"
@@ -63,8 +63,8 @@ class Sizes:
         """By table and number of the period."""
         found: Any = connection.execute("SELECT id, rows, bytes FROM rollup_period ORDER BY id")
         for id_, rows, size in found:
-            table = HOURS if id_ >= _HOUR_PERIODS else MINUTES
-            self.of[table][id_ % _HOUR_PERIODS] = (rows, size)
+            table = HOURS if id_ >= HOUR_PERIODS else MINUTES
+            self.of[table][id_ % HOUR_PERIODS] = (rows, size)
 
     def add(self, writer: Writer, table: str, period: int, rows: int, size: int) -> None:
         """So many rows more, or fewer; none: the server ran then."""
@@ -91,7 +91,7 @@ def _put_back(periods: dict[int, tuple[int, int]], period: int, before: tuple[in
 
 
 def _period_id(table: str, period: int) -> int:
-    return period + _HOUR_PERIODS if table == HOURS else period
+    return period + HOUR_PERIODS if table == HOURS else period
 
 
 class Rolling:
@@ -268,7 +268,7 @@ def periods_ran(connection: apsw.Connection, table: str, first: int, last: int) 
     """The periods from `first` to `last` in which the server ran."""
     bounds = (_period_id(table, first), _period_id(table, last))
     rows: Any = connection.execute("SELECT id FROM rollup_period WHERE id BETWEEN ? AND ?", bounds)
-    return {id_ % _HOUR_PERIODS for (id_,) in rows}
+    return {id_ % HOUR_PERIODS for (id_,) in rows}
 
 
 def _state_of(writer: Writer, queue: LiveQueue) -> State:
