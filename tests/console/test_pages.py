@@ -339,3 +339,13 @@ def test_the_worst_queues_come_first(orders: Api, visitor: Visitor) -> None:
     assert visitor.get("/console/").status_code == 200
     orders.later(1_900)
     assert "dead its oldest message is 1 h" in plain(visitor.get("/console/").text)
+
+
+def test_a_queue_says_why_its_messages_failed(orders: Api, visitor: Visitor) -> None:
+    assert "Why it failed" not in visitor.get(ORDERS).text
+    message = orders.send("orders")
+    orders.act("orders", "receive")
+    orders.later(31)
+    orders.act("orders", "receive")
+    causes = plain(visitor.get(ORDERS).text).partition("Why it failed")[2]
+    assert re.search(rf"lease expired not reported 1 \S.* {message} ", causes), causes[:300]

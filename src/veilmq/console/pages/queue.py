@@ -21,6 +21,8 @@ PATH: Final = "/console/queues/{account}/{region}/{name}"
 MESSAGES_A_PAGE: Final = 50
 JOBS_SHOWN_MAX: Final = 5
 HOLDERS_SHOWN_MAX: Final = 10
+FAILURES_MINUTES: Final = 1_440
+CAUSES_SHOWN_MAX: Final = 10
 AGES: Final = (("", 0), ("1 min", MINUTE_US), ("1 h", HOUR_US), ("1 d", DAY_US))
 UNITS_US: Final = {"s": SECOND_US, "min": MINUTE_US, "h": HOUR_US, "d": DAY_US}
 FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
@@ -46,12 +48,14 @@ async def queue(visit: Visit) -> Response:
     members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": JOBS_SHOWN_MAX}
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
     holders = await _holders(visit, key)
+    failures = await visit.api.get(queue_path(key, "/failures"), minutes=FAILURES_MINUTES, limit=CAUSES_SHOWN_MAX)
     return visit.show(
         "queue.html",
         queue=found,
         settings=settings_shown(found["settings"]),
         jobs=[job for job in jobs if job["queue"]["name"] == key.name],
         holders=holders,
+        failures=failures["causes"],
         may={
             name: visit.may(name, key.account, key.name) for name in ("send", "purge", "move", "change-queue", "peek")
         },
