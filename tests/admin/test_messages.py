@@ -7,7 +7,11 @@ import pytest
 from tests.admin.conftest import client
 from tests.admin.server import Keys
 
+from veilmq.model.commands import Extend, Origin, Receive
+from veilmq.model.messages.reports import Failure, Report, Reported
 from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.model.settings.queue import QueueKey
+from veilmq.server.config.settings import Settings
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
@@ -161,3 +165,36 @@ def test_a_listing_that_a_bound_stops_says_where_it_goes_on(
                 pages += 1
         assert (len(found), looked_at) == (2, 40), name
         assert pages > 2, name
+
+
+def test_where_bodies_are_off_nobody_reads_them(running: Any, tmp_path: Any) -> None:
+    """Neither the bodies, nor by a search in them, nor a worker's error, which may quote one."""
+    with running(tmp_path / "data", settings=Settings(admin_bodies=False)) as server, client(server) as http:
+        for name, settings in (("failed", {}), ("orders", {"redrive": {"target": "failed", "receive_count_max": 1}})):
+            assert http.put(f"{QUEUES}/{name}", json=settings).status_code == 201
+        sent = send(http, "secret")
+        queue = QueueKey("000000000000", "us-east-1", "orders")
+        tester = Origin("veil", "worker")
+        receive = Receive(queue=queue, origin=tester, lease_us=60_000_000)
+        (received,) = server.on_loop(server.shell.call(receive))
+        failure = Failure("raised", "ValueError", "bad secret")
+        retry = Extend(
+            queue=queue, origin=tester, handle=received.messages[0].handle, lease_us=0, arrived=server.clock.now(),
+            report=Report(Reported.RETRY, failure),
+        )  # fmt: skip
+        server.on_loop(server.shell.call(retry))
+        server.on_loop(server.shell.call(receive))  # it is a dead letter now, with its last error
+        for refused in (
+            http.get(f"/api/v1/messages/{sent}", params={"bodies": "true"}),
+            http.get(ORDERS + "/peek"),
+            http.post(ORDERS + "/receive", json={}),
+            http.get(ORDERS + "/messages", params={"text": "secret"}),
+            http.get("/api/v1/quarantine/export"),
+            http.post("/api/v1/jobs", json={"act": "delete", "queue": "orders", "filter": {"text": "secret"}}),
+        ):
+            assert (refused.status_code, refused.json()["error"]) == (403, "bodies_off"), refused.request.url
+        found = place(http, sent)
+        assert (found["name"], found["last_error"]) == ("failed", {"type": "ValueError"})
+        shown = [http.get(QUEUES + "/failed/messages").text, http.get(f"/api/v1/trace/{sent}").text, *events(http)]
+        assert "secret" not in "".join(shown)
+        assert "ValueError" in "".join(shown)

@@ -67,6 +67,8 @@ class Caller(NamedTuple):
     client: str = ""
     home: str | None = None
     """The default account: the key's, or else the only one; None if there are several."""
+    bodies: bool = True
+    """Whether anybody may read bodies here (`admin_bodies`)."""
     reads_only: bool = False
     """Whether it may do no more than `READING`, whatever its key was granted."""
 
@@ -83,6 +85,11 @@ class Caller(NamedTuple):
         if not self.may(action, account, queue):
             what = action if queue is None else f"{action} on {account}/{queue}"
             raise Refused(403, "not_granted", f"the key was not granted {what}")
+
+    def check_bodies(self) -> None:
+        """Raises Refused (403) if nobody may read bodies here."""
+        if not self.bodies:
+            raise Refused(403, "bodies_off", "nobody may read bodies of messages at this port (admin_bodies)")
 
     def after_waiting(self, keyring: Keyring) -> "Caller":
         """The caller with its key's current grants: the credentials may have been reloaded while the request waited.
@@ -118,11 +125,14 @@ class Access:
         keyring: Callable[[], Keys],
         base_domain: str | None = None,
         origins: Sequence[str] = (),
+        *,
+        bodies: bool = True,
     ) -> None:
         if len(token) < 16:
             raise ValueError("the admin token has less than 16 characters")
         self._app = app
         self._token = token.encode()
+        self._bodies = bodies
         self._keyring = keyring
         self._suffixes = () if base_domain is None else (f".{base_domain.lower()}",)
         self._origins = {origin.encode() for origin in origins if origin != "*"}
@@ -133,11 +143,12 @@ class Access:
             return
         request_id = secrets.token_hex(8)
         if CALLER in scope:
+            scope[CALLER] = scope[CALLER]._replace(bodies=self._bodies)
             scope["veilmq.request_id"] = request_id
             await self._app(scope, receive, send)
             return
         try:
-            scope[CALLER] = self.caller(scope)
+            scope[CALLER] = self.caller(scope)._replace(bodies=self._bodies)
         except Refused as refused:
             refusals: RefusalLog = scope["state"][REFUSALS]
             if refusals.takes(f"{refused.status} {refused.error}"):

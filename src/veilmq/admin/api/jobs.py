@@ -13,6 +13,7 @@ from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import neighbour
 from veilmq.admin.api.views import shown_key
+from veilmq.admin.history.reading import MOVES_MAX
 from veilmq.model.commands import CancelJob, CancelMove, Origin, StartJob
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.messages.message import id_text
@@ -21,6 +22,7 @@ from veilmq.model.moves.jobs import Act, JobInfo
 from veilmq.model.outcomes import JobCancelled, JobStarted, MoveCancelled, Outcome
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store import Reader
 
 ACTIONS: Final = {
     Act.REDRIVE: Action.MOVE,
@@ -99,3 +101,21 @@ def shown_job(job: AnyJob) -> dict[str, Any]:
     own = {"act": job.act, "filter": given, "dry_run": job.dry_run, "principal": job.principal, "ended": job.ended}
     counts = {"total": job.total, "seen": job.seen, "matched": job.matched, "done": job.done, "failed": job.failed}
     return shown | own | counts
+
+
+def all_jobs(reader: Reader) -> list[AnyJob]:
+    """All jobs and move tasks that are remembered, newest first, those of one instant by id. Blocks."""
+    with reader.look() as view:
+        found: list[AnyJob] = [*view.jobs(), *view.moves(MOVES_MAX)]
+    return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
+
+
+def place_of(job: AnyJob) -> str:
+    """What names the page after the one that ends with it."""
+    return f"{job.started}-{job.id.hex()}"
+
+
+def is_behind(job: AnyJob, after: str) -> bool:
+    """Whether it comes after the page that ended with `after`."""
+    started, _, number = after.partition("-")
+    return not after or (job.started, job.id) < (int(started), bytes.fromhex(number))

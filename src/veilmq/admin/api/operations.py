@@ -346,5 +346,8 @@ OPERATIONS: Final = {operation.name: operation for operation in _TABLE}
 OF_MESSAGES: Final = frozenset({"send", "receive", "extend", "delete"})
 """Operations that the history tells of each message; only with a client's id also as a command of an operator."""
 
+OF_BODIES: Final = frozenset({"receive", "peek"})
+"""Operations whose answer has bodies in it."""
+
 encode: Final = msgspec.json.Encoder().encode
 """JSON of what `show` gives."""

@@ -101,6 +101,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
                 keyring=lambda: service.keyring,
                 base_domain=settings.base_domain,
                 origins=settings.cors_origins,
+                bodies=settings.admin_bodies,
             )
         ],
         exception_handlers={

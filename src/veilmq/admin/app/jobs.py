@@ -12,7 +12,7 @@ from starlette.routing import Route
 from veilmq.admin.answers import answer, body_of, caller_of, carry_out, members_of
 from veilmq.admin.api import inputs, jobs, operator
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.history.reading import all_jobs, covers, is_behind, place_of
+from veilmq.admin.history.reading import covers
 from veilmq.admin.service import Service, home_region
 from veilmq.model.messages.message import id_text
 from veilmq.model.moves.jobs import Act, JobInfo
@@ -47,13 +47,13 @@ class Jobs:
             region = home_region(self._service.keyring, account)
         found = [
             job
-            for job in await run_in_threadpool(all_jobs, self._service.reader)
+            for job in await run_in_threadpool(jobs.all_jobs, self._service.reader)
             if covers(job.source, account, region, wanted.prefix)
-            and is_behind(job, wanted.after)
+            and jobs.is_behind(job, wanted.after)
             and caller.may(Action.DESCRIBE_QUEUE, job.source.account, job.source.name)
         ]
         page, more = found[: wanted.limit], len(found) > wanted.limit
-        after = place_of(page[-1]) if more else None
+        after = jobs.place_of(page[-1]) if more else None
         return answer({"jobs": [jobs.shown_job(job) for job in page], "more": more, "after": after})
 
     async def start(self, request: Request) -> Response:
@@ -64,6 +64,7 @@ class Jobs:
         caller.check(jobs.ACTIONS[wanted.act], queue.account, queue.name)
         if wanted.filter.text is not None:
             caller.check(Action.PEEK, queue.account, queue.name)
+            caller.check_bodies()
         command = jobs.starting(caller.origin, queue, wanted)
         if caller.key is not None and not may_lead(caller.key, jobs.ACTIONS[wanted.act], command):
             raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
@@ -92,7 +93,7 @@ class Jobs:
         wanted = inputs.message_id(request.path_params["job"], "job")
         caller = caller_of(request)
         caller.check(Action.DESCRIBE_QUEUE)
-        for job in await run_in_threadpool(all_jobs, self._service.reader):
+        for job in await run_in_threadpool(jobs.all_jobs, self._service.reader):
             if job.id == wanted and caller.may(Action.DESCRIBE_QUEUE, job.source.account, job.source.name):
                 return job
         raise jobs.missing(request.path_params["job"])

@@ -41,7 +41,9 @@ class Messages:
         caller.check(Action.PEEK)
         message = inputs.message_id(request.path_params["message"])
         wanted = inputs.convert(members_of(request), inputs.FindInput)
-        scope = Scope(caller.key, Action.PEEK)
+        scope = Scope(caller.key, Action.PEEK, bodies=caller.bodies)
+        if wanted.bodies:
+            caller.check_bodies()
         found = await run_in_threadpool(self._find, message, wanted, scope, caller.origin)
         if found.peeks:
             for outcome in await self._service.shell.call(*found.peeks):
@@ -59,7 +61,9 @@ class Messages:
         caller.check(Action.EVENTS)
         message = inputs.message_id(request.path_params["message"])
         wanted = inputs.convert(members_of(request), inputs.TraceInput)
-        return answer(await run_in_threadpool(self._trace, message, wanted.scan, Scope(caller.key)))
+        return answer(
+            await run_in_threadpool(self._trace, message, wanted.scan, Scope(caller.key, bodies=caller.bodies))
+        )
 
     def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
         with self._service.reader.look() as view:
@@ -85,6 +89,7 @@ class Quarantine:
 
     async def exported(self, request: Request) -> Response:
         """The same with bodies and attributes."""
+        caller_of(request).check_bodies()
         return await self._page(request, bodies=True)
 
     async def _page(self, request: Request, *, bodies: bool) -> Response:

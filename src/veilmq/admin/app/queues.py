@@ -13,8 +13,8 @@ from veilmq.admin.access import INPUT_ENDED
 from veilmq.admin.answers import answer, body_of, caller_of, carry_out, command_id_of, members_of, no_command_id
 from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.api.operations import OF_MESSAGES, OPERATIONS, Asked, Operation
-from veilmq.admin.history.messages import message_page
+from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
+from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
@@ -89,8 +89,14 @@ class Queues:
         """A page of one queue's messages, without their bodies."""
         key = self._key(request, Action.PEEK)
         wanted = inputs.convert(members_of(request), inputs.PageInput)
+        caller = caller_of(request)
+        if wanted.text is not None:
+            caller.check_bodies()
         now = self._service.shell.now()
-        return answer(await run_in_threadpool(message_page, self._service.reader, key, wanted, now))
+        page = await run_in_threadpool(message_page, self._service.reader, key, wanted, now)
+        return answer(
+            page if caller.bodies else page | {"messages": [without_error(each) for each in page["messages"]]}
+        )
 
     async def held(self, request: Request) -> Response:
         """A page of one queue's messages in flight with their holders, and who waits to receive from it."""
@@ -141,6 +147,8 @@ class Queues:
                 raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
             if operation.name == "receive":
                 no_command_id(request)
+            if operation.name in OF_BODIES:
+                caller.check_bodies()
             unnamed = operation.name in OF_MESSAGES and command_id_of(request) is None
             if operation.method == "GET" or unnamed:
                 return answer(operation.show(await self._run(request, commands)))

@@ -13,8 +13,9 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, carry_out, members_of
 from veilmq.admin.api import inputs, operator
+from veilmq.admin.api.jobs import is_behind, place_of
 from veilmq.admin.api.views import shown_move, shown_topic
-from veilmq.admin.history.reading import all_moves, covers, is_behind, place_of, topics_of
+from veilmq.admin.history.reading import all_moves, covers, topics_of
 from veilmq.admin.service import Service, home_region
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError

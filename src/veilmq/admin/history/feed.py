@@ -273,7 +273,7 @@ class Feed:
     def _scope(self, request: Request) -> Scope:
         caller = caller_of(request)
         caller.check(Action.EVENTS)
-        return Scope(caller.key)
+        return Scope(caller.key, bodies=caller.bodies)
 
     async def events(self, request: Request) -> Response:
         """Events from an offset on, as JSON lines or as an Arrow stream."""

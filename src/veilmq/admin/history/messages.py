@@ -101,6 +101,12 @@ def _message(held: ListedMessage, retention_us: int) -> dict[str, Any]:
     )
 
 
+def without_error(shown: dict[str, Any]) -> dict[str, Any]:
+    """The message without the text of a worker's error, which may quote the body."""
+    error = shown.get("last_error")
+    return shown if error is None else shown | {"last_error": {"type": error["type"]}}
+
+
 class Located(NamedTuple):
     """Where a message is."""
 
@@ -116,11 +122,12 @@ def find_message(view: View, message: bytes, wanted: FindInput, scope: Scope, or
     found = trace(view, message, wanted.scan, scope)
     looked_up = [view.message(queue, sequence) for sequence, queue in sorted(found.places.items())]
     messages = [each for each in looked_up if each is not None]
+    wholes = [_whole(view, each, wanted.bodies) for each in messages]
     shown = {
         "message": id_text(message),
         "complete": found.complete,
         "scanned": found.scanned,
-        "places": [_whole(view, each, wanted.bodies) for each in messages],
+        "places": [shown if scope.bodies else without_error(shown) for shown in wholes],
         "last": found.events[-1] if found.events else None,
     }
     peeked = messages if wanted.bodies else []

@@ -17,7 +17,6 @@ from veilmq.model.events import HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
 from veilmq.model.moves import MoveInfo
-from veilmq.model.moves.jobs import JobInfo
 from veilmq.model.settings.access import AccessKey, Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
@@ -38,6 +37,8 @@ class Scope(NamedTuple):
     action: Action = Action.EVENTS
     wanted: Wanted = Wanted()
     """The requested filter."""
+    bodies: bool = True
+    """Whether bodies may be read at all."""
 
     def covers(self, account: str, name: str) -> bool:
         """Whether that account's queue is in the scope."""
@@ -53,6 +54,8 @@ class Scope(NamedTuple):
 
     def errors(self, view: View) -> "Errors":
         """What may be told of workers' errors: where the key may read bodies, everything."""
+        if not self.bodies:
+            return Errors(frozenset())
         if self.key is None:
             return Errors(None)
         return Errors(self._replace(action=Action.PEEK).incarnations(view))
@@ -195,21 +198,3 @@ def all_moves(reader: Reader) -> list[MoveInfo]:
     with reader.look() as view:
         found = view.moves(MOVES_MAX)
     return sorted(found, key=lambda task: (task.started, task.id), reverse=True)
-
-
-def all_jobs(reader: Reader) -> list[JobInfo | MoveInfo]:
-    """All jobs and move tasks that are remembered, newest first, those of one instant by id. Blocks."""
-    with reader.look() as view:
-        found: list[JobInfo | MoveInfo] = [*view.jobs(), *view.moves(MOVES_MAX)]
-    return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
-
-
-def place_of(job: JobInfo | MoveInfo) -> str:
-    """What names the page after the one that ends with it."""
-    return f"{job.started}-{job.id.hex()}"
-
-
-def is_behind(job: JobInfo | MoveInfo, after: str) -> bool:
-    """Whether it comes after the page that ended with `after`."""
-    started, _, number = after.partition("-")
-    return not after or (job.started, job.id) < (int(started), bytes.fromhex(number))

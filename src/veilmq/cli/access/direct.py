@@ -21,7 +21,6 @@ from veilmq.admin.api.operations import OPERATIONS, Asked
 from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
-    all_jobs,
     all_moves,
     covers,
     event_lines,
@@ -173,7 +172,7 @@ class DirectAccess:
     def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.jobs`."""
         _checked(account, region, prefix)
-        for job in all_jobs(self._store.reader):
+        for job in jobs.all_jobs(self._store.reader):
             if covers(job.source, account, region, prefix):
                 yield to_builtins(jobs.shown_job(job))
 
@@ -184,7 +183,7 @@ class DirectAccess:
     def _job(self, job: str) -> AnyJob:
         with _failures():
             wanted = inputs.message_id(job, "job")
-            for each in all_jobs(self._store.reader):
+            for each in jobs.all_jobs(self._store.reader):
                 if each.id == wanted:
                     return each
             raise jobs.missing(job)

@@ -148,6 +148,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Host names of the admin port under which the console answers, with commas between."),
     ] = ()
+    admin_bodies: Annotated[
+        bool,
+        Meta(description="Whether anybody may read bodies of messages at the admin port; a backup still has them."),
+    ] = True
     console_bodies: Annotated[
         bool, Meta(description="Whether the console shows bodies of messages and searches in them.")
     ] = True
