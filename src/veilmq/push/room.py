@@ -36,7 +36,8 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.message import Delivery, rotation_of
+from veilmq.model.messages.message import Delivery
+from veilmq.model.messages.receipt import rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
@@ -293,8 +294,7 @@ class PushRoom:
             self._held_up.pop(subscription, None)
 
     async def _begin(self, subscription: Subscription, queue: QueueKey, messages: Sequence[Delivery]) -> None:
-        """Start pushing leased messages to the subscription's current URL, which may have changed while the receive
-        waited."""
+        """Start pushing leased messages to the subscription's current URL: it may have changed during the receive."""
         try:
             settings = await self._current(subscription)
         except asyncio.CancelledError:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.messages.message import ReceiptKey
+from veilmq.model.messages.receipt import ReceiptKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
