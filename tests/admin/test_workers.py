@@ -1,4 +1,4 @@
-"""Who holds a queue's messages, and who waits for some."""
+"""Who holds a queue's messages, who waits for some, and what each client did in the last hour."""
 
 import threading
 import time
@@ -123,3 +123,59 @@ def test_who_may_not_peek_learns_nothing(tmp_path: Path) -> None:
         assert http.put(path).status_code == 201
         assert httpx.get(f"{server.url}{path}/holders", auth=("worker", "secret")).status_code == 403
         assert http.get("/api/v1/queues/111111111111/us-east-1/none/holders").status_code == 404
+
+
+def workers(http: httpx.Client, **members: Any) -> dict[str, Any]:
+    answer = http.get("/api/v1/workers", params=members)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_what_each_client_does_and_holds(orders: httpx.Client) -> None:
+    (mine,) = receive(orders, A, lease_us=2 * MINUTE)
+    headers = {"User-Agent": A}
+    orders.post(ORDERS + "/delete", json={"handles": [mine["handle"]]}, headers=headers)
+    orders.post(ORDERS + "/delete", json={"handles": [mine["handle"]]}, headers=headers)
+    found = workers(orders)
+    assert (found["more"], found["left_out"], found["holds_complete"]) == (False, 0, True)
+    by_client = {each["client"]: each for each in found["workers"]}
+    a, b = by_client[A], by_client[B]
+    assert (a["host"], a["process"], b["name"]) == ("host-a", 17, "mailer of eu")
+    assert {name: a[name] for name in ("received", "deleted", "refused", "holds")} == {
+        "received": 3,
+        "deleted": 1,
+        "refused": 1,
+        "holds": 2,
+    }
+    assert (b["received"], b["holds"], b["waits"]) == (1, 1, 0)
+    assert found["since"] <= b["oldest_granted"] <= a["last_seen"] <= found["at"]
+    assert a["per_minute"]["received"] > 2 * b["per_minute"]["received"] > 0
+    assert [each["client"] for each in workers(orders, client="mailer")["workers"]] == [B]
+    assert orders.post("/api/v1/clock", json={"advance_us": 4 * MINUTE}).status_code == 200
+    receive(orders, "curl/8", lease_us=180 * MINUTE)
+    later = {each["client"]: each for each in workers(orders)["workers"]}
+    assert [(later[each]["holds"], later[each]["lease_expired"]) for each in (A, B)] == [(0, 2), (0, 1)]
+    assert later[A]["last_seen"] == a["last_seen"], "its lease ended without it"
+    assert orders.post("/api/v1/clock", json={"advance_us": 70 * MINUTE}).status_code == 200
+    assert [each["client"] for each in workers(orders)["workers"]] == ["curl/8"], "it holds what it received"
+
+
+def test_only_who_sees_all_events_sees_workers(tmp_path: Path) -> None:
+    def key(name: str, account: str, *queues: str) -> AccessKey:
+        return AccessKey(name, "secret", account, grants=(Grant(frozenset(Action), queues),))
+
+    whole, part = key("whole", "111111111111", "*"), key("part", "111111111111", "orders-*")
+    other = key("other", "222222222222", "*")
+    with running(tmp_path / "data", Keys(whole, part, other)) as server:
+        for each in (whole, other):
+            path = f"{server.url}/api/v1/queues/{each.account}/us-east-1/jobs"
+            auth = (each.id, "secret")
+            assert httpx.put(path, auth=auth).status_code == 201
+            httpx.post(path + "/messages", json={"messages": [{"body": "x"}]}, auth=auth)
+            httpx.post(path + "/receive", json={"count": 1}, auth=auth)
+        answers = {name: httpx.get(f"{server.url}/api/v1/workers", auth=(name, "secret")) for name in ("whole", "part")}
+        assert [each["principal"] for each in answers["whole"].json()["workers"]] == ["whole"]
+        assert answers["part"].status_code == 403
+        with client(server) as http:
+            assert len(workers(http)["workers"]) == 2

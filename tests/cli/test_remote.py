@@ -328,6 +328,20 @@ def test_holders_of_a_queue(veilmq: Run) -> None:
     assert veilmq("queues", "holders", "none").code == 1
 
 
+def test_workers(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    veilmq("send", "orders", "a")
+    veilmq("receive", "orders")
+    shown = veilmq("workers", "--json")
+    if shown.code:
+        assert "no server runs on this directory" in shown.err
+        return
+    (worker,) = shown.json[0]["workers"]
+    assert (worker["received"], worker["holds"]) == (1, 1)
+    assert "command line" in veilmq("workers").out
+    assert veilmq("workers", "--client", "nobody").err == "no worker was seen\n"
+
+
 def test_failures_of_a_queue(veilmq: Run) -> None:
     veilmq("queues", "create", "failed")
     veilmq("queues", "create", "orders", "--dead-letters", "failed", "--max-receives", "1")

@@ -80,6 +80,10 @@ class WaitingRoom:
         """How many receives of each client wait for the queue."""
         return Counter(waiter.command.origin for waiter in self._lines.get(queue, ()))
 
+    def everybody(self) -> list[Origin]:
+        """Who waits, for any queue: one for each receive."""
+        return [waiter.command.origin for waiter in self._by_ticket.values()]
+
     def stands_behind(self, command: Receive) -> bool:
         """Whether a receive that comes now must queue behind others."""
         lines = self._free if command.in_flight_max is None else self._lines

@@ -153,19 +153,35 @@ class FoundMessage(NamedTuple):
 
 
 class HeldLease(NamedTuple):
-    """A delayed message, or one in flight and who has it."""
+    """A delayed message (attempt 0), or one in flight and who has it."""
 
     due: Instant
     sequence: int
     id: bytes
     attempt: int
-    """0: delayed."""
     rotation: int
     granted: Instant
     first: Instant | None
     group: str | None
     type: str | None
     origin: int
+
+
+CLIENT_COUNTS: Final = ("received", "deleted", "extended", "released", "failed", "lease_expired", "refused")
+"""What is counted of a client."""
+
+
+class SeenClients(NamedTuple):
+    """What clients did in the last hour: everything from `since` on, but for `left_out` events of too many clients."""
+
+    at: int
+    since: int
+    recent_since: int
+    seen: dict[int, int]
+    """By origin, when it did something last; 0 if only a lease of it ended."""
+    windows: list[dict[int, list[int]]]
+    """`CLIENT_COUNTS` by origin, of each five minutes. The last two are those since `recent_since`."""
+    left_out: int
 
 
 class DamagedMessage(NamedTuple):
@@ -297,6 +313,10 @@ class View(Protocol):
 
     def leases(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[HeldLease]:
         """The same messages as `hidden`, with those who have them."""
+        ...
+
+    def held_by_origin(self, limit: int) -> tuple[dict[int, tuple[int, int]], bool]:
+        """Messages in flight and start of the oldest lease, by origin; and whether fewer than `limit` were there."""
         ...
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
@@ -448,6 +468,10 @@ class Reader(Protocol):
     @property
     def worst(self) -> "Worst":
         """The queues that are worst by some measure. Read it on the loop."""
+        ...
+
+    def seen_clients(self, now: Instant) -> SeenClients:
+        """What clients did in the last hour. Call on the loop."""
         ...
 
     def look(self) -> AbstractContextManager[View]:

@@ -24,6 +24,7 @@ from veilmq.admin.app.messages import Messages, Quarantine
 from veilmq.admin.app.queues import Queues
 from veilmq.admin.app.topics import Topics
 from veilmq.admin.app.upkeep import Upkeep
+from veilmq.admin.app.workers import Workers
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics
@@ -93,17 +94,9 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             *Quarantine(service).routes(),
             *Feed(service, copies).routes(),
             *Upkeep(service, copies).routes(),
+            *Workers(service).routes(),
         ),
-        middleware=[
-            Middleware(
-                Access,
-                token=token,
-                keyring=lambda: service.keyring,
-                base_domain=settings.base_domain,
-                origins=settings.cors_origins,
-                bodies=settings.admin_bodies,
-            )
-        ],
+        middleware=[_access(service, settings, token)],
         exception_handlers={
             VeilError: answers.veil_error,
             Refused: answers.refused,
@@ -115,6 +108,17 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
     # A redirect would lose the request's body, and not every client follows it.
     app.router.redirect_slashes = False
     return app
+
+
+def _access(service: Service, settings: Settings, token: str) -> Middleware:
+    return Middleware(
+        Access,
+        token=token,
+        keyring=lambda: service.keyring,
+        base_domain=settings.base_domain,
+        origins=settings.cors_origins,
+        bodies=settings.admin_bodies,
+    )
 
 
 def _one_a_path(*routes: Route) -> list[Route]:

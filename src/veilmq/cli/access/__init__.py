@@ -126,6 +126,10 @@ class AdminAccess(Protocol):
         """Why messages of the queue failed in the last minutes: {from, to, causes, other, lines}."""
         ...
 
+    def workers(self, client: str) -> dict[str, Any]:
+        """The clients seen in the last hour with that text in their names. Only a server knows them."""
+        ...
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """Where one message is: {message, complete, scanned, places, last}."""
         ...

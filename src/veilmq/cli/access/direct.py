@@ -267,6 +267,10 @@ class DirectAccess:
             live = live_part(self._store.reader, checked, self._clock.now())
             return failure_page(self._store.reader, live, wanted, lines=True)
 
+    def workers(self, client: str) -> dict[str, Any]:
+        """See `AdminAccess.workers`."""
+        raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows who works with it.")
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
         wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)

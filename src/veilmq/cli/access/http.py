@@ -33,6 +33,7 @@ _ANSWER_S: Final = 10.0
 """Timeout of a connection, and of an answer beyond the wait that the command asks for."""
 _WORK_S: Final = 100.0
 """Timeout of an answer that may need much work, and between the parts of a long one."""
+_WORKERS_MAX: Final = 10_000
 _MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
@@ -210,6 +211,10 @@ class HttpAccess:
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
         """See `AdminAccess.failures`."""
         return self._json("GET", f"{_path_of(queue)}/failures", {"minutes": minutes}, answer_s=_WORK_S)
+
+    def workers(self, client: str) -> dict[str, Any]:
+        """See `AdminAccess.workers`."""
+        return self._json("GET", "/api/v1/workers", {"client": client, "limit": _WORKERS_MAX}, answer_s=_WORK_S)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""

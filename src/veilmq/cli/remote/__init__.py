@@ -35,7 +35,7 @@ from veilmq.cli.remote.queues import (
 )
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues.rates import rates, worst
-from veilmq.cli.remote.workers import list_failures, list_holders
+from veilmq.cli.remote.workers import list_failures, list_holders, list_workers
 
 if TYPE_CHECKING:
     from veilmq.cli.access import AdminAccess, Home
@@ -224,7 +224,12 @@ def register(app: typer.Typer) -> None:
     of_messages: dict[str, Callable[..., None]] = {"send": send, "delete": delete, "extend": extend}
     for name, body in of_messages.items():
         app.command(name)(command_of(body, Id.IF_GIVEN))
-    others: dict[str, Callable[..., None]] = {"receive": receive, "peek": peek, "console": open_console}
+    others: dict[str, Callable[..., None]] = {
+        "receive": receive,
+        "peek": peek,
+        "console": open_console,
+        "workers": list_workers,
+    }
     for name, body in others.items():
         app.command(name)(command_of(body))
     app.command("purge")(command_of(purge, Id.ALWAYS))

@@ -1,4 +1,4 @@
-"""`veilmq queues holders` and `failures`: who holds the messages of a queue, who waits for some, and why some failed.
+"""`veilmq workers`, `queues holders` and `queues failures`: who works, holds messages and waits, and why some failed.
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. Nothing is leased.
 """
@@ -81,6 +81,40 @@ def list_failures(
         print("nothing failed", file=sys.stderr)
     for kind, count in other.items():
         print(f"{count} more {kind.replace('_', ' ')}, of other causes")
+
+
+def list_workers(
+    asked: "Asked",
+    client: Annotated[str, typer.Option("--client", metavar="TEXT", help="Only with this in the client's name.")] = "",
+) -> None:
+    """List the clients that received messages in the last hour: what each did, holds and waits for."""
+    found = asked.access.workers(client)
+    if asked.as_json:
+        print_json(found)
+        return
+    heads = ["worker", "last seen (UTC)", "holds", "oldest lease", "waits", "received", "deleted", "a minute"]
+    rows = [
+        [
+            client_text(each),
+            "" if each["last_seen"] is None else instant(each["last_seen"]),
+            each["holds"],
+            "" if each["oldest_granted"] is None else duration(max(0, found["at"] - each["oldest_granted"])),
+            each["waits"],
+            each["received"],
+            each["deleted"],
+            f"{each['per_minute']['deleted']:g}",
+            each["failed"],
+            each["lease_expired"],
+        ]
+        for each in found["workers"]
+    ]
+    if rows:
+        table([*heads, "failed", "ended leases"], rows)
+    else:
+        print("no worker was seen", file=sys.stderr)
+    print(f"since {instant(found['since'])} UTC")
+    if found["more"] or found["left_out"] or not found["holds_complete"]:
+        print("not everything is shown: there are too many clients or leases", file=sys.stderr)
 
 
 def _held(each: Mapping[str, Any], now: int) -> list[object]:

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.reader import Progress, Report, Topics
+from veilmq.store.reader import Progress, Report, SeenClients, Topics
 from veilmq.store.rollups import Rollup
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
@@ -89,6 +90,11 @@ class SqliteReader:
     def worst(self) -> Worst:
         """See `Reader.worst`."""
         return self._writer.rollups.shown_worst()
+
+    def seen_clients(self, now: Instant) -> SeenClients:
+        """See `Reader.seen_clients`."""
+        self._writer.rollups.add_pending()
+        return self._writer.rollups.clients.state(now)
 
     @contextmanager
     def look(self) -> Iterator[SqliteView]:

@@ -146,6 +146,11 @@ _LEASES: Final = (
     " FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
+_HELD_BY: Final = (
+    "SELECT origin, leased, count(*), min(granted) FROM (SELECT origin, granted, attempt > 0 AS leased"
+    " FROM lease INDEXED BY lease_hidden WHERE hidden = 1 AND generation NOT IN (SELECT generation FROM garbage)"
+    " LIMIT ?) GROUP BY origin, leased"
+)
 _LIVE: Final = (
     f"SELECT q.incarnation, {HELD_COLUMNS}, d.at"
     " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
@@ -222,6 +227,16 @@ class SqliteView:
                 one = (row.sequence, row.id, 1, 0, each.granted, each.granted, row.group, row.type, each.origin)
                 found.append(HeldLease(each.due, *one))
         return sorted(found)[:limit]
+
+    def held_by_origin(self, limit: int) -> tuple[dict[int, tuple[int, int]], bool]:
+        """See `View.held_by_origin`."""
+        rows: list[Any] = self._connection.execute(_HELD_BY, (limit,)).fetchall()
+        found = {origin: (count, oldest) for origin, leased, count, oldest in rows if leased}
+        for each in replay(self._connection).values():
+            if each.leased:
+                count, oldest = found.get(each.origin, (0, each.granted))
+                found[each.origin] = (count + 1, min(oldest, each.granted))
+        return found, sum(count for _, _, count, _ in rows) < limit
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
         """See `View.containing`."""

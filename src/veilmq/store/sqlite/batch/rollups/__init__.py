@@ -23,6 +23,7 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.store.rollups import ARRIVED, Rollup
 from veilmq.store.sqlite.batch.queues import Queues
+from veilmq.store.sqlite.batch.rollups.clients import Clients
 from veilmq.store.sqlite.batch.rollups.worst import Worst, counted_in
 
 EVENTS_MAX: Final = 4_096
@@ -92,6 +93,8 @@ class Rollups:
         """When the present minute ends."""
         self.minutes: dict[int, Minute] = {}
         """By number of the minute since 1970."""
+        self.clients = Clients()
+        """What clients did since the start."""
         self.garbage = False
         """Whether a queue was deleted whose rows may be there."""
         self._minute = 0
@@ -110,6 +113,7 @@ class Rollups:
         self._minute = now // MINUTE_US
         self.ends = (self._minute + 1) * MINUTE_US
         self.worst.turn(self._minute // MINUTES_AN_HOUR)
+        self.clients.turn(now)
 
     def add_pending(self) -> None:
         """Add the events that wait."""
@@ -119,15 +123,16 @@ class Rollups:
         self.pending = 0
         events = list(chain.from_iterable(taken))
         if events:
-            self._add(self._minute, self._added, events)
+            kinds = bytes([event.kind for event in events])
+            self._add(self._minute, self._added, events, kinds)
+            self.clients.add(events, kinds)
             self._added += len(events)
 
-    def _add(self, minute: int, first: int, events: list[Event]) -> None:
+    def _add(self, minute: int, first: int, events: list[Event], kinds: bytes) -> None:
         found = self.minutes.get(minute)
         if found is None:
             found = self.minutes[minute] = Minute(first)
         incarnations = [event.queue for event in events]
-        kinds = bytes([event.kind for event in events])
         if incarnations.count(incarnations[0]) == len(events):
             self._add_to(minute, found, incarnations[0], events, kinds)
         else:
@@ -188,7 +193,7 @@ class Rollups:
                 self._caught_up = self._caught_up_until
             for minute, first, events in rows:
                 self._look_up(minute, first, events)
-                self._add(minute, first, events)
+                self._add(minute, first, events, bytes([event.kind for event in events]))
                 left -= len(events)
                 self._caught_up = first + len(events)
 
