@@ -41,7 +41,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Lived:
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Lived:
     """Files of a closed store: all is in the database."""
-    return live(tmp_path_factory.mktemp("closed") / "data", closed=True)
+    return live(tmp_path_factory.mktemp("closed") / "data", closed=True, rounds=4)
 
 
 def repaired(source: Path, destination: Path, backup: Path | None = None) -> Repair:

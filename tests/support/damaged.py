@@ -72,8 +72,9 @@ class Lived(msgspec.Struct):
         return held
 
 
-def live(directory: Path, *, body_bytes: int = 60, closed: bool = False) -> Lived:
-    """A directory in which everything happened; killed, or closed, so that all is in the database."""
+def live(directory: Path, *, body_bytes: int = 60, closed: bool = False, rounds: int = 1) -> Lived:
+    """A directory in which everything happened; killed, or closed, so that all is in the database. In more rounds there
+    is more of it."""
     stage = Stage(SqliteFactory(directory, _OPTIONS))
     lived = Lived(directory, stage.now, {}, set())
     number = 0
@@ -115,7 +116,8 @@ def live(directory: Path, *, body_bytes: int = 60, closed: bool = False) -> Live
     life(jobs, fifo, tenants)
     send(dead)
     stage.reopen()  # what was so far is in the database
-    life(jobs, fifo, tenants)  # in the WAL
+    for _ in range(rounds):
+        life(jobs, fifo, tenants)  # in the WAL
     plain = stage.create("plain", **kept)
     stage.sweep()
     for _ in range(4):  # in the redo log

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
+from veilmq.server.http.intake import is_host
+
 METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 SEGMENTS = (
     "queues",
@@ -140,7 +142,7 @@ def test_no_request_breaks_it(place: Any, wire: Any, data: st.DataObject) -> Non
     headers = data.draw(st.dictionaries(header_names, header_values, max_size=2))
     body = data.draw(bodies).encode("utf-8", "surrogatepass")
     wire.ring.checks = data.draw(st.booleans())
-    headers = {name: value.encode("latin-1").decode("latin-1") for name, value in headers.items()}
+    headers = {name: value for name, value in headers.items() if name != "host" or is_host(value.encode("latin-1"))}
     target = f"{path}?{query}" if pairs else path
     answer = wire.ask(data.draw(st.sampled_from(METHODS)), target, body, headers)
     if answer.status == 500 or (answer.status == 404 and b"<Errors" in answer.response.body):

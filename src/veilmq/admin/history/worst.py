@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from heapq import nlargest
 from typing import Any, Final, NamedTuple
 
-from starlette.concurrency import run_in_threadpool
-
 from veilmq.admin.api.inputs import WorstInput
 from veilmq.admin.api.views import shown_counts, shown_key
 from veilmq.admin.history.reading import oldest_ages_us
@@ -45,6 +43,8 @@ class Wanted(NamedTuple):
 
 async def worst_page(reader: Reader, account: str, wanted: Wanted, now: Instant) -> dict[str, Any]:
     """{by, since, complete, queues}, worst first. Call on the loop."""
+    from starlette.concurrency import run_in_threadpool  # a command on a directory must not load it
+
     found: _Walked = []
     for each in reader.worst.accounts if account == "*" else [account]:
         ranking = reader.worst.ranking(each, wanted.asked.by)
@@ -58,6 +58,8 @@ async def worst_page(reader: Reader, account: str, wanted: Wanted, now: Instant)
 
 async def _renewed(reader: Reader, ranking: Ranking, account: str, wanted: Wanted) -> _Walked:
     """Walk all queues of the account."""
+    from starlette.concurrency import run_in_threadpool
+
     every, ranked = list(reader.queues.values()), None
     ranking.begin_renewal()
     try:
