@@ -7,10 +7,12 @@ import httpx
 from tests.admin.conftest import client
 from tests.admin.server import OPTIONS, Keys, running
 
-from veilmq.model.commands import Extend, Origin
+from veilmq.model.commands import Extend, Origin, Receive
+from veilmq.model.messages.message import id_text
 from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey
+from veilmq.server.config.settings import Settings
 
 ACCOUNT = "000000000000"
 JOBS = f"/api/v1/queues/{ACCOUNT}/us-east-1/jobs"
@@ -20,22 +22,17 @@ MINUTE = 60_000_000
 def fail(server: Any, http: httpx.Client, line: str) -> str:
     """A message is given back for an error; its id."""
     http.post(JOBS + "/messages", json={"messages": [{"body": "x"}]})
-    (message,) = http.post(JOBS + "/receive", json={"lease_us": MINUTE * 1_000}).json()["messages"]
+    queue, origin = QueueKey(ACCOUNT, "us-east-1", "jobs"), Origin("veil", "worker")
     report = Report(Reported.RETRY, failure_of("raised", "ValueError", line))
 
-    async def give_back() -> None:
-        command = Extend(
-            queue=QueueKey(ACCOUNT, "us-east-1", "jobs"),
-            origin=Origin("veil", "worker"),
-            handle=message["handle"],
-            lease_us=MINUTE * 60 * 24,
-            arrived=server.shell.now(),
-            report=report,
-        )
-        await server.shell.call(command)
+    async def give_back() -> str:
+        (received,) = await server.shell.call(Receive(queue=queue, origin=origin, count_max=1))
+        (message,) = received.messages
+        given = {"handle": message.handle, "arrived": server.shell.now(), "report": report}
+        await server.shell.call(Extend(queue=queue, origin=origin, lease_us=MINUTE * 60 * 24, **given))
+        return id_text(message.id)
 
-    server.on_loop(give_back())
-    return str(message["id"])
+    return str(server.on_loop(give_back()))
 
 
 def failures(http: httpx.Client, **members: Any) -> dict[str, Any]:
@@ -80,3 +77,11 @@ def test_who_may_not_read_bodies_sees_types_alone(tmp_path: Path) -> None:
             (alone,) = failures(reading)["causes"]
         assert (alone["error"], alone["error_type"], alone["count"]) == (None, "ValueError", 2)
         assert httpx.get(f"{server.url}{JOBS}/failures", auth=("sender", "secret")).status_code == 403
+
+
+def test_nobody_sees_what_errors_said_where_nobody_may_read_bodies(tmp_path: Path) -> None:
+    settings = Settings(admin_bodies=False)
+    with running(tmp_path / "data", None, settings, OPTIONS) as server, client(server) as http:
+        assert http.put(JOBS).status_code == 201
+        fail(server, http, "the card of a customer")
+        assert [each["error"] for each in failures(http)["causes"]] == [None]

@@ -121,7 +121,8 @@ class Queues:
         key = self._key(request, Action.DESCRIBE_QUEUE)
         wanted = inputs.convert(members_of(request), FailuresInput)
         live = live_part(self._service.reader, key, self._service.shell.now())
-        lines = caller_of(request).may(Action.PEEK, key.account, key.name)
+        caller = caller_of(request)
+        lines = caller.bodies and caller.may(Action.PEEK, key.account, key.name)
         return answer(await run_in_threadpool(failure_page, self._service.reader, live, wanted, lines=lines))
 
     async def rolled_up(self, request: Request) -> Response:
