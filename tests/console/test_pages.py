@@ -108,11 +108,23 @@ def test_an_act_sent_twice_acts_once(orders: Api, visitor: Visitor) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: visitor.post(f"{ORDERS}/send", data=fields), range(4)))
     assert {answer.status_code for answer in answers} == {303}
-    assert len({answer.headers["location"] for answer in answers}) == 1
+    (location,) = {answer.headers["location"] for answer in answers}
+    assert "Sent to orders." in plain(visitor.get(location).text)
     assert orders.kinds().count("sent") == 1
     again = visitor.fields(f"{ORDERS}/send") | {"body": "once"}
     visitor.post(f"{ORDERS}/send", data=again)
     assert orders.kinds().count("sent") == 2
+
+
+def test_a_form_that_outlives_its_session_acts_once(orders: Api, visitor: Visitor) -> None:
+    fields = visitor.fields(f"{ORDERS}/send") | {"body": "once"}
+    first = visitor.post(f"{ORDERS}/send", data=fields)
+    visitor.cookies.clear()
+    visitor.sign_in(secret=admin.TOKEN)
+    fields["csrf"] = visitor.fields(f"{ORDERS}/send")["csrf"]
+    second = visitor.post(f"{ORDERS}/send", data=fields)
+    assert first.headers["location"] == second.headers["location"]
+    assert orders.kinds().count("sent") == 1
 
 
 def test_a_purge_says_what_and_how_many(orders: Api, visitor: Visitor) -> None:
