@@ -43,7 +43,7 @@ from veilmq.store.sqlite.messages.dead_letters import remove
 from veilmq.store.sqlite.messages.expiry import expire, return_due
 from veilmq.store.sqlite.messages.places import Place, event_of, find_places, numbers
 from veilmq.store.sqlite.settings import queue_commands
-from veilmq.store.sqlite.upkeep.jobs.move_tasks import move
+from veilmq.store.sqlite.upkeep.jobs.move_tasks import allowance, move, used_at_start, wrong_destination
 
 LOOKED_MAX: Final = 256
 LEASES_MAX: Final = 4 * LOOKED_MAX
@@ -189,8 +189,7 @@ def start(writer: Writer, command: StartJob) -> Outcome:
         writer.origin(command.origin),
         writer.now,
         None,
-        # The rate is used up until the time of one message ago, so that the first message may be acted on at once.
-        writer.now - -(-SECOND_US // rate),
+        used_at_start(writer.now, rate),
         writer.mark.sequence,
         _LEASES if command.act is Act.RELEASE else _LINES,
         0,
@@ -238,14 +237,7 @@ def _wrong_destination(writer: Writer, source: LiveQueue, command: StartJob) -> 
         return ParameterInvalid(parameter="destination", reason="a move needs one") if command.act is Act.MOVE else None
     if command.act not in _MOVES:
         return ParameterInvalid(parameter="destination", reason=f"{command.act} has none")
-    destination = writer.queues.by_key.get(command.destination)
-    if destination is None:
-        return QueueMissing(queue=str(command.destination))
-    if destination is source:
-        return ParameterInvalid(parameter="destination", reason="it is the queue itself")
-    if destination.settings.fifo != source.settings.fifo:
-        return ParameterInvalid(parameter="destination", reason="it is not of the same kind as the queue")
-    return None
+    return wrong_destination(writer, source, command.destination, "queue")
 
 
 def _wrong_together(writer: Writer, source: LiveQueue, command: StartJob) -> ParameterInvalid | None:
@@ -336,9 +328,9 @@ class _Step:
         """Look and act as far as rate and room allow; returns whether only the room ended it."""
         writer, job, room, queue = self._writer, self._job, self._room, self._queue
         rate = job.rate or JOB_RATE_DEFAULT
-        # Unused rate is lost: a server that was down for an hour must not do everything at once.
-        used = max(job.used, writer.now - SECOND_US - SECOND_US // rate)
-        allowed = ACTS_MAX if job.dry_run else (writer.now - used) * rate // SECOND_US
+        used, allowed = allowance(job.used, rate, writer.now)
+        if job.dry_run:
+            allowed = ACTS_MAX
         if allowed <= 0:
             return False
         if writer.now >= queue.next_due and not job.dry_run and job.walk != _LEASES:

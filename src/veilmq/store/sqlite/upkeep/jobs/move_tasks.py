@@ -113,8 +113,6 @@ def start(writer: Writer, command: StartMove) -> Outcome:
         return_due(writer, source, STEP_MESSAGES_MAX)
     rate = command.rate_max or MOVES_PER_SECOND_MAX
     destination = None if command.destination is None else _ENCODER.encode(command.destination)
-    # The rate is used up until the time of one message ago, so that the first message may move at once.
-    used = writer.now - -(-SECOND_US // rate)
     status = MoveStatus.RUNNING.value
     writer.write(
         "INSERT INTO move_task (number, id, source, destination, rate, status, origin, started, used, last, moved,"
@@ -128,7 +126,7 @@ def start(writer: Writer, command: StartMove) -> Outcome:
             status,
             writer.origin(command.origin),
             writer.now,
-            used,
+            used_at_start(writer.now, rate),
             writer.mark.sequence,
             source.visible,
         ),
@@ -148,14 +146,9 @@ def _cannot_start(
         return ParameterInvalid(parameter="rate_max", reason=f"must be from 1 to {MOVES_PER_SECOND_MAX}")
     if source.key not in writer.queues.sources:
         return ParameterInvalid(parameter="source", reason="Source queue must be configured as a Dead Letter Queue.")
-    if command.destination is not None:
-        destination = writer.queues.by_key.get(command.destination)
-        if destination is None:
-            return QueueMissing(queue=str(command.destination))
-        if destination is source:
-            return ParameterInvalid(parameter="destination", reason="it is the source itself")
-        if destination.settings.fifo != source.settings.fifo:
-            return ParameterInvalid(parameter="destination", reason="it is not of the same kind as the source")
+    wrong = None if command.destination is None else wrong_destination(writer, source, command.destination, "source")
+    if wrong is not None:
+        return wrong
     latest = _latest(writer, source, 1)
     if latest and latest[0].status in {MoveStatus.RUNNING, MoveStatus.CANCELLING}:
         reason = (
@@ -164,6 +157,20 @@ def _cannot_start(
         return ParameterInvalid(parameter="source", reason=reason)
     ((active,),) = writer.read(_ACTIVE_OF, (source.key.account, source.key.region))
     return MovesFull(account=source.key.account, limit=TASKS_ACTIVE_MAX) if active >= TASKS_ACTIVE_MAX else None
+
+
+def wrong_destination(
+    writer: Writer, source: LiveQueue, key: QueueKey, named: str
+) -> ParameterInvalid | QueueMissing | None:
+    """Why messages cannot be moved to that queue; None if they can. named: what the caller calls the source."""
+    destination = writer.queues.by_key.get(key)
+    if destination is None:
+        return QueueMissing(queue=str(key))
+    if destination is source:
+        return ParameterInvalid(parameter="destination", reason=f"it is the {named} itself")
+    if destination.settings.fifo != source.settings.fifo:
+        return ParameterInvalid(parameter="destination", reason=f"it is not of the same kind as the {named}")
+    return None
 
 
 def cancel(writer: Writer, command: CancelMove) -> Outcome:
@@ -228,6 +235,19 @@ def carry_on(writer: Writer) -> bool:
     return more
 
 
+def used_at_start(now: Instant, rate: int) -> int:
+    """Until when the rate is used up as a task starts: the time of one message ago, so that the first may move at
+    once."""
+    return now - -(-SECOND_US // rate)
+
+
+def allowance(used: int, rate: int, now: Instant) -> tuple[int, int]:
+    """Until when the rate counts as used up, and how many messages it allows since then. Unused rate is lost: a server
+    that was down for an hour must not move everything at once."""
+    used = max(used, now - SECOND_US - SECOND_US // rate)
+    return used, (now - used) * rate // SECOND_US
+
+
 def _keep(writer: Writer, task: _Task) -> None:
     writer.write(
         "UPDATE move_task SET status = ?, failure = ?, used = ?, moved = ? WHERE number = ?",
@@ -238,9 +258,7 @@ def _keep(writer: Writer, task: _Task) -> None:
 def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
     """Move what the rate and the step's room allow; returns whether only the room ended it."""
     rate = task.rate or MOVES_PER_SECOND_MAX
-    # Unused rate is lost: a server that was down for an hour must not move everything at once.
-    used = max(task.used, writer.now - SECOND_US - SECOND_US // rate)
-    allowed = (writer.now - used) * rate // SECOND_US
+    used, allowed = allowance(task.used, rate, writer.now)
     if allowed <= 0:
         return False
     if writer.now >= source.next_due:
