@@ -7,7 +7,7 @@ store.
 
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -16,18 +16,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from veilmq.admin.access import CALLER, REFUSALS, Caller, asked
-from veilmq.admin.api import operator
+from veilmq.admin.api import inputs, operator
 from veilmq.admin.api.errors import STATUS, Refused, described
+from veilmq.admin.service import Keys, home_region
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Outcome
+from veilmq.model.settings.access import Action
 from veilmq.server.http.refusals import RefusalLog
 from veilmq.server.shell import Shell
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 JSON_LINES: Final = "application/x-ndjson"
 _JSON: Final = msgspec.json.Encoder()
+L = TypeVar("L", bound=inputs.ListInput)
 
 logger = logging.getLogger("veilmq.admin")
 
@@ -61,6 +64,18 @@ def members_of(request: Request) -> dict[str, str]:
     if len(members) != len(pairs):
         raise Refused(400, "repeated_member", "each member of the query may be there once")
     return members
+
+
+def listing_of(request: Request, keys: Keys, action: Action, shape: type[L]) -> tuple[L, str, str | None]:
+    """What a listing is asked for: its input, the account (`*`: all), and the region (None: all). Raises Refused if the
+    caller may not do the action there."""
+    caller = caller_of(request)
+    wanted = inputs.convert(members_of(request), shape)
+    account = caller.whose(wanted.account)
+    caller.check(action, account)
+    if wanted.region is not None or account == "*":
+        return wanted, account, wanted.region
+    return wanted, account, home_region(keys, account)
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

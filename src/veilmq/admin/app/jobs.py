@@ -1,24 +1,32 @@
-"""Routes of jobs: start, list, show, cancel.
+"""Routes of jobs: start, list, show, cancel; and the list of SQS's move tasks.
 
 Strategy: a job is a row of the store, so starting and cancelling are commands that act once (api/operator.py), and the
 rest reads. There are few, so a page is a walk over all.
 """
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import answer, body_of, caller_of, carry_out, members_of
+from veilmq.admin.answers import answer, body_of, caller_of, carry_out, listing_of
 from veilmq.admin.api import inputs, jobs, operator
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.history.reading import covers
+from veilmq.admin.api.views import shown_move
+from veilmq.admin.history.reading import all_moves, covers
 from veilmq.admin.service import Service, home_region
 from veilmq.model.messages.message import id_text
+from veilmq.model.moves import MoveInfo
 from veilmq.model.moves.jobs import Act, JobInfo
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.port import may_lead
+from veilmq.store import Reader
+
+J = TypeVar("J", JobInfo | MoveInfo, MoveInfo)
 
 
 class Jobs:
@@ -34,27 +42,32 @@ class Jobs:
             Route("/api/v1/jobs", self.start, methods=["POST"]),
             Route("/api/v1/jobs/{job}", self.shown, methods=["GET"]),
             Route("/api/v1/jobs/{job}/cancel", self.cancel, methods=["POST"]),
+            Route("/api/v1/moves", self.moves, methods=["GET"]),
         ]
 
     async def listed(self, request: Request) -> Response:
-        """A page of the jobs of all queues that the caller may see, newest first."""
-        caller = caller_of(request)
-        wanted = inputs.convert(members_of(request), inputs.MovesInput)
-        account = caller.whose(wanted.account)
-        caller.check(Action.DESCRIBE_QUEUE, account)
-        region = wanted.region
-        if region is None and account != "*":
-            region = home_region(self._service.keyring, account)
+        """A page of the jobs of all queues that the caller may see, newest first; move tasks are among them."""
+        return await self._page(request, "jobs", jobs.all_jobs, jobs.shown_job)
+
+    async def moves(self, request: Request) -> Response:
+        """The same of the latest move tasks alone."""
+        return await self._page(request, "moves", all_moves, shown_move)
+
+    async def _page(
+        self, request: Request, name: str, read: Callable[[Reader], Sequence[J]], show: Callable[[J], dict[str, Any]]
+    ) -> Response:
+        keys, reader, caller = self._service.keyring, self._service.reader, caller_of(request)
+        wanted, account, region = listing_of(request, keys, Action.DESCRIBE_QUEUE, inputs.MovesInput)
         found = [
-            job
-            for job in await run_in_threadpool(jobs.all_jobs, self._service.reader)
-            if covers(job.source, account, region, wanted.prefix)
-            and jobs.is_behind(job, wanted.after)
-            and caller.may(Action.DESCRIBE_QUEUE, job.source.account, job.source.name)
+            each
+            for each in await run_in_threadpool(read, reader)
+            if covers(each.source, account, region, wanted.prefix)
+            and jobs.is_behind(each, wanted.after)
+            and caller.may(Action.DESCRIBE_QUEUE, each.source.account, each.source.name)
         ]
         page, more = found[: wanted.limit], len(found) > wanted.limit
         after = jobs.place_of(page[-1]) if more else None
-        return answer({"jobs": [jobs.shown_job(job) for job in page], "more": more, "after": after})
+        return answer({name: [show(each) for each in page], "more": more, "after": after})
 
     async def start(self, request: Request) -> Response:
         """Start a job: 201 with its first state."""

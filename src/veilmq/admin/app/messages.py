@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import answer, caller_of, members_of
+from veilmq.admin.answers import answer, caller_of, listing_of, members_of
 from veilmq.admin.api import inputs
 from veilmq.admin.history.messages import Located, find_message, quarantine_page
 from veilmq.admin.history.reading import Scope, covers
 from veilmq.admin.history.trace import shown_trace
-from veilmq.admin.service import Service, home_region
+from veilmq.admin.service import Service
 from veilmq.model.commands import Origin
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import Action
@@ -93,13 +93,8 @@ class Quarantine:
         return await self._page(request, bodies=True)
 
     async def _page(self, request: Request, *, bodies: bool) -> Response:
-        caller = caller_of(request)
-        asked = inputs.convert(members_of(request), inputs.QuarantineInput)
-        account = caller.whose(asked.account)
-        caller.check(Action.PEEK, account)
-        region = asked.region
-        if region is None and account != "*":
-            region = home_region(self._service.keyring, account)
+        keys, caller = self._service.keyring, caller_of(request)
+        asked, account, region = listing_of(request, keys, Action.PEEK, inputs.QuarantineInput)
 
         def wanted(queue: QueueKey) -> bool:
             is_covered = covers(queue, account, region, asked.prefix)

@@ -10,7 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin.access import INPUT_ENDED
-from veilmq.admin.answers import answer, body_of, caller_of, carry_out, command_id_of, members_of, no_command_id
+from veilmq.admin.answers import (
+    answer,
+    body_of,
+    caller_of,
+    carry_out,
+    command_id_of,
+    listing_of,
+    members_of,
+    no_command_id,
+)
 from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
@@ -18,7 +27,7 @@ from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
-from veilmq.admin.service import Service, home_region, knows
+from veilmq.admin.service import Service, knows
 from veilmq.admin.workers.failures import FailuresInput, failure_page
 from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
@@ -56,14 +65,9 @@ class Queues:
 
     async def listed(self, request: Request) -> Response:
         """A page of queues by name: those of one account and region that the caller may see, or all."""
-        caller = caller_of(request)
-        wanted = inputs.convert(members_of(request), inputs.ListInput)
-        account = caller.whose(wanted.account)
+        keys, caller = self._service.keyring, caller_of(request)
+        wanted, account, region = listing_of(request, keys, Action.LIST_QUEUES, inputs.ListInput)
         everything = account == "*"
-        caller.check(Action.LIST_QUEUES, account)
-        region = wanted.region
-        if region is None and not everything:
-            region = home_region(self._service.keyring, account)
         command = ListQueues(
             origin=caller.origin,
             account=None if everything else account,

@@ -1,29 +1,26 @@
-"""Routes of topics, subscriptions and message move tasks: show them, and delete topics.
+"""Routes of topics and subscriptions: show them, and delete topics.
 
 Strategy: topics are few and in memory, so a page is a walk over them. The waiting pushes of a subscription are counted
 in its hidden queue, whose name no other route accepts, and the push room knows the health of its endpoint.
 """
 
-from typing import Final, TypeVar
+from typing import Final
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import answer, caller_of, carry_out, members_of
+from veilmq.admin.answers import answer, caller_of, carry_out, listing_of
 from veilmq.admin.api import inputs, operator
-from veilmq.admin.api.jobs import is_behind, place_of
-from veilmq.admin.api.views import shown_move, shown_topic
-from veilmq.admin.history.reading import all_moves, covers, topics_of
-from veilmq.admin.service import Service, home_region
+from veilmq.admin.api.views import shown_topic
+from veilmq.admin.history.reading import topics_of
+from veilmq.admin.service import Service
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.topic import TopicKey
 
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
-L = TypeVar("L", bound=inputs.ListInput)
 
 
 class Topics:
@@ -38,12 +35,11 @@ class Topics:
             Route("/api/v1/topics", self.listed, methods=["GET"]),
             Route(_TOPIC, self.described, methods=["GET"]),
             Route(_TOPIC, self.delete, methods=["DELETE"]),
-            Route("/api/v1/moves", self.moves, methods=["GET"]),
         ]
 
     async def listed(self, request: Request) -> Response:
         """A page of topics by name, each with its subscriptions; account `*` means all."""
-        wanted, account, region = self._wanted(request, Action.DESCRIBE_TOPICS, inputs.ListInput)
+        wanted, account, region = listing_of(request, self._service.keyring, Action.DESCRIBE_TOPICS, inputs.ListInput)
         reader = self._service.reader
         after = _after(wanted.after, account, region)
         caller = caller_of(request)
@@ -74,31 +70,6 @@ class Topics:
         if isinstance(outcome, VeilError):
             raise outcome
         return answer({}, headers=headers)
-
-    async def moves(self, request: Request) -> Response:
-        """A page of the latest tasks of all queues that the caller may see, newest first."""
-        wanted, account, region = self._wanted(request, Action.DESCRIBE_QUEUE, inputs.MovesInput)
-        caller = caller_of(request)
-        found = [
-            task
-            for task in await run_in_threadpool(all_moves, self._service.reader)
-            if covers(task.source, account, region, wanted.prefix)
-            and is_behind(task, wanted.after)
-            and caller.may(Action.DESCRIBE_QUEUE, task.source.account, task.source.name)
-        ]
-        page, more = found[: wanted.limit], len(found) > wanted.limit
-        after = place_of(page[-1]) if more else None
-        return answer({"moves": [shown_move(task) for task in page], "more": more, "after": after})
-
-    def _wanted(self, request: Request, action: Action, shape: type[L]) -> tuple[L, str, str | None]:
-        """The input, the account, and the region (None: all regions)."""
-        caller = caller_of(request)
-        wanted = inputs.convert(members_of(request), shape)
-        account = caller.whose(wanted.account)
-        caller.check(action, account)
-        if wanted.region is not None or account == "*":
-            return wanted, account, wanted.region
-        return wanted, account, home_region(self._service.keyring, account)
 
     def _key(self, request: Request, action: Action) -> TopicKey:
         """The topic that the path names, if the caller may do the action."""
