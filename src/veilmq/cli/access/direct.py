@@ -6,7 +6,7 @@ receive sleeps until the engine has something due: nobody else can send meanwhil
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -208,40 +208,35 @@ class DirectAccess:
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""
         _checked(account, region, prefix)
-        after: str | None = ""
-        while after is not None:
-            with _failures():
-                page = quarantine_page(
-                    self._store.reader,
-                    lambda queue: covers(queue, account, region, prefix),
-                    after,
-                    inputs.PAGE_MAX,
-                    bodies=bodies,
-                )
-            yield from page["messages"]
-            after = page["after"]
+
+        def page(after: str) -> dict[str, Any]:
+            def wanted(queue: QueueKey) -> bool:
+                return covers(queue, account, region, prefix)
+
+            return quarantine_page(self._store.reader, wanted, after, inputs.PAGE_MAX, bodies=bodies)
+
+        return (message for each in _pages(page) for message in each["messages"])
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.messages`."""
-        after: str | None = ""
-        while after is not None:
-            with _failures():
-                checked = inputs.queue_key(queue.account, queue.region, queue.name)
-                given = inputs.convert({**wanted, "after": after}, inputs.PageInput)
-                page = message_page(self._store.reader, checked, given, self._clock.now())
-            yield page
-            after = page["after"]
+
+        def page(after: str) -> dict[str, Any]:
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            given = inputs.convert({**wanted, "after": after}, inputs.PageInput)
+            return message_page(self._store.reader, checked, given, self._clock.now())
+
+        return _pages(page)
 
     def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.holders`. Without a server nobody waits."""
-        after: str | None = ""
-        while after is not None:
-            with _failures():
-                checked = inputs.queue_key(queue.account, queue.region, queue.name)
-                wanted = inputs.convert({"client": client, "limit": inputs.PAGE_MAX, "after": after}, HoldersInput)
-                page = holder_page(self._store.reader, checked, wanted, self._clock.now())
-            yield page | {"waiters": shown_waiters(Counter())}
-            after = page["after"]
+
+        def page(after: str) -> dict[str, Any]:
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            wanted = inputs.convert({"client": client, "limit": inputs.PAGE_MAX, "after": after}, HoldersInput)
+            found = holder_page(self._store.reader, checked, wanted, self._clock.now())
+            return found | {"waiters": shown_waiters(Counter())}
+
+        return _pages(page)
 
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.rollups`."""
@@ -325,6 +320,16 @@ class DirectAccess:
                 now = self._clock.now()
                 due = engine.next_due(now)
                 time.sleep(_SLEEP_S_MAX if due is None else min(max(due - now, 0) / 1e6, _SLEEP_S_MAX))
+
+
+def _pages(page: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """All pages: each asks for what comes after the one before. Raises Failure."""
+    after: str | None = ""
+    while after is not None:
+        with _failures():
+            found = page(after)
+        yield found
+        after = found["after"]
 
 
 def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:

@@ -15,7 +15,7 @@ from veilmq.cli.history.events import print_events
 from veilmq.cli.output import instant, print_json, printable
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote import command_of
-from veilmq.cli.remote.options import Queue, duration_us
+from veilmq.cli.remote.options import OfGroup, OfType, Older, Queue, Receives, Text, filter_of
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -27,29 +27,19 @@ def list_messages(
     asked: "Asked",
     queue: Queue,
     hidden: Annotated[bool, typer.Option("--hidden", help="Those delayed or in flight.")] = False,
-    message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this type.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")] = None,
-    older: Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent longer ago.")] = None,
-    receives: Annotated[
-        int, typer.Option("--receives", metavar="N", min=0, help="Only those received so often, or more.")
-    ] = 0,
-    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only with this in the body.")] = None,
+    message_type: OfType = None,
+    group: OfGroup = None,
+    older: Older = None,
+    receives: Receives = 0,
+    text: Text = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = 100,
     scan: Annotated[int, typer.Option("--scan", metavar="N", min=1, help="Look at so many at most.")] = _SCAN_MAX,
 ) -> None:
     """List messages of a queue without their bodies."""
     from veilmq.admin.api.inputs import PAGE_MAX
 
-    wanted = {
-        "state": "hidden" if hidden else "visible",
-        "type": message_type,
-        "group": group,
-        "age_us_min": None if older is None else duration_us("--older", older),
-        "receives_min": receives or None,
-        "text": text,
-        "limit": min(limit, PAGE_MAX),
-    }
-    given = {name: value for name, value in wanted.items() if value is not None}
+    given = {"state": "hidden" if hidden else "visible", "limit": min(limit, PAGE_MAX)}
+    given |= filter_of(message_type, group, older, receives, text)
     found: list[dict[str, Any]] = []
     looked_at, is_stopped = 0, False
     for page in asked.access.messages(asked.queue(queue), given):

@@ -14,7 +14,20 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.output import print_json
-from veilmq.cli.remote.options import Everything, Prefix, Queue, Yes, confirm, duration_us, queue_names
+from veilmq.cli.remote.options import (
+    Everything,
+    OfGroup,
+    OfType,
+    Older,
+    Prefix,
+    Queue,
+    Receives,
+    Text,
+    Yes,
+    confirm,
+    filter_of,
+    queue_names,
+)
 from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:
@@ -52,22 +65,18 @@ def start_job(
         str | None,
         typer.Option("--to", metavar="QUEUE", help="Where messages are moved.", autocompletion=queue_names),
     ] = None,
-    message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this type.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")] = None,
-    older: Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent longer ago.")] = None,
-    receives: Annotated[
-        int, typer.Option("--receives", metavar="N", min=0, help="Only those received so often, or more.")
-    ] = 0,
-    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only with this in the body.")] = None,
+    message_type: OfType = None,
+    group: OfGroup = None,
+    older: Older = None,
+    receives: Receives = 0,
+    text: Text = None,
     rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 10000.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and say how many it would be.")] = False,
     wait: Wait = False,
     yes: Yes = False,
 ) -> None:
     """Begin to redrive, move, delete, purge or release all messages of a queue that match."""
-    age_us = None if older is None else duration_us("--older", older)
-    named = {"type": message_type, "group": group, "age_us_min": age_us, "receives_min": receives or None, "text": text}
-    wanted = {name: value for name, value in named.items() if value is not None}
+    wanted = filter_of(message_type, group, older, receives, text)
     if act in (Act.DELETE, Act.PURGE) and not dry_run:
         which = "the messages of" if wanted else "ALL messages of"
         more = " that match: how many, says --dry-run" if wanted else ""

@@ -33,6 +33,20 @@ Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Befo
 Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
 Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
 Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
+OfType = Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this type.")]
+OfGroup = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")]
+Older = Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent longer ago.")]
+Receives = Annotated[int, typer.Option("--receives", metavar="N", min=0, help="Only those received so often, or more.")]
+Text = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only with this in the body.")]
+
+
+def filter_of(
+    message_type: str | None, group: str | None, older: str | None, receives: int, text: str | None
+) -> dict[str, str | int]:
+    """What `OfType`, `OfGroup`, `Older`, `Receives` and `Text` ask for, as members of the API. Raises Failure."""
+    age_us = None if older is None else duration_us("--older", older)
+    named = {"type": message_type, "group": group, "age_us_min": age_us, "receives_min": receives or None, "text": text}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
