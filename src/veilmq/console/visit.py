@@ -92,6 +92,11 @@ class Visit:
         return "admin" if key is None else key.id
 
     @property
+    def account(self) -> str | None:
+        """Whose queues a list is about: of all accounts for the admin token, of its own for a key."""
+        return "*" if self.session.caller.key is None else None
+
+    @property
     def once(self) -> str:
         """A new key for a form."""
         return secrets.token_hex(16)

@@ -28,8 +28,8 @@ _WAITING: Final = frozenset({"running", "cancelling"})
 
 async def jobs(visit: Visit) -> Response:
     """A page of jobs, newest first."""
-    account = "*" if visit.session.caller.key is None else None
-    found = await visit.api.get("/api/v1/jobs", account=account, after=visit.members.get("after"), limit=JOBS_A_PAGE)
+    members = {"account": visit.account, "after": visit.members.get("after"), "limit": JOBS_A_PAGE}
+    found = await visit.api.get("/api/v1/jobs", **members)
     after = found["after"] if found["more"] else None
     return visit.show("jobs.html", jobs=found["jobs"], after=after, nav="jobs")
 

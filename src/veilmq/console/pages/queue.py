@@ -29,7 +29,7 @@ FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
 
 
 def key_of(visit: Visit) -> QueueKey:
-    """The queue that the path names. Raises ParameterInvalid."""
+    """The queue, or the topic, that the path names. Raises ParameterInvalid."""
     parts = visit.request.path_params
     return queue_key(parts["account"], parts["region"], parts["name"])
 

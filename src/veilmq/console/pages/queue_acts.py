@@ -32,14 +32,14 @@ class FormWrong(ApiRefused):
 
 
 async def queue_page(
-    visit: Visit, template: str, error: ApiRefused | None, given: dict[str, str], **values: Any
+    visit: Visit, template: str, error: ApiRefused | None, given: dict[str, str], queue: Any = None, **values: Any
 ) -> Response:
-    """The page of the form, with what was typed and what is wrong."""
-    key = key_of(visit)
-    found = await visit.api.get(queue_path(key))
+    """The page of the form, with what was typed and what is wrong. queue: if it was asked for already."""
+    if queue is None:
+        queue = await visit.api.get(queue_path(key_of(visit)))
     wrong = None if error is None else (f"{error.field}: {error.message}" if error.field else error.message)
     status = 200 if error is None else error.status
-    return visit.show(template, status, queue=found, given=given, wrong=wrong, nav="queues", **values)
+    return visit.show(template, status, queue=queue, given=given, wrong=wrong, nav="queues", **values)
 
 
 async def send_form(visit: Visit) -> Response:
@@ -115,9 +115,9 @@ async def settings_form(visit: Visit) -> Response:
 async def _settings_page(
     visit: Visit, error: ApiRefused | None, given: dict[str, str], changes: list[tuple[str, str, str]] | None = None
 ) -> Response:
-    found = await visit.api.get(queue_path(key_of(visit)))
-    shown = _typed(found["settings"]) | given
-    return await queue_page(visit, "settings.html", error, shown, spans=_SPANS, changes=changes)
+    queue = await visit.api.get(queue_path(key_of(visit)))
+    shown = _typed(queue["settings"]) | given
+    return await queue_page(visit, "settings.html", error, shown, queue, spans=_SPANS, changes=changes)
 
 
 async def change_settings(visit: Visit) -> Response:

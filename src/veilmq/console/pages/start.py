@@ -10,14 +10,16 @@ from typing import Any, Final
 from starlette.responses import RedirectResponse, Response
 
 from veilmq.console.entering import HOME
+from veilmq.console.pages.queue import console_path
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
-from veilmq.model.instant import SECOND_US
+from veilmq.model.instant import HOUR_US
+from veilmq.model.settings.queue import QueueKey
 
 QUEUES_A_PAGE: Final = 50
 WORST_SHOWN_MAX: Final = 3
 """Queues of each measure."""
-OLD_US: Final = 60 * 60 * SECOND_US
+OLD_US: Final = HOUR_US
 _BAD: Final = (
     ("dead_lettered", 1, "dead letters in this hour and the last: {}"),
     ("failed", 1, "failures that workers reported in this hour and the last: {}"),
@@ -50,7 +52,7 @@ async def news(visit: Visit) -> Response:
 async def _queues(visit: Visit) -> dict[str, Any]:
     members = visit.members
     prefix, after = members.get("prefix", ""), members.get("after", "")
-    account = members.get("account") or ("*" if visit.session.caller.key is None else None)
+    account = members.get("account") or visit.account
     found = await visit.api.get("/api/v1/queues", prefix=prefix, after=after, account=account, limit=QUEUES_A_PAGE)
     several = len({(queue["account"], queue["region"]) for queue in found["queues"]}) > 1
     return {
@@ -67,8 +69,7 @@ async def _needs(visit: Visit) -> list[dict[str, str]]:
     found = [{"level": "bad", "what": what, "why": why, "href": ""} for what, why in health["reasons"].items()]
     found += [{"level": "warn", "what": what, "why": why, "href": ""} for what, why in health["warnings"].items()]
     if visit.may("peek"):
-        account = "*" if visit.session.caller.key is None else None
-        apart = await visit.api.get("/api/v1/quarantine", account=account, limit=1)
+        apart = await visit.api.get("/api/v1/quarantine", account=visit.account, limit=1)
         if apart["messages"]:
             first = apart["messages"][0]
             found.append(
@@ -84,15 +85,14 @@ async def _needs(visit: Visit) -> list[dict[str, str]]:
 
 async def _worst(visit: Visit) -> list[dict[str, str]]:
     """The queues that are worst by some measure, as far as that is bad."""
-    account = "*" if visit.session.caller.key is None else None
     found = []
     for measure, least, words in _BAD:
-        ranked = await visit.api.get("/api/v1/worst", by=measure, account=account, limit=WORST_SHOWN_MAX)
+        ranked = await visit.api.get("/api/v1/worst", by=measure, account=visit.account, limit=WORST_SHOWN_MAX)
         for queue in ranked["queues"]:
             if queue["value"] is None or queue["value"] < least:
                 continue
             shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
-            href = f"/console/queues/{queue['account']}/{queue['region']}/{queue['name']}"
+            href = console_path(QueueKey(queue["account"], queue["region"], queue["name"]))
             found.append({"level": "warn", "what": queue["name"], "why": words.format(shown), "href": href})
     return found
 

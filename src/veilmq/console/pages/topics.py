@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from veilmq.admin.api.inputs import queue_key
+from veilmq.console.pages.queue import key_of
 from veilmq.console.visit import Page, Visit
 
 TOPICS_A_PAGE: Final = 50
@@ -14,10 +14,9 @@ _PATH: Final = "/console/topics/{account}/{region}/{name}"
 async def topics(visit: Visit) -> Response:
     """A page of topics by name."""
     members = visit.members
-    account = "*" if visit.session.caller.key is None else None
     found = await visit.api.get(
         "/api/v1/topics",
-        account=account,
+        account=visit.account,
         prefix=members.get("prefix"),
         after=members.get("after"),
         limit=TOPICS_A_PAGE,
@@ -37,8 +36,7 @@ def _counted(topic: dict[str, Any]) -> dict[str, Any]:
 
 async def topic(visit: Visit) -> Response:
     """One topic."""
-    parts = visit.request.path_params
-    key = queue_key(parts["account"], parts["region"], parts["name"])
+    key = key_of(visit)
     found = await visit.api.get(f"/api/v1/topics/{key.account}/{key.region}/{key.name}")
     return visit.show("topic.html", topic=_counted(found), nav="topics")
 
