@@ -11,15 +11,9 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
+from veilmq.admin.story.rules import rounded, span
+from veilmq.model.instant import MILLISECOND_US, SECOND_US
 
-_UNITS: Final = (
-    (DAY_US, "d"),
-    (HOUR_US, "h"),
-    (MINUTE_US, "min"),
-    (SECOND_US, "s"),
-    (MILLISECOND_US, "ms"),
-)
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -29,16 +23,10 @@ def duration(span_us: int | None) -> str:
         return "–"
     size_us = abs(span_us)
     sign = "-" if span_us < 0 else ""
-    for place, (unit_us, name) in enumerate(_UNITS):
-        if size_us < unit_us:
-            continue
-        whole, rest = divmod(size_us, unit_us)
-        if unit_us > SECOND_US:
-            smaller_us, smaller = _UNITS[place + 1]
-            more = f" {rest // smaller_us} {smaller}" if rest // smaller_us else ""
-            return f"{sign}{whole} {name}{more}"
-        digits = f"{size_us / unit_us:.1f}" if whole < 10 and rest else str(whole)
-        return f"{sign}{digits.removesuffix('.0')} {name}"
+    if size_us >= SECOND_US:
+        return sign + span(size_us, minutes_from=1)
+    if size_us >= MILLISECOND_US:
+        return f"{sign}{rounded(size_us, MILLISECOND_US)} ms"
     return "0 s" if not size_us else f"{sign}{size_us} µs"
 
 

@@ -49,17 +49,24 @@ def _at(life: Life, instant: int | None) -> str:
     return time.strftime("%H:%M:%S") if time.date() == first.date() else time.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def span(span_us: int) -> str:
-    """30 s, 1.5 s, 2 min 5 s, 4 d."""
+def span(span_us: int, *, minutes_from: int = 2) -> str:
+    """30 s, 1.5 s, 2 min 5 s, 4 d. minutes_from: a span of so many minutes is not said in seconds any more, as leases
+    of a minute or so are."""
     for place, (unit_us, name) in enumerate(_UNITS):
-        if span_us < unit_us * (2 if name == "min" else 1):  # leases of a minute or so are said in seconds
+        if span_us < unit_us * (minutes_from if name == "min" else 1):
             continue
-        whole, rest = divmod(span_us, unit_us)
         if unit_us == SECOND_US:
-            return f"{span_us / unit_us:.1f}".removesuffix(".0") + " s" if whole < 10 else f"{whole} s"
+            return f"{rounded(span_us, unit_us)} s"
+        whole, rest = divmod(span_us, unit_us)
         smaller_us, smaller = _UNITS[place + 1]
         return f"{whole} {name}" + (f" {rest // smaller_us} {smaller}" if rest // smaller_us else "")
     return "0 s" if span_us < 1_000 else f"{span_us // 1_000} ms"
+
+
+def rounded(span_us: int, unit_us: int) -> str:
+    """The number of units, below ten with one digit behind the point."""
+    whole, rest = divmod(span_us, unit_us)
+    return f"{span_us / unit_us:.1f}".removesuffix(".0") if whole < 10 and rest else str(whole)
 
 
 def times(count: int) -> str:
