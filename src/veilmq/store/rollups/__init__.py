@@ -70,13 +70,14 @@ _PACK: Final = msgspec.msgpack.Encoder().encode
 _UNPACK: Final = msgspec.msgpack.Decoder(list[int | list[Seen] | None]).decode
 
 
-def _selecting(kind: int) -> bytes:
+def selecting(kind: int) -> bytes:
+    """A table for `bytes.translate` that makes 1 of this kind, and 0 of all others."""
     return bytes(each == kind for each in range(256))
 
 
-_ARE_RECEIVED: Final = _selecting(_RECEIVED)
-_ARE_DELETED: Final = _selecting(_DELETED)
-_ARE_FOR_RETRY: Final = _selecting(_FOR_RETRY)
+_ARE_RECEIVED: Final = selecting(_RECEIVED)
+_ARE_DELETED: Final = selecting(_DELETED)
+_ARE_FOR_RETRY: Final = selecting(_FOR_RETRY)
 
 
 class State(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Final
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.store.reader import CLIENT_COUNTS, SeenClients
-from veilmq.store.rollups import is_failure
+from veilmq.store.rollups import is_failure, selecting
 
 CLIENTS_MAX: Final = 10_000
 WINDOW_US: Final = 5 * MINUTE_US
@@ -35,9 +35,7 @@ _COLUMNS: Final[dict[int, int]] = {
     int(Kind.DELETE_REFUSED): _REFUSED,
     int(Kind.EXTEND_REFUSED): _REFUSED,
 }
-
-
-_SELECTING: Final = {kind: bytes(each == kind for each in range(256)) for kind in _COLUMNS}
+_SELECTING: Final = {kind: selecting(kind) for kind in _COLUMNS}
 
 
 class Clients:
