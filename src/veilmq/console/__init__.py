@@ -1,56 +1,34 @@
 """The web console, below /console on the admin port.
 
-Strategy: pages made on the server (Starlette, Jinja) that call `/api/v1` in this process with the rights of whoever is
-signed in (calls.py); every act is a plain form. `application` is the admin application with the console beside it.
-Every answer passes the guard (guard.py); every page but the sign-in has a session (entering.py, sessions.py).
+Strategy: pages made on the server (Starlette, Jinja) that call `/api/v1` in this process with the rights of the session
+(calls.py); every act is a plain form. `application` is the admin application with the console beside it. The console
+itself (app.py) is loaded when it is first asked for: templates and pages would make every start a seventh longer.
 """
 
-import logging
+import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from typing import Final
-from urllib.parse import quote, urlencode, urlsplit
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from veilmq.admin.access import Access
-from veilmq.admin.api.errors import STATUS, Refused, described
 from veilmq.admin.app import create_app
 from veilmq.admin.service import Service
-from veilmq.console.calls import ApiRefused, Calls
-from veilmq.console.entering import HOME, SIGN_IN, Entrance, SignInNeeded
-from veilmq.console.guard import Guard
-from veilmq.console.pages import PAGES
-from veilmq.console.showing import page
-from veilmq.console.visit import Visit
-from veilmq.model.errors import VeilError
 from veilmq.server.config.settings import Settings
 
-_FILES: Final = {
-    "console.css": "text/css; charset=utf-8",
-    "console.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
+HOME: Final = "/console/"
 _HTML: Final = re.compile(r"(^|,)\s*text/html")
-logger = logging.getLogger("veilmq.console")
-
-Shown = Callable[[Visit], Awaitable[Response]]
 
 
 def application(service: Service, settings: Settings, token: str) -> ASGIApp:
     """The admin port's application: the API, and the console. `token` may do everything."""
     api = create_app(service, settings, token)
-    console = _console(service, settings, token, api)
+    console = _Later(service, settings, token, api)
 
     async def either(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] == "http" and (path == "/console" or path.startswith("/console/")):
+        if scope["type"] == "http" and (path == "/console" or path.startswith(HOME)):
             await console(scope, receive, send)
         elif path == "/" and _is_browser(scope):
             await RedirectResponse(HOME, 307)(scope, receive, send)
@@ -60,118 +38,28 @@ def application(service: Service, settings: Settings, token: str) -> ASGIApp:
     return either
 
 
+class _Later:
+    """The console, made at its first request."""
+
+    def __init__(self, service: Service, settings: Settings, token: str, api: ASGIApp) -> None:
+        self._given = service, settings, token, api
+        self._turn = asyncio.Lock()
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turn:
+            if self._app is None:
+                await run_in_threadpool(_load)
+                from veilmq.console.app import console
+
+                self._app = console(*self._given)
+        await self._app(scope, receive, send)
+
+
+def _load() -> None:
+    """In a thread, for it takes 70 ms, in which the loop would answer nobody."""
+    import veilmq.console.app  # noqa: F401
+
+
 def _is_browser(scope: Scope) -> bool:
     return any(name == b"accept" and _HTML.search(value.decode("latin-1")) for name, value in scope["headers"])
-
-
-def _console(service: Service, settings: Settings, token: str, api: ASGIApp) -> ASGIApp:
-    access = Access(api, token, lambda: service.keyring, settings.base_domain)
-    entrance = Entrance(service, settings, access, token)
-
-    def visited(shown: Shown, *, is_used: bool = True) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            session = entrance.session_of(request, is_used=is_used)
-            now = service.clock.now()
-            calls = Calls(api, request, session.caller)
-            return await shown(Visit(request, session, calls, now, shows_bodies=settings.console_bodies))
-
-        return endpoint
-
-    async def home(request: Request) -> Response:
-        return RedirectResponse(HOME, 307)
-
-    async def leave(visit: Visit) -> Response:
-        await visit.checked_form()
-        return await entrance.leave(visit.request, visit.session)
-
-    routes = [
-        Route("/console", home, methods=["GET"]),
-        Route(SIGN_IN, entrance.form, methods=["GET"]),
-        Route(SIGN_IN, entrance.enter, methods=["POST"]),
-        Route("/console/links", entrance.link, methods=["POST"]),
-        Route("/console/sign-out", visited(leave), methods=["POST"]),
-        Route("/console/static/{name}", _static, methods=["GET"]),
-    ]
-    for each in PAGES:
-        routes.append(
-            Route(each.path, visited(each.shown, is_used=not each.is_polled), methods=[each.method], name=each.path)
-        )
-    app = Starlette(
-        routes=routes,
-        exception_handlers={
-            SignInNeeded: _sign_in,
-            ApiRefused: _api_refused,
-            Refused: _refused,
-            VeilError: _veil_error,
-            HTTPException: _http_error,
-            Exception: _failed,
-        },
-    )
-    app.router.redirect_slashes = False
-    return Guard(app, _hosts(settings), _domains(settings))
-
-
-def _hosts(settings: Settings) -> list[str]:
-    outside = urlsplit(settings.external_url or "").hostname
-    return [*settings.console_hosts, *([outside] if outside else [])]
-
-
-def _domains(settings: Settings) -> list[str]:
-    return [] if settings.base_domain is None else [settings.base_domain]
-
-
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in _FILES:
-        raise HTTPException(404, "no such file")
-    return Response((files("veilmq.console") / "static" / name).read_bytes(), media_type=_FILES[name])
-
-
-async def _sign_in(request: Request, error: Exception) -> Response:
-    """To the sign-in, and from there back to this page. A page that looks for news gets 401."""
-    assert isinstance(error, SignInNeeded)
-    if request.headers.get("accept") == "application/json":
-        return JSONResponse({"error": "signed_out"}, 401)
-    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
-        # A link on another site brings no cookie of ours (SameSite=Strict); from our own page it does.
-        return page("arriving.html", target=here)
-    if request.method != "GET":
-        here = HOME
-    members = {"next": here} | ({"over": "1"} if error.is_over else {})
-    return RedirectResponse(f"{SIGN_IN}?{urlencode(members, quote_via=quote)}", 303)
-
-
-async def _api_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiRefused)
-    return _error(request, error.status, error.message or error.error)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return _error(request, error.status, error.message, error.error)
-
-
-async def _veil_error(request: Request, error: Exception) -> Response:
-    """What an address names cannot be a queue or a message."""
-    assert isinstance(error, VeilError)
-    return _error(request, STATUS[type(error)], described(error)["message"])
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = {404: "There is no such page.", 405: "This page does not take that method."}
-    return _error(request, error.status_code, words.get(error.status_code, error.detail))
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """A bug: the log has the error."""
-    logger.error("%s %s: failed", request.method, request.url.path[:200], exc_info=error)
-    return _error(request, 500, "The server failed; its log says why.")
-
-
-def _error(request: Request, status: int, message: str, error: str = "refused") -> Response:
-    """As a page; for a program as the API does."""
-    if request.headers.get("accept") == "application/json" or "authorization" in request.headers:
-        return JSONResponse({"error": error, "field": None, "message": message, "data": {}}, status)
-    return page("error.html", status, code=status, message=message)

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from veilmq.admin.access import Access, Caller, key_of
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.service import Service
+from veilmq.console import HOME
 from veilmq.console.sessions import Attempts, Links, Session, Sessions, hashed
 from veilmq.console.showing import duration, page
 from veilmq.server.config.settings import Settings
@@ -24,7 +25,6 @@ from veilmq.server.config.settings import Settings
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024
 """A body of 1 MiB, as a form encodes most texts."""
 _FIELDS_MAX: Final = 100
-HOME: Final = "/console/"
 SIGN_IN: Final = "/console/sign-in"
 _PAGE: Final = re.compile(r"/console/[!-\[\]-~]{0,2000}")
 """Where a sign-in may lead: a path of ours, without a backslash."""

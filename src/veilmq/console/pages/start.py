@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
-from veilmq.console.entering import HOME
+from veilmq.console import HOME
 from veilmq.console.pages.queue import console_path
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit

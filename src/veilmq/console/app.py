@@ -1,0 +1,153 @@
+"""The console's application: its routes, and what its errors look like.
+
+Strategy: every answer passes the guard (guard.py); every page but the sign-in has a session (entering.py, sessions.py).
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Final
+from urllib.parse import quote, urlencode, urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from veilmq.admin.access import Access
+from veilmq.admin.api.errors import STATUS, Refused, described
+from veilmq.admin.service import Service
+from veilmq.console import HOME
+from veilmq.console.calls import ApiRefused, Calls
+from veilmq.console.entering import SIGN_IN, Entrance, SignInNeeded
+from veilmq.console.guard import Guard
+from veilmq.console.pages import PAGES
+from veilmq.console.showing import page
+from veilmq.console.visit import Visit
+from veilmq.model.errors import VeilError
+from veilmq.server.config.settings import Settings
+
+_FILES: Final = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+logger = logging.getLogger("veilmq.console")
+
+Shown = Callable[[Visit], Awaitable[Response]]
+
+
+def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> ASGIApp:
+    """The application of everything below /console. api: the admin application; `token` may do everything there."""
+    access = Access(api, token, lambda: service.keyring, settings.base_domain)
+    entrance = Entrance(service, settings, access, token)
+
+    def visited(shown: Shown, *, is_used: bool = True) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            session = entrance.session_of(request, is_used=is_used)
+            now = service.clock.now()
+            calls = Calls(api, request, session.caller)
+            return await shown(Visit(request, session, calls, now, shows_bodies=settings.console_bodies))
+
+        return endpoint
+
+    async def home(request: Request) -> Response:
+        return RedirectResponse(HOME, 307)
+
+    async def leave(visit: Visit) -> Response:
+        await visit.checked_form()
+        return await entrance.leave(visit.request, visit.session)
+
+    routes = [
+        Route("/console", home, methods=["GET"]),
+        Route(SIGN_IN, entrance.form, methods=["GET"]),
+        Route(SIGN_IN, entrance.enter, methods=["POST"]),
+        Route("/console/links", entrance.link, methods=["POST"]),
+        Route("/console/sign-out", visited(leave), methods=["POST"]),
+        Route("/console/static/{name}", _static, methods=["GET"]),
+    ]
+    for each in PAGES:
+        routes.append(
+            Route(each.path, visited(each.shown, is_used=not each.is_polled), methods=[each.method], name=each.path)
+        )
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            SignInNeeded: _sign_in,
+            ApiRefused: _api_refused,
+            Refused: _refused,
+            VeilError: _veil_error,
+            HTTPException: _http_error,
+            Exception: _failed,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Guard(app, _hosts(settings), _domains(settings))
+
+
+def _hosts(settings: Settings) -> list[str]:
+    outside = urlsplit(settings.external_url or "").hostname
+    return [*settings.console_hosts, *([outside] if outside else [])]
+
+
+def _domains(settings: Settings) -> list[str]:
+    return [] if settings.base_domain is None else [settings.base_domain]
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _FILES:
+        raise HTTPException(404, "no such file")
+    return Response((files("veilmq.console") / "static" / name).read_bytes(), media_type=_FILES[name])
+
+
+async def _sign_in(request: Request, error: Exception) -> Response:
+    """To the sign-in, and from there back to this page. A page that looks for news gets 401."""
+    assert isinstance(error, SignInNeeded)
+    if request.headers.get("accept") == "application/json":
+        return JSONResponse({"error": "signed_out"}, 401)
+    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
+        # A link on another site brings no cookie of ours (SameSite=Strict); from our own page it does.
+        return page("arriving.html", target=here)
+    if request.method != "GET":
+        here = HOME
+    members = {"next": here} | ({"over": "1"} if error.is_over else {})
+    return RedirectResponse(f"{SIGN_IN}?{urlencode(members, quote_via=quote)}", 303)
+
+
+async def _api_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiRefused)
+    return _error(request, error.status, error.message or error.error)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _error(request, error.status, error.message, error.error)
+
+
+async def _veil_error(request: Request, error: Exception) -> Response:
+    """What an address names cannot be a queue or a message."""
+    assert isinstance(error, VeilError)
+    return _error(request, STATUS[type(error)], described(error)["message"])
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "There is no such page.", 405: "This page does not take that method."}
+    return _error(request, error.status_code, words.get(error.status_code, error.detail))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug: the log has the error."""
+    logger.error("%s %s: failed", request.method, request.url.path[:200], exc_info=error)
+    return _error(request, 500, "The server failed; its log says why.")
+
+
+def _error(request: Request, status: int, message: str, error: str = "refused") -> Response:
+    """As a page; for a program as the API does."""
+    if request.headers.get("accept") == "application/json" or "authorization" in request.headers:
+        return JSONResponse({"error": error, "field": None, "message": message, "data": {}}, status)
+    return page("error.html", status, code=status, message=message)
