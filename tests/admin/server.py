@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 
 from veilmq.cli.serve.admin_port import Connection
@@ -149,3 +150,11 @@ def running(
         yield server
     finally:
         server.stop()
+
+
+def got(http: httpx.Client, path: str, **members: Any) -> dict[str, Any]:
+    """What a GET with these members answers: 200 and an object."""
+    answer = http.get(path, params=members)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 from tests.admin.conftest import client
-from tests.admin.server import OPTIONS, Keys, running
+from tests.admin.server import OPTIONS, Keys, got, running
 
 from veilmq.model.commands import Extend, Origin, Receive
 from veilmq.model.messages.message import id_text
@@ -36,10 +36,7 @@ def fail(server: Any, http: httpx.Client, line: str) -> str:
 
 
 def failures(http: httpx.Client, **members: Any) -> dict[str, Any]:
-    answer = http.get(JOBS + "/failures", params=members)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return got(http, JOBS + "/failures", **members)
 
 
 def test_causes_of_a_span(server: Any, http: httpx.Client) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.admin.conftest import client
-from tests.admin.server import Keys
+from tests.admin.server import Keys, got
 
 from veilmq.model.commands import Extend, Origin, Receive
 from veilmq.model.messages.reports import Failure, Report, Reported
@@ -31,10 +31,7 @@ def send(http: httpx.Client, body: str, **members: Any) -> str:
 
 
 def find(http: httpx.Client, message: str, **query: Any) -> dict[str, Any]:
-    answer = http.get(f"/api/v1/messages/{message}", params=query)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return got(http, f"/api/v1/messages/{message}", **query)
 
 
 def place(http: httpx.Client, message: str, **query: Any) -> dict[str, Any]:
@@ -118,9 +115,7 @@ def test_a_key_finds_what_it_may_peek_at(running: Any, tmp_path: Any) -> None:
 
 def page(http: httpx.Client, **query: Any) -> tuple[list[int], dict[str, Any]]:
     """Sequences of a page of `orders`, by their place among those sent, and the page."""
-    answer = http.get(ORDERS + "/messages", params=query)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    found = got(http, ORDERS + "/messages", **query)
     return [each["sequence"] for each in found["messages"]], found
 
 

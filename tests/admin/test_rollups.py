@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.admin.conftest import client
-from tests.admin.server import OPTIONS, Keys, running
+from tests.admin.server import OPTIONS, Keys, got, running
 
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.store.rollups import COUNTS
@@ -122,10 +122,7 @@ def test_a_missing_queue_is_not_found_and_a_grant_is_needed(tmp_path: Path) -> N
 
 
 def worst(http: httpx.Client, **members: Any) -> dict[str, Any]:
-    answer = http.get("/api/v1/worst", params=members)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return got(http, "/api/v1/worst", **members)
 
 
 def test_the_worst_queues(http: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.admin.conftest import client
-from tests.admin.server import Keys, running
+from tests.admin.server import Keys, got, running
 
 from veilmq.model.settings.access import AccessKey, Action, Grant
 
@@ -30,10 +30,7 @@ def send(http: httpx.Client, count: int, **members: Any) -> None:
 
 
 def holders(http: httpx.Client, **members: Any) -> dict[str, Any]:
-    answer = http.get(ORDERS + "/holders", params=members)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return got(http, ORDERS + "/holders", **members)
 
 
 @pytest.fixture
@@ -126,10 +123,7 @@ def test_who_may_not_peek_learns_nothing(tmp_path: Path) -> None:
 
 
 def workers(http: httpx.Client, **members: Any) -> dict[str, Any]:
-    answer = http.get("/api/v1/workers", params=members)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return got(http, "/api/v1/workers", **members)
 
 
 def test_what_each_client_does_and_holds(orders: httpx.Client) -> None:

@@ -87,7 +87,7 @@ async def test_the_end_of_a_last_answer_comes_with_tls(serve: Serve, files: tupl
 
 
 async def test_a_deadline_may_pass_while_a_connection_is_being_lost(serve: Serve, files: tuple[Path, Path]) -> None:
-    """With TLS the socket is gone a turn of the loop before the connection is told so."""
+    """With TLS the socket is gone one turn of the loop before `connection_lost` is called."""
     every_turn = {"linger_s": 1e-9, "tick_s": 1e-9}
     port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=every_turn)
     for _ in range(5):

@@ -1,6 +1,6 @@
 """Signing in and out: with the admin token, a key, or a link that `veilmq console` asked for.
 
-Strategy: whoever shows a secret gets a session of the rights that the secret has, as a cookie that no script sees and
+Strategy: a valid secret opens a session with the rights of that secret, as a cookie that no script sees and
 no other site's page sends. The secret itself is in no cookie, address or log. Each wrong attempt delays the next one
 of its address; a link needs no delay, for it cannot be guessed.
 """

@@ -1,7 +1,7 @@
 """The page of one message: what happened in one sentence and as a picture, every event, and the body behind a button.
 
-Strategy: the sentence and the events come from the trace, the state from the message's row. Whoever may see one of the
-two sees that one. Reading a body is an act: a POST, which the history records.
+Strategy: the sentence and the events come from the trace, the state from the message's row. A session that may
+see only one of the two sees that one. Reading a body is an act: a POST, which the history records.
 """
 
 import base64

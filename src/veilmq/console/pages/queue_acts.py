@@ -2,7 +2,7 @@
 
 Strategy: what cannot be taken back has a page before it that names what and how many. The form of the settings shows
 what would change before it does, and carries when the queue was modified: if someone else changed it meanwhile, the
-second one is told and nothing is changed.
+page says so and nothing is changed.
 """
 
 from typing import Any, Final

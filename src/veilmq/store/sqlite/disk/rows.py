@@ -10,7 +10,7 @@ to `sys.setswitchinterval`. So many rows go into one statement.
 
 A damaged disk may leave text that is not UTF-8, and then apsw returns no row of the statement. The same statement is
 run again `leniently`: its texts have escapes in place of the wrong bytes, and the extras of such a message read as
-damaged, so that whoever may set it apart does so.
+damaged, so that callers that set messages apart do so.
 """
 
 import re

@@ -289,8 +289,8 @@ _SENT: Final = "SELECT m.id, m.sent, m.group_id, m.type FROM message m WHERE m.s
 
 
 def release_all(writer: Writer, queue: LiveQueue, places: Sequence[Place], origin: int, **told: object) -> None:
-    """End the leases of messages in flight at an operator's wish. Their handles stay what they are, as after a release
-    by their holder. told: more of it for the history."""
+    """End the leases of messages in flight, because an operator asked for it. Their handles stay valid, as after a
+    release by their holder. told: more of it for the history."""
     moves = Moves(writer)
     for place in places:
         event = event_of(_RELEASED, writer.now, queue, origin, place, dict(told))
