@@ -59,7 +59,10 @@ NO_RANDOMIZE = 0x0040000
 
 Wave = list[bytes]
 Numbers = dict[str, dict[str, list[float]]]
-"""By operation and batch (`send 10`), then by what is measured: a value a wave, for one request."""
+"""By operation and batch (`send 10`), then by what is measured: a value a wave, for one request.
+
+Beside the stages stands how many of them the wave `entered`.
+"""
 
 
 class Loop(uvloop.Loop):
@@ -349,6 +352,7 @@ class Lane:
             answers = await self._connections.wave(requests)
             spent_ns = self._stopwatch.end()
             spent = {stage: spent_ns.get(stage, 0) / 1e3 for stage in (*STAGES, "rest")}
+            into.setdefault("entered", []).append(len(STAGES.keys() & spent_ns.keys()))
         for name, value in spent.items():
             into.setdefault(name, []).append(round(value / CONNECTIONS, 3))
         _check(answers)

@@ -31,8 +31,9 @@ def test_the_yardstick_measures_this_tree_twice(tmp_path: Path) -> None:
                 (cpu_us,) = total[f"{operation} {batch}"]["cpu"]
                 assert 5 < cpu_us < 50_000
                 stages = split[f"{operation} {batch}"]
-                # A method that was renamed is a stage that nobody enters.
-                assert all(stages[stage][0] > 0 for stage in stages if stage != "rest"), stages
+                # A method that was renamed is a stage that nobody enters. What a stage took may be less than the
+                # stopwatch's own cost, which is subtracted: no figure of one wave is asserted.
+                assert stages["entered"] == [9], stages
     home.rmdir()  # which is empty again
     rows = [line for line in done.stdout.splitlines() if line.startswith("send, batch of ten")]
     assert len(rows) >= 1 + len(lanes)
