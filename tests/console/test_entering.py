@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.admin import server as admin
 from tests.console.conftest import CONSOLE, Api, Visitor, hidden
 
@@ -16,14 +17,13 @@ from veilmq.console.sessions import (
     FREE_FAILURES,
     LINK_US,
     LINKS_MAX,
-    SESSIONS_MAX,
     Attempts,
     Links,
-    Sessions,
 )
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.server.config.settings import Settings
+from veilmq.store.sqlite.tools.backup import backup_directory
 from veilmq.testing.for_each import for_each
 
 LOOKER = AccessKey(
@@ -78,6 +78,9 @@ def test_another_server_on_this_host_has_another_cookie(server: Any, tmp_path: P
                                         headers={"origin": other.url})).partition("=")  # fmt: skip
         assert mine[0] != theirs[0]
         assert visitor.get("/console/").status_code == 200
+        visitor.cookies.clear()
+        visitor.cookies.set(mine[0], theirs[2].partition(";")[0])
+        assert visitor.get("/console/").status_code == 303, "its session is none of this server, whatever its name"
 
 
 def test_a_session_id_that_the_browser_brings_is_never_taken_over(server: Any) -> None:
@@ -137,6 +140,90 @@ def test_a_session_ends_after_half_a_day_however_it_is_used(api: Api, visitor: V
     answer = visitor.get("/console/")
     assert answer.status_code == 303
     assert "The session is over" in visitor.get(answer.headers["location"]).text
+
+
+def signed_in(server: Any, **fields: str) -> dict[str, str]:
+    """The cookies of a new session."""
+    with Visitor(server) as visitor:
+        assert visitor.sign_in(**fields).status_code == 303
+        assert visitor.get("/console/").status_code == 200
+        return dict(visitor.cookies)
+
+
+def page_of(server: Any, cookies: dict[str, str]) -> httpx.Response:
+    with Visitor(server, cookies=cookies) as visitor:
+        return visitor.get("/console/")
+
+
+def test_a_restart_ends_no_session_but_those_whose_secret_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    with admin.running(data, KEYS) as server:
+        token = signed_in(server, secret=admin.TOKEN)
+        looks = signed_in(server, secret=admin.TOKEN, reads_only="on")
+        key, gone = (signed_in(server, key="AKLOOK", secret="look-secret") for _ in range(2))
+        with Visitor(server, cookies=gone) as visitor:
+            visitor.submit("/console/", "/console/sign-out")
+            form = visitor.fields("/console/sign-in", "/console/sign-in")
+        assert "csrf" not in form
+        with Visitor(server, cookies=token) as visitor:
+            before = visitor.fields("/console/", "/console/sign-out")["csrf"]
+    written = b"".join(file.read_bytes() for file in data.iterdir())
+    for secret in (*token.values(), *looks.values(), *key.values(), admin.TOKEN, "look-secret"):
+        assert secret.encode() not in written
+    with admin.running(data, KEYS) as server:
+        assert page_of(server, token).status_code == 200
+        assert "read-only" in page_of(server, looks).text
+        assert "AKLOOK" in page_of(server, key).text
+        assert page_of(server, gone).status_code == 303
+        with Visitor(server, cookies=token) as visitor:
+            assert visitor.fields("/console/", "/console/sign-out")["csrf"] == before, "an open form still acts"
+    changed = admin.Keys(AccessKey("AKLOOK", "another-secret", LOOKER.account, grants=LOOKER.grants))
+    with admin.running(data, changed) as server:
+        assert page_of(server, token).status_code == 200
+        assert "over" in page_of(server, key).headers["location"]
+    with admin.running(data, KEYS) as server:
+        assert "over" in page_of(server, key).headers["location"], "it does not come back with the old secret"
+        key = signed_in(server, key="AKLOOK", secret="look-secret")
+    with admin.running(data) as server:
+        assert page_of(server, key).status_code == 303, "development mode makes keys up"
+    monkeypatch.setattr(admin, "TOKEN", "another-token-of-the-tests")
+    with admin.running(data, KEYS) as server:
+        assert "over" in page_of(server, token).headers["location"]
+        assert page_of(server, looks).status_code == 303
+
+
+def pass_by(server: Any, seconds: float) -> None:
+    api = Api(server)
+    api.later(seconds)
+    api.client.close()
+
+
+def test_after_a_restart_a_session_ends_as_it_would_have(tmp_path: Path) -> None:
+    """Of its last use the store knows to the minute."""
+    data = tmp_path / "data"
+    with admin.running(data) as server:
+        used, unused = (signed_in(server, secret=admin.TOKEN) for _ in range(2))
+        pass_by(server, 30 * 60)
+        assert page_of(server, used).status_code == 200
+    with admin.running(data) as server:
+        pass_by(server, 31 * 60)
+        assert page_of(server, used).status_code == 200
+        assert page_of(server, unused).status_code == 303
+    with admin.running(data) as server:
+        pass_by(server, 61 * 60)
+        assert "over" in page_of(server, used).headers["location"]
+
+
+def test_a_backup_has_no_sessions(tmp_path: Path) -> None:
+    data, restored = tmp_path / "data", tmp_path / "restored"
+    with admin.running(data) as server:
+        cookies = signed_in(server, secret=admin.TOKEN)
+    backup_directory(data / "veilmq.db", restored)
+    with admin.running(restored) as server:
+        (name,) = signed_in(server, secret=admin.TOKEN)
+        assert page_of(server, {name: next(iter(cookies.values()))}).status_code == 303
 
 
 def test_a_key_has_the_rights_that_it_was_granted(tmp_path: Path) -> None:
@@ -264,16 +351,7 @@ def test_a_link_from_another_site_leads_to_the_page(visitor: Visitor) -> None:
 
 def test_what_is_kept_has_bounds() -> None:
     now = Instant(1_000 * SECOND_US)
-    sessions, links, attempts = Sessions(), Links(), Attempts()
-    first, _ = sessions.open(Caller(), b"t", now)
-    second, _ = sessions.open(Caller(), b"t", now)
-    assert sessions.find(first, b"t", now, is_used=True)
-    for _ in range(SESSIONS_MAX - 1):
-        sessions.open(Caller(), b"t", now)
-    assert len(sessions) == SESSIONS_MAX
-    assert sessions.find(first, b"t", now, is_used=True)
-    assert sessions.find(second, b"t", now, is_used=True) is None
-    assert sessions.find(first, b"another token", now, is_used=True) is None
+    links, attempts = Links(), Attempts()
     code = links.make(Caller(), now)
     for _ in range(LINKS_MAX):
         links.make(Caller(), now)

@@ -14,7 +14,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages.message import Delivery
 from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.outcomes import Received
-from veilmq.store.reader import CLIENT_COUNTS
+from veilmq.store.rollups import CLIENT_COUNTS
 from veilmq.store.sqlite.batch.rollups import clients
 
 FAILED = Report(Reported.RETRY, failure_of("raised", "ValueError", "no"))

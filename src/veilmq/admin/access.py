@@ -115,6 +115,12 @@ class Caller(NamedTuple):
         return Origin("admin", "admin" if self.key is None else self.key.id, self.client)
 
 
+def with_token(client: str, keyring: Keys) -> Caller:
+    """A caller with the bearer token."""
+    sole = keyring.sole_account
+    return Caller(None, client, None if sole is None else sole.id)
+
+
 class Access:
     """ASGI middleware. `keyring` is read at each request, because credentials are reloaded."""
 
@@ -169,15 +175,13 @@ class Access:
         if b"host" in headers or not scope["path"].startswith("/health/"):
             self._check_host(headers, keyring)
         client = headers.get(b"user-agent", b"").decode("latin-1")[:CLIENT_NAME_CHARACTERS_MAX]
-        sole = keyring.sole_account
-        home = None if sole is None else sole.id
         if self._needs_nothing(scope, headers):
-            return Caller(None, client, home)
+            return with_token(client, keyring)
         scheme, _, given = headers.get(b"authorization", b"").strip().partition(b" ")
         given = given.strip()
         if scheme.lower() == b"bearer":
             if compare_digest(given, self._token):
-                return Caller(None, client, home)
+                return with_token(client, keyring)
             raise Refused(401, "not_authenticated", "the bearer token is not this server's")
         if scheme.lower() == b"basic":
             key = _key_in(given, keyring)

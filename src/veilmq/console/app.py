@@ -46,7 +46,7 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
 
     def visited(shown: Shown, *, is_used: bool = True) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            session = entrance.session_of(request, is_used=is_used)
+            session = await entrance.session_of(request, is_used=is_used)
             now = service.clock.now()
             calls = Calls(api, request, session.caller)
             return await shown(Visit(request, session, calls, now, shows_bodies=settings.console_bodies))
@@ -58,7 +58,7 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
 
     async def leave(visit: Visit) -> Response:
         await visit.checked_form()
-        return await entrance.leave(visit.request, visit.session)
+        return await entrance.leave(visit.request)
 
     routes = [
         Route("/console", home, methods=["GET"]),

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from veilmq.admin.access import Access, Caller, key_of
+from veilmq.admin.access import Access, Caller, key_of, with_token
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.service import Service
 from veilmq.console import HOME
@@ -68,29 +68,22 @@ class Entrance:
         self._service = service
         self._access = access
         self._token = token.encode()
-        self._token_hash = hashed(token)
         self._trusts_proxy = settings.trusted_proxy
-        self.sessions = Sessions()
+        self._sessions = Sessions(service, token)
         self._links = Links()
         self._attempts = Attempts()
         # Cookies are shared by all ports of a host: the name tells this server's data from another's.
         with service.reader.look() as view:
             self._cookie = f"veilmq-{hashed(view.head()[2]).hex()[:12]}"
 
-    def session_of(self, request: Request, *, is_used: bool = True) -> Session:
+    async def session_of(self, request: Request, *, is_used: bool = True) -> Session:
         """The session, with its key's grants of now. Raises SignInNeeded."""
         secret = request.cookies.get(self._name(request))
         if secret is None:
             raise SignInNeeded
-        now = self._service.clock.now()
-        session = self.sessions.find(secret, self._token_hash, now, is_used=is_used)
+        session = await self._sessions.find(secret, self._service.clock.now(), is_used=is_used)
         if session is None:
             raise SignInNeeded(is_over=True)
-        try:
-            session.caller = session.caller.after_waiting(self._service.keyring)
-        except Refused:
-            self.sessions.close(secret)
-            raise SignInNeeded(is_over=True) from None
         return session
 
     async def form(self, request: Request) -> Response:
@@ -109,7 +102,7 @@ class Entrance:
             caller = self._links.take(given["code"], now)
             if caller is None:
                 return self._page(target, "The link was used, or is older than two minutes: ask for another.", 403)
-            return self._open(request, caller, given, target)
+            return await self._open(request, caller, given, target)
         wait_us = self._attempts.wait_us(address, now)
         if wait_us:
             response = self._page(target, f"Too many wrong attempts: try again in {duration(wait_us)}.", 429)
@@ -120,7 +113,7 @@ class Entrance:
             self._attempts.failed(address, now)
             return self._page(target, _WRONG, 403)
         self._attempts.succeeded(address)
-        return self._open(request, caller, given, target)
+        return await self._open(request, caller, given, target)
 
     def _page(self, target: str, why: str, status: int = 200, code: str = "") -> Response:
         checks = self._service.keyring.checks
@@ -128,7 +121,6 @@ class Entrance:
 
     def _caller(self, given: dict[str, str]) -> Caller | None:
         keyring = self._service.keyring
-        sole = keyring.sole_account
         secret = given.get("secret", "").strip()
         key_id = given.get("key", "").strip()
         if key_id:
@@ -138,24 +130,22 @@ class Entrance:
                 return None
             return Caller(key, "", key.account)
         if compare_digest(secret.encode("utf-8", "surrogatepass"), self._token):
-            return Caller(None, "", None if sole is None else sole.id)
+            return with_token("", keyring)
         return None
 
-    def _open(self, request: Request, caller: Caller, given: dict[str, str], target: str) -> Response:
+    async def _open(self, request: Request, caller: Caller, given: dict[str, str], target: str) -> Response:
         client = f"console from {_address(request)}"
         reads_only = caller.reads_only or given.get("reads_only") == "on"
         caller = caller._replace(client=client, reads_only=reads_only)
-        old = request.cookies.get(self._name(request))
-        if old is not None:
-            self.sessions.close(old)
-        secret, _ = self.sessions.open(caller, self._token_hash, self._service.clock.now())
+        before = request.cookies.get(self._name(request))
+        secret = await self._sessions.open(caller, self._service.clock.now(), before)
         response = RedirectResponse(target, 303)
         self._set(request, response, secret, None)
         return response
 
-    async def leave(self, request: Request, session: Session) -> Response:
+    async def leave(self, request: Request) -> Response:
         """POST: end the session."""
-        self.sessions.close(request.cookies[self._name(request)])
+        await self._sessions.close(request.cookies[self._name(request)])
         response = RedirectResponse(SIGN_IN, 303)
         self._set(request, response, "", 0)
         return response

@@ -1,25 +1,41 @@
 """Who is signed in: sessions, links that sign in once, and the delay of those who guess.
 
-Strategy: no I/O and no clock; everything has a bound. A secret (of a session or a link) is 32 random bytes that the
-browser alone has: here is its hash. A session is void when it was not used for `IDLE_US`, at `AGE_US`, when its key was
-taken away or when the server has another token. A browser's own session id is never taken over (fixation).
+Strategy: no clock; everything has a bound. A secret (of a session or a link) is 32 random bytes that the browser alone
+has: here is its hash. A session is void when it was not used for `IDLE_US`, at `AGE_US`, when its key was taken away or
+when the server has another token. A browser's own session id is never taken over (fixation). Sessions are rows of the
+store, so a restart ends none. Of a row nobody can guess the token or a key's secret: its proof needs the session's.
 
-Before changing it: sessions live in memory, so a restart ends them. `Sessions` is the one place that would have to keep
-them in the store.
+Before changing it: links, wrong attempts and what acts did (`Session.acts`) are in memory. After a restart the API
+knows an act by its key.
 """
 
 import asyncio
 import secrets
 from collections import OrderedDict
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from veilmq.admin.access import Caller
+from starlette.concurrency import run_in_threadpool
+
+from veilmq.admin.access import Caller, with_token
+from veilmq.admin.api.errors import Refused
+from veilmq.admin.service import Service
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US, Instant
+from veilmq.model.settings.access import (
+    SESSIONS_MAX,
+    AccessKey,
+    CloseSession,
+    OpenSession,
+    StoredSession,
+    UseSession,
+)
 
 IDLE_US: Final = HOUR_US
 AGE_US: Final = 12 * HOUR_US
-SESSIONS_MAX: Final = 1_000
+STORED_US: Final = MINUTE_US
+"""How often the store learns that a session is in use."""
 LINK_US: Final = 2 * MINUTE_US
 LINKS_MAX: Final = 100
 ACTS_MAX: Final = 200
@@ -36,7 +52,12 @@ _EVERYBODY: Final = "*"
 
 def hashed(secret: str) -> bytes:
     """What is kept of a secret of full entropy."""
-    return blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=32, person=b"veilmq console").digest()
+    return _derived(secret, b"veilmq console")
+
+
+def _derived(secret: str, purpose: bytes) -> bytes:
+    """A digest of the secret that says nothing of its digests for other purposes."""
+    return blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=32, person=purpose).digest()
 
 
 class Done(NamedTuple):
@@ -49,11 +70,12 @@ class Done(NamedTuple):
 class Session:
     """One browser that is signed in."""
 
-    def __init__(self, caller: Caller, token_hash: bytes, now: Instant) -> None:
+    def __init__(self, caller: Caller, secret: str, opened: Instant, used: Instant) -> None:
         self.caller = caller
-        self.csrf = secrets.token_urlsafe(24)
-        self.token_hash = token_hash
-        self.opened = self.used = now
+        self.csrf = _derived(secret, b"veilmq csrf").hex()
+        self.opened = opened
+        self.used = self.stored = used
+        """When it was used last; and what the store has of that."""
         self.acts: OrderedDict[str, Done] = OrderedDict()
         self.turn = asyncio.Lock()
         """Acts of one session follow each other, so that a second click meets what the first one did."""
@@ -64,47 +86,103 @@ class Session:
         while len(self.acts) > ACTS_MAX:
             self.acts.popitem(last=False)
 
+    @property
+    def ends(self) -> Instant:
+        """When it is over, unless somebody uses it; no earlier than a use that is not stored yet would make it."""
+        return Instant(min(self.used + IDLE_US + STORED_US, self.opened + AGE_US))
+
     def is_over(self, now: Instant) -> bool:
         """Whether it was unused for too long, or is too old."""
         return now - self.used >= IDLE_US or now - self.opened >= AGE_US
 
 
 class Sessions:
-    """All sessions, by the hash of their secrets."""
+    """All sessions: rows of the store; and in memory, by the digest of their secrets, those that this server met."""
 
-    def __init__(self) -> None:
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+    def __init__(self, service: Service, token: str) -> None:
+        self._service = service
+        self._token = token
+        self._met: OrderedDict[bytes, Session] = OrderedDict()
+        self._turn = asyncio.Lock()
+        """So that no look-up brings back a session that is being closed."""
 
-    def open(self, caller: Caller, token_hash: bytes, now: Instant) -> tuple[str, Session]:
-        """A new session and its secret. Beyond `SESSIONS_MAX` the one that was unused for longest ends."""
+    async def open(self, caller: Caller, now: Instant, before: str | None) -> str:
+        """Open a session and end the one `before`; returns the new secret. Beyond `SESSIONS_MAX` the one that was
+        unused for longest ends. Raises VeilError."""
         secret = secrets.token_urlsafe(32)
-        session = Session(caller, token_hash, now)
-        self._sessions[hashed(secret)] = session
-        while len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
-        return secret, session
+        session, digest = Session(caller, secret, now, now), hashed(secret)
+        if before is not None:
+            await self.close(before)
+        key = None if caller.key is None else caller.key.id
+        signed_in = (self._proof(secret, caller.key), key, caller.client, caller.reads_only)
+        row = StoredSession(digest, *signed_in, opened=now, used=now, ends=session.ends)
+        (outcome,) = await self._service.shell.call(OpenSession(session=row))
+        if isinstance(outcome, VeilError):
+            raise outcome
+        self._keep(digest, session)
+        return secret
 
-    def find(self, secret: str, token_hash: bytes, now: Instant, *, is_used: bool) -> Session | None:
-        """The session of a secret; None if there is none any more. is_used: by a person, and not by a page that looks
-        for news."""
-        name = hashed(secret)
-        session = self._sessions.get(name)
+    async def find(self, secret: str, now: Instant, *, is_used: bool) -> Session | None:
+        """The session of a secret, with its key's grants of now; None if there is none any more. is_used: by a person,
+        and not by a page that looks for news."""
+        digest = hashed(secret)
+        session = self._met.get(digest) or await self._stored(secret, digest)
         if session is None:
             return None
-        if session.is_over(now) or session.token_hash != token_hash:
-            del self._sessions[name]
+        try:
+            session.caller = session.caller.after_waiting(self._service.keyring)
+        except Refused:
+            await self.close(secret)
+            return None
+        if session.is_over(now):
+            await self.close(secret)
             return None
         if is_used:
             session.used = now
-            self._sessions.move_to_end(name)
+            self._keep(digest, session)
+            if now - session.stored >= STORED_US:
+                session.stored = now
+                await self._service.shell.call(UseSession(digest=digest, used=now, ends=session.ends))
         return session
 
-    def close(self, secret: str) -> None:
+    async def close(self, secret: str) -> None:
         """End a session."""
-        self._sessions.pop(hashed(secret), None)
+        digest = hashed(secret)
+        async with self._turn:
+            self._met.pop(digest, None)
+            await self._service.shell.call(CloseSession(digest=digest))
 
-    def __len__(self) -> int:
-        return len(self._sessions)
+    def _keep(self, digest: bytes, session: Session) -> None:
+        self._met[digest] = session
+        self._met.move_to_end(digest)
+        while len(self._met) > SESSIONS_MAX:
+            self._met.popitem(last=False)
+
+    async def _stored(self, secret: str, digest: bytes) -> Session | None:
+        """The session as the store has it, if what signed in is still valid."""
+        async with self._turn:
+            row = await run_in_threadpool(self._row, digest)
+            if row is None or digest in self._met:
+                return self._met.get(digest)
+            keyring = self._service.keyring
+            key = None if row.key is None or not keyring.checks else keyring.find(row.key)
+            if (key is None) != (row.key is None) or not compare_digest(row.proof, self._proof(secret, key)):
+                await self._service.shell.call(CloseSession(digest=digest))
+                return None
+            caller = with_token(row.client, keyring) if key is None else Caller(key, row.client, key.account)
+            session = Session(caller._replace(reads_only=row.reads_only), secret, row.opened, row.used)
+            self._keep(digest, session)
+            return session
+
+    def _row(self, digest: bytes) -> StoredSession | None:
+        with self._service.reader.look() as view:
+            return view.session(digest)
+
+    def _proof(self, secret: str, key: AccessKey | None) -> bytes:
+        """What only the holder of the secret can compare with the token or the key that signed in."""
+        with_key = "" if key is None else f"{key.id} {key.account} {key.secret}"
+        given = f"{self._token}\n{with_key}".encode("utf-8", "surrogatepass")
+        return blake2b(given, digest_size=32, key=_derived(secret, b"veilmq proof")).digest()
 
 
 class Links:

@@ -14,6 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Report
 from veilmq.model.moves.jobs import Act, Filter
+from veilmq.model.settings.access import SessionCommand
 from veilmq.model.settings.queue import (
     PRIORITY_DEFAULT,
     LeasePlan,
@@ -488,7 +489,7 @@ AnyTopicCommand = (
     | ListSubscriptions
 )
 MoveCommand = StartMove | CancelMove | ListMoves | StartJob | CancelJob
-UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush
+UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush | SessionCommand
 AnyCommand = Operate | QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
 
 

@@ -16,10 +16,11 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Extras
 from veilmq.model.moves import MoveInfo
 from veilmq.model.moves.jobs import JobInfo
+from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
 from veilmq.store.directory import DataDirectory
-from veilmq.store.rollups import Rollup, State
+from veilmq.store.rollups import Rollup, SeenClients, StoredRollups
 
 Topics = dict[TopicKey, "LiveTopic"]
 
@@ -167,23 +168,6 @@ class HeldLease(NamedTuple):
     origin: int
 
 
-CLIENT_COUNTS: Final = ("received", "deleted", "extended", "released", "failed", "lease_expired", "refused")
-"""What is counted of a client."""
-
-
-class SeenClients(NamedTuple):
-    """What clients did in the last hour: everything from `since` on, but for `left_out` events of too many clients."""
-
-    at: int
-    since: int
-    recent_since: int
-    seen: dict[int, int]
-    """By origin, when it did something last; 0 if only a lease of it ended."""
-    windows: list[dict[int, list[int]]]
-    """`CLIENT_COUNTS` by origin, of each five minutes. The last two are those since `recent_since`."""
-    left_out: int
-
-
 class DamagedMessage(NamedTuple):
     """A message in quarantine, as it is stored."""
 
@@ -281,17 +265,6 @@ class Worst(Protocol):
         ...
 
 
-class StoredRollups(NamedTuple):
-    """Rollups of a queue, by number of the minute or hour since 1970."""
-
-    found: dict[int, Rollup]
-    """Those in the range in which anything happened."""
-    ran: set[int]
-    """Minutes or hours of the range in which the server ran."""
-    before: State | None
-    """What the queue held before the range; None: it is not known."""
-
-
 class Names(Protocol):
     """Replaces the numbers in stored events by names; reads each name once."""
 
@@ -353,6 +326,10 @@ class View(Protocol):
 
     def jobs(self) -> list[JobInfo]:
         """All jobs that are remembered, newest first."""
+        ...
+
+    def session(self, digest: bytes) -> StoredSession | None:
+        """The session of the console whose secret has that digest."""
         ...
 
     def head(self) -> tuple[int, int, str]:

@@ -24,7 +24,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, SERVER, Origin
 from veilmq.model.instant import MINUTE_US
 from veilmq.model.settings.access import Action
 from veilmq.store import Reader
-from veilmq.store.reader import CLIENT_COUNTS, SeenClients
+from veilmq.store.rollups import CLIENT_COUNTS, SeenClients
 
 WORKERS_MAX: Final = 10_000
 LEASES_MAX: Final = 100_000

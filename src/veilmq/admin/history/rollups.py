@@ -15,8 +15,8 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader, View
-from veilmq.store.reader import QueueState, StoredRollups
-from veilmq.store.rollups import COUNTS, Rollup, State
+from veilmq.store.reader import QueueState
+from veilmq.store.rollups import COUNTS, Rollup, State, StoredRollups
 
 _MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 _NOTHING: Final = Rollup()

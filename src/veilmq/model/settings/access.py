@@ -1,4 +1,4 @@
-"""Who may do what: accounts, their keys, and what a key was granted.
+"""Who may do what: accounts, their keys, what a key was granted, and who is signed in at the console.
 
 Strategy: the codecs need a key's secret to check a signature, and the server needs its grants to authorize a command;
 both see these values, and neither reads the file. A grant is a set of actions and of queue-name patterns.
@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from typing import Final, Protocol
 
 import msgspec
+
+from veilmq.model.instant import Instant
 
 DEVELOPMENT_ACCOUNT: Final = "000000000000"
 HOME_REGION_DEFAULT: Final = "us-east-1"
@@ -165,3 +167,48 @@ class NamedAccounts(Protocol):
     def find_account(self, name: str) -> NamedAccount | None:
         """The account of that name, the same object until the keys change; None if unknown."""
         ...
+
+
+SESSIONS_MAX: Final = 1_000
+"""Sessions of the console. One more ends the one that was unused for longest."""
+
+
+class StoredSession(msgspec.Struct, frozen=True, gc=False):
+    """A browser that is signed in at the console. The secret in its cookie is nowhere else, and not here."""
+
+    digest: bytes
+    """Of that secret."""
+    proof: bytes
+    """Digest, keyed with that secret, of what signed in: the admin token, or the access key with its secret."""
+    key: str | None
+    """The access key; None: the admin token."""
+    client: str
+    reads_only: bool
+    opened: Instant
+    used: Instant
+    """When a person last used it; up to a minute late."""
+    ends: Instant
+    """Without a further use it is over then, and the sweeper deletes it."""
+
+
+class OpenSession(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Keep a new session, within `SESSIONS_MAX`. Outcome `Recorded`."""
+
+    session: StoredSession
+
+
+class UseSession(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Keep when a session was used, unless it is over. Outcome `Recorded`."""
+
+    digest: bytes
+    used: Instant
+    ends: Instant
+
+
+class CloseSession(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Delete a session, if there is one. Outcome `Recorded`."""
+
+    digest: bytes
+
+
+SessionCommand = OpenSession | UseSession | CloseSession

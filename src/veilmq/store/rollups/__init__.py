@@ -231,3 +231,31 @@ def _quantile(steps: list[tuple[int, int]], rank: int) -> int:
         if rank <= 0:
             return middle_us(step)
     raise AssertionError(rank)
+
+
+class StoredRollups(NamedTuple):
+    """Rollups of a queue, by number of the minute or hour since 1970."""
+
+    found: dict[int, Rollup]
+    """Those in the range in which anything happened."""
+    ran: set[int]
+    """Minutes or hours of the range in which the server ran."""
+    before: State | None
+    """What the queue held before the range; None: it is not known."""
+
+
+CLIENT_COUNTS: Final = ("received", "deleted", "extended", "released", "failed", "lease_expired", "refused")
+"""What is counted of a client."""
+
+
+class SeenClients(NamedTuple):
+    """What clients did in the last hour: everything from `since` on, but for `left_out` events of too many clients."""
+
+    at: int
+    since: int
+    recent_since: int
+    seen: dict[int, int]
+    """By origin, when it did something last; 0 if only a lease of it ended."""
+    windows: list[dict[int, list[int]]]
+    """`CLIENT_COUNTS` by origin, of each five minutes. The last two are those since `recent_since`."""
+    left_out: int

@@ -46,6 +46,7 @@ from veilmq.model.commands import (
     Unsubscribe,
 )
 from veilmq.model.outcomes import Outcome
+from veilmq.model.settings.access import CloseSession, OpenSession, UseSession
 from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases import handles
@@ -104,6 +105,9 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         Undeliver: _each(handles.undeliver),
         CheckClock: _each(upkeep.check_clock),
         Operate: _each(operate),
+        CloseSession: _each(operators.close_session),
+        OpenSession: _each(operators.open_session),
+        UseSession: _each(operators.use_session),
         Sweep: _flushed(sweep),
         Receive: _each(leases.receive),
         DropQuarantined: _each(dead_letters.drop_quarantined),

@@ -10,8 +10,8 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.reader import Progress, Report, SeenClients, Topics
-from veilmq.store.rollups import Rollup
+from veilmq.store.reader import Progress, Report, Topics
+from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
 from veilmq.store.sqlite.batch.writer import Writer

@@ -313,8 +313,24 @@ CREATE UNIQUE INDEX job_id ON job (id);
 CREATE UNIQUE INDEX job_active ON job (source) WHERE status IN ('running', 'cancelling');
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS)
+_SESSIONS: Final = """
+CREATE TABLE console_session (
+    digest     BLOB PRIMARY KEY,     -- of the secret in the browser's cookie, which is nowhere else
+    proof      BLOB NOT NULL,        -- digest, keyed with that secret, of the token or the key that signed in
+    key        TEXT,                 -- the access key; NULL: the admin token
+    client     TEXT NOT NULL,
+    reads_only INTEGER NOT NULL,
+    opened     INTEGER NOT NULL,
+    used       INTEGER NOT NULL,
+    ends       INTEGER NOT NULL      -- the sweeper deletes it then
+) STRICT;
+CREATE INDEX console_session_ends ON console_session (ends);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS)
 VERSION: Final = len(MIGRATIONS)
+SESSIONS_SINCE: Final = MIGRATIONS.index(_SESSIONS) + 1
+"""The version that has `console_session`: a backup may be of an earlier one."""
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 

@@ -19,6 +19,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.moves.jobs import JobInfo
+from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import (
     DamagedMessage,
@@ -28,9 +29,9 @@ from veilmq.store.reader import (
     QueueState,
     Span,
     StoredQueue,
-    StoredRollups,
     View,
 )
+from veilmq.store.rollups import StoredRollups
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
@@ -177,6 +178,7 @@ _MESSAGE: Final = (
 _CONTAINING: Final = (
     "SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE instr(m.body, ?)"
 )
+_SESSION: Final = "SELECT proof, key, client, reads_only, opened, used, ends FROM console_session WHERE digest = ?"
 _QUARANTINE: Final = "SELECT sequence, generation FROM quarantine WHERE sequence > ? ORDER BY sequence"
 _QUARANTINED: Final = (
     "SELECT m.sequence, m.id, d.at, m.sent, m.expires, m.priority, m.sender, m.group_id, m.type, m.md5, m.body,"
@@ -318,6 +320,12 @@ class SqliteView:
     def jobs(self) -> list[JobInfo]:
         """See `View.jobs`."""
         return jobs.every(self._connection)
+
+    def session(self, digest: bytes) -> StoredSession | None:
+        """See `View.session`."""
+        for proof, key, client, reads_only, *instants in rows_of(self._connection, _SESSION, (digest,)):
+            return StoredSession(digest, proof, key, client, bool(reads_only), *instants)
+        return None
 
     def head(self) -> tuple[int, int, str]:
         """See `View.head`."""

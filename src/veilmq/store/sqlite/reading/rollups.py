@@ -9,8 +9,7 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US
-from veilmq.store.reader import StoredRollups
-from veilmq.store.rollups import State, unpacked
+from veilmq.store.rollups import State, StoredRollups, unpacked
 from veilmq.store.sqlite.batch.rollups import HOURS, MINUTES, PERIOD_SHIFT, row_id
 from veilmq.store.sqlite.messages.places import numbers
 from veilmq.store.sqlite.upkeep.rollups import periods_ran

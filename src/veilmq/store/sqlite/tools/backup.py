@@ -23,7 +23,7 @@ from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
+from veilmq.store.sqlite.disk.schema import SESSIONS_SINCE, check_ours, fresh_secret
 
 _PAGES_STEP: Final = 1_024
 
@@ -137,12 +137,14 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
 
 
 def renew(part: Path) -> None:
-    """Give the copy its own secret, and make it a single file."""
+    """Give the copy its own secret, sign everybody out of the console there, and make it a single file."""
     connection = apsw.Connection(str(part))
     try:
         connection.pragma("journal_mode", "DELETE")  # the copy is in WAL mode, and its -wal would carry the part's name
         connection.pragma("synchronous", "EXTRA")
         connection.pragma("secure_delete", True)
         connection.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
+        if connection.pragma("user_version") >= SESSIONS_SINCE:
+            connection.execute("DELETE FROM console_session")
     finally:
         connection.close()

@@ -115,6 +115,7 @@ def sweep(
             left -= _drop_ended(writer, table, order, left)
     if left > 0:
         left -= min(left, operators.drop_old(writer))
+    operators.drop_sessions(writer)
     more = left <= 0 or retimed > 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)

@@ -1,8 +1,10 @@
-"""Commands of operators: each acts once, however often it comes with the same id, and stands in the history.
+"""Operators: each of their commands acts once, however often it comes with the same id, and stands in the history; and
+who of them is signed in at the console.
 
 Strategy: the outcome is kept in the batch that changes something, so no crash separates the two. A command that was
 refused has changed nothing, and nothing is kept of it: with the same id it may be tried again. What is kept has three
-bounds: its age, the number of rows, and their bytes. Source: draft-ietf-httpapi-idempotency-key-header.
+bounds: its age, the number of rows, and their bytes. A session is a row that names no secret; it goes at its end, or
+when there are too many. Source: draft-ietf-httpapi-idempotency-key-header.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from veilmq.model.errors import StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
 from veilmq.model.messages.message import id_text
-from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueCreated, Result
+from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueCreated, Recorded, Result
+from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, UseSession
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.batch.writer import Writer
 
@@ -31,6 +34,10 @@ _NEWEST: Final = "SELECT number, bytes_before + length(outcomes) FROM operator_c
 _DROP: Final = (
     "DELETE FROM operator_command WHERE number IN (SELECT number FROM operator_command ORDER BY number LIMIT ?1)"
     " AND (at <= ?2 OR number < ?3 AND (number <= ?4 OR bytes_before < ?5))"
+)
+_BEYOND: Final = (
+    "DELETE FROM console_session WHERE digest IN"
+    " (SELECT digest FROM console_session ORDER BY used DESC, opened DESC LIMIT -1 OFFSET ?)"
 )
 _RESULTS: Final[dict[str, Any]] = {each.__name__: each for each in get_args(Result)}
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -116,3 +123,30 @@ def drop_old(writer: Writer) -> int:
         return 0
     writer.write(_DROP, (DROPPED_MAX, ended, last, beyond, bytes_min))
     return DROPPED_MAX
+
+
+def open_session(writer: Writer, command: OpenSession) -> Outcome:
+    """Keep a new session of the console; of too many those go that were unused for longest."""
+    row = msgspec.structs.astuple(command.session)
+    writer.write("INSERT OR REPLACE INTO console_session VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    writer.write(_BEYOND, (SESSIONS_MAX,))
+    return Recorded()
+
+
+def use_session(writer: Writer, command: UseSession) -> Outcome:
+    """Keep when a session was used; one that is over stays so."""
+    values = (command.used, command.ends, command.digest)
+    writer.write("UPDATE console_session SET used = ?, ends = ? WHERE digest = ?", values)
+    return Recorded()
+
+
+def close_session(writer: Writer, command: CloseSession) -> Outcome:
+    """Delete a session."""
+    writer.write("DELETE FROM console_session WHERE digest = ?", (command.digest,))
+    return Recorded()
+
+
+def drop_sessions(writer: Writer) -> None:
+    """Delete the sessions that are over."""
+    if writer.read_one("SELECT 1 FROM console_session WHERE ends <= ?", (writer.now,)) is not None:
+        writer.write("DELETE FROM console_session WHERE ends <= ?", (writer.now,))

@@ -15,8 +15,7 @@ from typing import Final
 
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import HOUR_US, MINUTE_US
-from veilmq.store.reader import CLIENT_COUNTS, SeenClients
-from veilmq.store.rollups import is_failure, selecting
+from veilmq.store.rollups import CLIENT_COUNTS, SeenClients, is_failure, selecting
 
 CLIENTS_MAX: Final = 10_000
 WINDOW_US: Final = 5 * MINUTE_US
