@@ -173,3 +173,38 @@ def test_only_who_sees_all_events_sees_workers(tmp_path: Path) -> None:
         assert answers["part"].status_code == 403
         with client(server) as http:
             assert len(workers(http)["workers"]) == 2
+
+
+def test_what_each_holds_is_named_oldest_first(orders: httpx.Client) -> None:
+    found = {each["client"]: each for each in workers(orders, messages=1)["workers"]}
+    (mine,) = found[A]["messages"]
+    first = holders(orders)["holders"][0]
+    queue = {"account": "000000000000", "region": "us-east-1", "name": "orders"}
+    assert mine == {"queue": queue, "receive_count": 1} | {name: first[name] for name in ("id", "granted", "due")}
+    assert found[A]["holds"] == 2
+    assert workers(orders)["workers"][0]["messages"] == []
+
+
+def test_of_one_queue_those_that_hold_or_wait(orders: httpx.Client) -> None:
+    other = ORDERS.replace("orders", "other")
+    assert orders.put(other).status_code == 201
+    orders.post(other + "/messages", json={"messages": [{"body": "x"}]})
+    orders.post(other + "/receive", json={}, headers={"User-Agent": "curl/8"})
+    orders.post(other + "/receive", json={}, headers={"User-Agent": A})
+    for name in ("other", "000000000000/us-east-1/other"):
+        (only,) = workers(orders, queue=name, messages=5)["workers"]
+        assert (only["client"], only["holds"]) == ("curl/8", 1)
+        assert [each["queue"]["name"] for each in only["messages"]] == ["other"]
+    assert {each["client"] for each in workers(orders, queue="orders")["workers"]} == {A, B}
+    assert orders.get("/api/v1/workers", params={"queue": "none"}).status_code == 404
+    assert orders.get("/api/v1/workers", params={"queue": "a/b"}).json()["field"] == "queue"
+
+
+def test_workers_are_sorted_by_what_is_asked_for(orders: httpx.Client) -> None:
+    (one,) = receive(orders, "curl/8")
+    orders.post(ORDERS + "/delete", json={"handles": [one["handle"]]}, headers={"User-Agent": "curl/8"})
+    first = {by: workers(orders, sort=by)["workers"][0]["client"] for by in ("seen", "holds", "oldest", "rate")}
+    assert first == {"seen": "curl/8", "holds": A, "oldest": A, "rate": "curl/8"}
+    assert [each["client"] for each in workers(orders, sort="oldest")["workers"]] == [A, B, "curl/8"]
+    wrong = orders.get("/api/v1/workers", params={"sort": "name"}).json()
+    assert (wrong["field"], wrong["message"][:25]) == ("sort", "expected one of seen, hol")

@@ -340,6 +340,10 @@ def test_workers(veilmq: Run) -> None:
     assert (worker["received"], worker["holds"]) == (1, 1)
     assert "command line" in veilmq("workers").out
     assert veilmq("workers", "--client", "nobody").err == "no worker was seen\n"
+    (worker,) = veilmq("workers", "--queue", "orders", "--sort", "holds", "--messages", "5", "--json").json[0][
+        "workers"
+    ]
+    assert worker["messages"][0]["id"] in veilmq("workers", "--messages", "1").out
 
 
 def test_failures_of_a_queue(veilmq: Run) -> None:

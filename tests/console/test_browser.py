@@ -55,7 +55,7 @@ def twice(api: Api) -> str:
 PAGES = [
     "/console/", "/console/?prefix=ord", ORDERS, f"{ORDERS}?state=hidden", f"{ORDERS}/send", f"{ORDERS}/purge",
     f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
-    f"{ORDERS}/job?type=order", "/console/jobs",
+    f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers",
 ]  # fmt: skip
 
 
@@ -104,6 +104,22 @@ def test_figures_refresh_until_paused(tab: Tab, api: Api, twice: str) -> None:
     page.wait_for_selector("[data-live=visible]:text-is('1')")
     page.click("text=Pause")
     page.wait_for_selector("text=Go on")
+
+
+def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> None:
+    page = tab.page
+    tab.open("/console/")
+    page.click("nav >> text=Workers")
+    page.click("tr:has-text('work-2 pid 80') summary")
+    assert page.inner_text("tr:has-text('work-2 pid 80') .held .id") == twice
+    seen = page.get_attribute("tr:has-text('work-2 pid 80') time", "datetime")
+    api.send("orders")
+    receive(api, "work-2; pid 80")
+    page.wait_for_selector("tr:has-text('work-2 pid 80') summary:has-text('2')")
+    assert page.get_attribute("tr:has-text('work-2 pid 80') time", "datetime") != seen
+    page.fill("input[name=queue]", "dead")
+    page.click("button:text('Show')")
+    assert page.inner_text(".empty") == "No worker matches."
 
 
 def test_an_open_page_says_that_the_session_is_over(browser: Browser, server: Any, api: Api, twice: str) -> None:

@@ -116,14 +116,22 @@ def test_what_clients_hold_survives_a_kill_and_is_bounded(stage: Stage) -> None:
     for _ in range(4):
         stage.send(queue)
     stage.send(queue, delay_us=MINUTE_US)
-    receive(stage, 1, 3)
+    mine = receive(stage, 1, 3)
     stage.later(SECOND_US)
     receive(stage, 2)
     stage.reopen(kill=True)
     with stage.store.reader.look() as view:
-        held, is_all = view.held_by_origin(100)
-        names = {view.origin_names(number)[2]: each for number, each in held.items()}  # type: ignore[index]
-        assert names == {"worker 1": (3, stage.now - SECOND_US), "worker 2": (1, stage.now)}
+        held, oldest, is_all = view.held_by_origin(100, 2)
+        names = {view.origin_names(number)[2]: number for number in held}  # type: ignore[index]
+        assert {name: held[number] for name, number in names.items()} == {
+            "worker 1": (3, stage.now - SECOND_US),
+            "worker 2": (1, stage.now),
+        }
         assert is_all
-        held, is_all = view.held_by_origin(2)
-        assert (sum(count for count, _ in held.values()) <= 2, is_all) == (True, False)
+        assert [each.id for each in oldest[names["worker 1"]]] == [each.id for each in mine[:2]]
+        assert oldest[names["worker 2"]][0][2:] == (stage.now, stage.now + 20 * SECOND_US, 1)
+        held, oldest, is_all = view.held_by_origin(2)
+        assert (sum(count for count, _ in held.values()) <= 2, oldest, is_all) == (True, {}, False)
+        stage.create("idle")
+        (idle,) = (each for key, each in stage.store.reader.queues.items() if key.name == "idle")
+        assert view.held_by_origin(100, 2, idle) == ({}, {}, True)

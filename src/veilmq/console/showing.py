@@ -35,6 +35,13 @@ def count(number: int | None) -> str:
     return "–" if number is None else f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
+def rate(number: float | None) -> str:
+    """With two digits behind the point at most, and from 100 on with none."""
+    if number is None:
+        return "–"
+    return count(round(number)) if number >= 100 else f"{number:.2f}".rstrip("0").rstrip(".")
+
+
 def size(size_bytes: int | None) -> str:
     """512 bytes, 1.5 MiB."""
     if size_bytes is None:
@@ -84,6 +91,7 @@ def _environment() -> Environment:
     made.filters |= {
         "duration": duration,
         "count": count,
+        "rate": rate,
         "size": size,
         "iso": iso,
         "clock_time": clock_time,

@@ -2,16 +2,21 @@
 
 Strategy: a page asks `/api/v1` (`visit.api`) and shows a template. An act is a POST with the session's CSRF token and a
 key of its form: the key goes to the API, too, and a form that is sent twice acts once and shows the same answer twice.
+What a page shows is also a file (`Visit.download`): rows of plain values, as JSON or as CSV that no spreadsheet takes
+for a formula: a text that it would compute gets an apostrophe before it, as OWASP advises; numbers keep their digits.
 """
 
 import asyncio
+import csv
+import io
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hmac import compare_digest
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
@@ -22,6 +27,7 @@ from veilmq.console.sessions import Done, Session, hashed
 from veilmq.console.showing import clock_time, page
 from veilmq.model.settings.access import Action
 
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _ONCE: Final = re.compile(r"[0-9a-f]{32}")
 Act = Callable[[dict[str, str], str], Awaitable[Done]]
 """Does what a form asks for; the second argument is the form's key. Raises ApiRefused."""
@@ -69,6 +75,18 @@ class Visit:
             return Response(status_code=304, headers={"etag": tag})
         return JSONResponse({"at": clock_time(self.now, self.now), "cells": cells}, headers={"etag": tag})
 
+    def download(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Response:
+        """The rows as an attachment, in the `form` that the address asks for. name: of the file, of characters that
+        need no quoting."""
+        form = self.members.get("form", "json")
+        if form not in {"csv", "json"}:
+            raise Refused(400, "no_form", "The form is csv or json.")
+        named = {"content-disposition": f'attachment; filename="{name}.{form}"'}
+        shown = [flat(row) for row in rows]
+        if form == "csv":
+            return Response(in_csv(shown), media_type="text/csv; charset=utf-8", headers=named)
+        return Response(msgspec.json.encode(shown), media_type="application/json", headers=named)
+
     @property
     def query(self) -> str:
         """The query string with its question mark, or nothing."""
@@ -79,11 +97,12 @@ class Visit:
     def pages(self) -> list[tuple[str, str, str]]:
         """The pages beside the start page, for the page's head: name, address, label."""
         pages = (
-            ("describe-topics", "topics", "Topics"),
-            ("describe-queue", "jobs", "Jobs"),
-            ("list-queues", "server", "Server"),
+            ("events", "*", "workers", "Workers"),
+            ("describe-topics", None, "topics", "Topics"),
+            ("describe-queue", None, "jobs", "Jobs"),
+            ("list-queues", None, "server", "Server"),
         )
-        return [(name, f"/console/{name}", label) for action, name, label in pages if self.may(action)]
+        return [(name, f"/console/{name}", label) for action, of, name, label in pages if self.may(action, queue=of)]
 
     @property
     def who(self) -> str:
@@ -133,3 +152,35 @@ class Visit:
                 self.session.remember(once, done)
         mark = "&" if "?" in done.location else "?"
         return RedirectResponse(f"{done.location}{mark}{urlencode({'done': once})}", 303)
+
+
+def flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The row with inner members under dotted names; lists as JSON."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = msgspec.json.encode(value).decode() if isinstance(value, list) else value
+    return found
+
+
+def in_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """RFC 4180, with a row of names; a row without a member has an empty field there."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
+    writer.writerow([_harmless(name) for name in names])
+    for row in rows:
+        writer.writerow([_harmless(row.get(name)) for name in names])
+    return text.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value

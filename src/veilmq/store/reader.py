@@ -18,37 +18,9 @@ from veilmq.model.moves import MoveInfo
 from veilmq.model.moves.jobs import JobInfo
 from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
-from veilmq.model.settings.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
+from veilmq.model.settings.topic import LiveTopic, TopicKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.rollups import Rollup, SeenClients, StoredRollups
-
-Topics = dict[TopicKey, "LiveTopic"]
-
-
-class LiveSubscription(msgspec.Struct, frozen=True):
-    """An existing subscription."""
-
-    id: int
-    name: str
-    created: Instant
-    modified: Instant
-    settings: SubscriptionSettings
-
-    def info(self, topic: TopicKey) -> SubscriptionInfo:
-        """The subscription as protocols show it."""
-        return SubscriptionInfo(topic, self.name, self.created, self.modified, self.settings)
-
-
-class LiveTopic(msgspec.Struct):
-    """An existing topic."""
-
-    key: TopicKey
-    incarnation: int
-    created: Instant
-    modified: Instant
-    settings: TopicSettings
-    subscriptions: dict[str, LiveSubscription] = {}
-
 
 PROBLEMS_MAX: Final = 1_000
 """At most this many problems are listed; the rest are only counted."""
@@ -166,6 +138,27 @@ class HeldLease(NamedTuple):
     group: str | None
     type: str | None
     origin: int
+
+
+class HeldBy(NamedTuple):
+    """A message that some client has."""
+
+    queue: QueueKey
+    id: bytes
+    granted: Instant
+    due: Instant
+    attempt: int
+
+
+class HeldByOrigin(NamedTuple):
+    """Messages in flight, by origin."""
+
+    held: dict[int, tuple[int, Instant]]
+    """How many, and since when the oldest lease."""
+    oldest: dict[int, list[HeldBy]]
+    """The oldest leases."""
+    is_all: bool
+    """Whether there were fewer than were to be looked at."""
 
 
 class DamagedMessage(NamedTuple):
@@ -288,8 +281,8 @@ class View(Protocol):
         """The same messages as `hidden`, with those who have them."""
         ...
 
-    def held_by_origin(self, limit: int) -> tuple[dict[int, tuple[int, int]], bool]:
-        """Messages in flight and start of the oldest lease, by origin; and whether fewer than `limit` were there."""
+    def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> "HeldByOrigin":
+        """What each client has in flight, of one queue or of all; looks at `limit` delayed or leased messages."""
         ...
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:

@@ -39,7 +39,7 @@ _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
 _ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
 _REGION: Final = r"^[a-z0-9-]{1,64}\Z"
-_QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
+QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 PLACE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
@@ -53,7 +53,7 @@ WORDS: Final = {
     _ACCOUNT: "Expected 12 digits",
     _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
     _REGION: "Expected 1 to 64 lower-case letters, digits and `-`",
-    _QUEUE: "Expected the name of a queue, or account/region/name",
+    QUEUE: "Expected the name of a queue, or account/region/name",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     PLACE: "Expected what the page before gave as `after`",
@@ -411,7 +411,7 @@ class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rena
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
     hold: Annotated[float, Meta(ge=0, le=HOLD_S_MAX)] = 0.0
-    queue: Annotated[str, Meta(pattern=_QUEUE)] | None = None
+    queue: Annotated[str, Meta(pattern=QUEUE)] | None = None
     kind: Annotated[str, Meta(max_length=1_000)] = ""
     message: str | None = None
 

@@ -18,12 +18,11 @@ from veilmq.model.messages.message import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.outcomes import ClockChecked, Outcome, Sent
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
-from veilmq.model.settings.topic import hidden_queue
+from veilmq.model.settings.topic import LiveSubscription, LiveTopic, hidden_queue
 
 if TYPE_CHECKING:
     from veilmq.server.service import PushRoom
     from veilmq.store import Reader
-    from veilmq.store.reader import LiveSubscription, LiveTopic
 
 
 _OUR_CLIENT: Final = re.compile(r"veilmq/\S+ \((?:(?P<host>[\w.-]+); pid (?P<process>\d{1,10})|(?P<name>[^()]+))\)")
@@ -180,7 +179,7 @@ def shown_move(task: MoveInfo) -> dict[str, Any]:
     }
 
 
-def shown_topic(reader: "Reader", topic: "LiveTopic", pushes: "PushRoom | None") -> dict[str, Any]:
+def shown_topic(reader: "Reader", topic: LiveTopic, pushes: "PushRoom | None") -> dict[str, Any]:
     """A topic with all its subscriptions."""
     return {
         "account": topic.key.account,
@@ -197,7 +196,7 @@ def shown_topic(reader: "Reader", topic: "LiveTopic", pushes: "PushRoom | None")
 
 
 def _shown_subscription(
-    reader: "Reader", topic: "LiveTopic", subscription: "LiveSubscription", pushes: "PushRoom | None"
+    reader: "Reader", topic: LiveTopic, subscription: LiveSubscription, pushes: "PushRoom | None"
 ) -> dict[str, Any]:
     settings = subscription.settings
     shown: dict[str, Any] = {

@@ -6,7 +6,7 @@ to a bound; who waits is in the waiting room. The three are joined by protocol, 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -17,26 +17,36 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.api.inputs import convert
-from veilmq.admin.api.views import shown_client
-from veilmq.admin.service import Service
+from veilmq.admin.api.inputs import QUEUE, convert, queue_key
+from veilmq.admin.api.views import shown_client, shown_key
+from veilmq.admin.service import Service, home_region
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, SERVER, Origin
-from veilmq.model.instant import MINUTE_US
+from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.model.instant import FOREVER, MINUTE_US
+from veilmq.model.messages.message import id_text
 from veilmq.model.settings.access import Action
 from veilmq.store import Reader
+from veilmq.store.reader import HeldBy, QueueState
 from veilmq.store.rollups import CLIENT_COUNTS, SeenClients
 
 WORKERS_MAX: Final = 10_000
 LEASES_MAX: Final = 100_000
 """So many delayed and leased messages are looked at to find what clients hold."""
+MESSAGES_MAX: Final = 20
+"""So many of the messages that a client holds are shown."""
+_DELETED, _FAILED, _LOST = (CLIENT_COUNTS.index(each) for each in ("deleted", "failed", "lease_expired"))
 Names = tuple[str, str, str]
 """Protocol, principal, client."""
 
 
 class WorkersInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Clients with this text in their names."""
+    """Clients with this text in their names; of a queue those that hold messages of it, or wait for some. `messages`:
+    so many of the messages that each holds."""
 
     client: Annotated[str, Meta(max_length=CLIENT_NAME_CHARACTERS_MAX)] = ""
+    queue: Annotated[str, Meta(pattern=QUEUE)] | None = None
+    sort: str = "seen"
+    messages: Annotated[int, Meta(ge=0, le=MESSAGES_MAX)] = 0
     limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = 1_000
 
 
@@ -49,7 +59,19 @@ class Worker(msgspec.Struct):
     holds: int = 0
     oldest: int | None = None
     """Start of the oldest lease."""
+    messages: list[HeldBy] = []
     waits: int = 0
+
+
+ORDERS: Final[dict[str, Callable[[Worker], int]]] = {
+    "seen": lambda worker: worker.seen,
+    "holds": lambda worker: worker.holds,
+    "oldest": lambda worker: -(FOREVER if worker.oldest is None else worker.oldest),
+    "rate": lambda worker: worker.recent[_DELETED],
+    "failed": lambda worker: worker.counts[_FAILED],
+    "lease_expired": lambda worker: worker.counts[_LOST],
+}
+"""By what clients are sorted: those with the most of it come first."""
 
 
 class Workers:
@@ -69,43 +91,54 @@ class Workers:
         if key is not None and not key.allows(Action.EVENTS, "*"):
             raise Refused(403, "not_granted", f"the key was not granted {Action.EVENTS} on all queues")
         wanted = convert(members_of(request), WorkersInput)
+        if wanted.sort not in ORDERS:
+            raise ParameterInvalid(parameter="sort", reason=f"expected one of {', '.join(ORDERS)}")
         shell, keyring = self._service.shell, self._service.keyring
+        queue = None if wanted.queue is None else self._queue(request, wanted.queue)
 
         def may_see(principal: str) -> bool:
             found = None if key is None else keyring.find(principal)
             return key is None or (found is not None and found.account == key.account)
 
         now = shell.now()
-        seen, waits = self._service.reader.seen_clients(now), shell.engine.waiting.everybody()
-        shown = await run_in_threadpool(worker_page, self._service.reader, seen, waits, wanted, may_see)
+        waiting = shell.engine.waiting
+        waits = Counter(waiting.everybody()) if queue is None else waiting.who_waits_for(queue.key)
+        known = Known(self._service.reader.seen_clients(now), waits, queue)
+        shown = await run_in_threadpool(worker_page, self._service.reader, known, wanted, may_see)
         return answer({"at": now} | shown)
 
+    def _queue(self, request: Request, given: str) -> QueueState:
+        """The queue of a key, or of a name in the caller's account. Raises QueueMissing."""
+        keys, caller = self._service.keyring, caller_of(request)
+        account, region, name = given.split("/") if "/" in given else (caller.whose(None), None, given)
+        key = queue_key(account, home_region(keys, account) if region is None else region, name)
+        caller.check(Action.EVENTS, key.account, key.name)
+        found = self._service.reader.queues.get(key)
+        if found is None:
+            raise QueueMissing(queue=str(key))
+        return found
 
-def worker_page(
-    reader: Reader, seen: SeenClients, waits: list[Origin], wanted: WorkersInput, may_see: Callable[[str], bool]
-) -> dict[str, Any]:
-    """Those that were seen last first: {since, recent_since, workers, more, left_out, holds_complete}. Blocks."""
-    workers: dict[Names, Worker] = {}
-    with reader.look() as view:
-        held, holds_complete = view.held_by_origin(LEASES_MAX)
-        known: dict[int, Worker] = {}
-        for origin in seen.seen.keys() | held.keys():
-            names = view.origin_names(origin)
-            if names is not None:
-                known[origin] = workers.setdefault((names[0], names[1], names[2]), Worker())
-    for origin, worker in known.items():
-        worker.counts, worker.recent = _summed(origin, seen.windows), _summed(origin, seen.windows[-2:])
-        worker.seen = seen.seen.get(origin, 0)
-        worker.holds, worker.oldest = held.get(origin, (0, None))
-    for each, count in Counter(waits).items():
-        worker = workers.setdefault((each.protocol, each.principal, each.client), Worker())
-        worker.waits, worker.seen = count, seen.at
+
+class Known(NamedTuple):
+    """What the loop knows: what clients did, who waits (of one queue, if only that is asked for)."""
+
+    seen: SeenClients
+    waits: Counter[Origin]
+    queue: QueueState | None
+
+
+def worker_page(reader: Reader, known: Known, wanted: WorkersInput, may_see: Callable[[str], bool]) -> dict[str, Any]:
+    """{since, recent_since, workers, more, left_out, holds_complete}, in the order that is asked for. Blocks."""
+    seen = known.seen
+    workers, holds_complete = _workers(reader, known, wanted.messages)
     chosen = [
         (names, worker)
         for names, worker in workers.items()
         if names[0] != SERVER.protocol and wanted.client in names[2] and may_see(names[1])
+        if known.queue is None or worker.holds or worker.waits
     ]
-    chosen.sort(key=lambda each: (-each[1].seen, each[0]))
+    order = ORDERS[wanted.sort]
+    chosen.sort(key=lambda each: (-order(each[1]), -each[1].seen, each[0]))
     minutes = max(1, seen.at - seen.recent_since) / MINUTE_US
     return {
         "since": seen.since,
@@ -117,9 +150,35 @@ def worker_page(
     }
 
 
+def _workers(reader: Reader, known: Known, messages: int) -> tuple[dict[Names, Worker], bool]:
+    seen = known.seen
+    workers: dict[Names, Worker] = {}
+    with reader.look() as view:
+        held = view.held_by_origin(LEASES_MAX, messages, known.queue)
+        origins: dict[int, Worker] = {}
+        for origin in seen.seen.keys() | held.held.keys():
+            names = view.origin_names(origin)
+            if names is not None:
+                origins[origin] = workers.setdefault((names[0], names[1], names[2]), Worker())
+    for origin, worker in origins.items():
+        worker.counts, worker.recent = _summed(origin, seen.windows), _summed(origin, seen.windows[-2:])
+        worker.seen = seen.seen.get(origin, 0)
+        worker.holds, worker.oldest = held.held.get(origin, (0, None))
+        worker.messages = held.oldest.get(origin, [])
+    for each, count in known.waits.items():
+        worker = workers.setdefault((each.protocol, each.principal, each.client), Worker())
+        worker.waits, worker.seen = count, seen.at
+    return workers, held.is_all
+
+
 def _summed(origin: int, windows: Sequence[Mapping[int, list[int]]]) -> list[int]:
     found = [counts[origin] for counts in windows if origin in counts]
     return [sum(column) for column in zip(*found, strict=True)] if found else [0] * len(CLIENT_COUNTS)
+
+
+def _held(message: HeldBy) -> dict[str, Any]:
+    times = {"granted": message.granted, "due": message.due, "receive_count": message.attempt}
+    return {"id": id_text(message.id), "queue": shown_key(message.queue)} | times
 
 
 def _shown(names: Names, worker: Worker, minutes: float) -> dict[str, Any]:
@@ -129,6 +188,7 @@ def _shown(names: Names, worker: Worker, minutes: float) -> dict[str, Any]:
             "last_seen": worker.seen or None,
             "holds": worker.holds,
             "oldest_granted": worker.oldest,
+            "messages": [_held(each) for each in worker.messages],
             "waits": worker.waits,
         }
         | dict(zip(CLIENT_COUNTS, worker.counts, strict=True))

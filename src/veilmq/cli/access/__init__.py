@@ -126,8 +126,8 @@ class AdminAccess(Protocol):
         """Why messages of the queue failed in the last minutes: {from, to, causes, other, lines}."""
         ...
 
-    def workers(self, client: str) -> dict[str, Any]:
-        """The clients seen in the last hour with that text in their names. Only a server knows them."""
+    def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The clients seen in the last hour (`WorkersInput`). Only a server knows them."""
         ...
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:

@@ -262,7 +262,7 @@ class DirectAccess:
             live = live_part(self._store.reader, checked, self._clock.now())
             return failure_page(self._store.reader, live, wanted, lines=True)
 
-    def workers(self, client: str) -> dict[str, Any]:
+    def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.workers`."""
         raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows who works with it.")
 

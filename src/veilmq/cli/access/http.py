@@ -212,9 +212,9 @@ class HttpAccess:
         """See `AdminAccess.failures`."""
         return self._json("GET", f"{_path_of(queue)}/failures", {"minutes": minutes}, answer_s=_WORK_S)
 
-    def workers(self, client: str) -> dict[str, Any]:
+    def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.workers`."""
-        return self._json("GET", "/api/v1/workers", {"client": client, "limit": _WORKERS_MAX}, answer_s=_WORK_S)
+        return self._json("GET", "/api/v1/workers", {**wanted, "limit": _WORKERS_MAX}, answer_s=_WORK_S)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""

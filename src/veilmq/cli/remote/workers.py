@@ -5,6 +5,7 @@ Strategy: functions of the context (`Asked`), to which the package adds the comm
 
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -83,12 +84,31 @@ def list_failures(
         print(f"{count} more {kind.replace('_', ' ')}, of other causes")
 
 
+class Sort(StrEnum):
+    """What comes first; see `veilmq.admin.app.workers.ORDERS`, which costs an import."""
+
+    SEEN = "seen"
+    HOLDS = "holds"
+    OLDEST = "oldest"
+    RATE = "rate"
+    FAILED = "failed"
+    LEASE_EXPIRED = "lease_expired"
+
+
 def list_workers(
     asked: "Asked",
     client: Annotated[str, typer.Option("--client", metavar="TEXT", help="Only with this in the client's name.")] = "",
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="Only those that hold or wait for messages of it.")
+    ] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="What comes first: seen last, or most of it.")] = Sort.SEEN,
+    messages: Annotated[
+        int, typer.Option("--messages", metavar="N", min=0, max=20, help="Name so many messages that each holds.")
+    ] = 0,
 ) -> None:
     """List the clients that received messages in the last hour: what each did, holds and waits for."""
-    found = asked.access.workers(client)
+    of = "" if queue is None else str(asked.queue(queue))
+    found = asked.access.workers({"client": client, "queue": of, "sort": sort.value, "messages": messages})
     if asked.as_json:
         print_json(found)
         return
@@ -110,6 +130,13 @@ def list_workers(
     ]
     if rows:
         table([*heads, "failed", "ended leases"], rows)
+        if messages:
+            held = [
+                [one["id"], one["queue"]["name"], client_text(each), instant(one["granted"]), instant(one["due"])]
+                for each in found["workers"]
+                for one in each["messages"]
+            ]
+            table(["message", "queue", "worker", "since (UTC)", "until (UTC)"], held)
     else:
         print("no worker was seen", file=sys.stderr)
     print(f"since {instant(found['since'])} UTC")

@@ -13,12 +13,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
+from veilmq.model.settings.topic import LiveSubscription, LiveTopic, SubscriptionSettings, TopicKey
 from veilmq.push.network import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.config.settings import Settings
 from veilmq.server.service import Service
-from veilmq.store.reader import LiveSubscription, LiveTopic
 
 if TYPE_CHECKING:
     from veilmq.push.room import PushRoom

@@ -9,6 +9,7 @@ from veilmq.console.pages.queue_acts import QUEUE_ACTS
 from veilmq.console.pages.server import SERVER_PAGES
 from veilmq.console.pages.start import START_PAGES
 from veilmq.console.pages.topics import TOPIC_PAGES
+from veilmq.console.pages.workers import WORKER_PAGES
 from veilmq.console.visit import Page
 
 PAGES: Final[tuple[Page, ...]] = (
@@ -17,6 +18,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *QUEUE_ACTS,
     *JOB_PAGES,
     *MESSAGE_PAGES,
+    *WORKER_PAGES,
     *TOPIC_PAGES,
     *SERVER_PAGES,
 )

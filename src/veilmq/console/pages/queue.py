@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from veilmq.admin.api.inputs import queue_key
 from veilmq.console.calls import queue_path
-from veilmq.console.exports import download, flat
 from veilmq.console.pictures.charts import SPANS, charts
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
@@ -98,7 +97,7 @@ async def export(visit: Visit) -> Response:
     """What the charts show, as JSON or CSV."""
     key = key_of(visit)
     span, rollups, _ = await _rollups(visit, key)
-    return download(visit, f"{key.name}-{span}", [flat(each) for each in rollups])
+    return visit.download(f"{key.name}-{span}", rollups)
 
 
 async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
@@ -126,7 +125,7 @@ async def export_messages(visit: Visit) -> Response:
     """The messages that the page shows, as JSON or CSV."""
     key = key_of(visit)
     found = await _messages(visit, key)
-    return download(visit, f"{key.name}-messages", [flat(each) for each in found["messages"] or ()])
+    return visit.download(f"{key.name}-messages", found["messages"] or ())
 
 
 def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:

@@ -21,6 +21,12 @@ function ago(microseconds) {
   return seconds > 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
 }
 
+function moveTo(time, microseconds) {
+  time.dataset.ago = microseconds;
+  time.dateTime = time.title = new Date(Number(BigInt(microseconds) / 1000n)).toISOString();
+  time.textContent = ago(microseconds);
+}
+
 function keepTimes() {
   // Only while the clocks of the server and of this machine agree: otherwise the server's own words stay.
   const served = document.querySelector(".as-of time");
@@ -61,8 +67,9 @@ function follow(path) {
     served.textContent = at;
     for (const each of document.querySelectorAll("[data-live]")) {
       const text = cells[each.dataset.live];
-      if (text === undefined || each.textContent === text) continue;
-      each.textContent = text;
+      if (text === undefined || text === (each.dataset.ago || each.textContent)) continue;
+      if (each.dataset.ago) moveTo(each, text);
+      else each.textContent = text;
       each.classList.add("fresh");
       setTimeout(() => each.classList.remove("fresh"), 800);
     }

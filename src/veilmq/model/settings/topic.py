@@ -115,6 +115,34 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, gc=False):
     settings: SubscriptionSettings
 
 
+class LiveSubscription(msgspec.Struct, frozen=True):
+    """An existing subscription."""
+
+    id: int
+    name: str
+    created: Instant
+    modified: Instant
+    settings: SubscriptionSettings
+
+    def info(self, topic: TopicKey) -> SubscriptionInfo:
+        """The subscription as protocols show it."""
+        return SubscriptionInfo(topic, self.name, self.created, self.modified, self.settings)
+
+
+class LiveTopic(msgspec.Struct):
+    """An existing topic."""
+
+    key: TopicKey
+    incarnation: int
+    created: Instant
+    modified: Instant
+    settings: TopicSettings
+    subscriptions: dict[str, LiveSubscription] = {}
+
+
+Topics = dict[TopicKey, LiveTopic]
+
+
 def hidden_queue(topic: TopicKey, subscription: str) -> QueueKey:
     """The queue that holds a push subscription's copies. No protocol can name it, and no listing shows it."""
     name = f"{topic.name}/{subscription}"

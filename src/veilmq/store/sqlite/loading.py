@@ -10,10 +10,16 @@ import apsw
 import msgspec
 
 from veilmq.model.messages.receipt import ReceiptKey
-from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, TopicSettings
+from veilmq.model.settings.topic import (
+    LiveSubscription,
+    LiveTopic,
+    SubscriptionSettings,
+    TopicKey,
+    Topics,
+    TopicSettings,
+)
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.reader import LiveSubscription, LiveTopic, Topics
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo, schema

@@ -8,9 +8,10 @@ from typing import IO, Final
 
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import Topics
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.reader import Progress, Report, Topics
+from veilmq.store.reader import Progress, Report
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst

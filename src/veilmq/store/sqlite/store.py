@@ -21,10 +21,10 @@ from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
+from veilmq.model.settings.topic import Topics
 from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
-from veilmq.store.reader import Topics
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer

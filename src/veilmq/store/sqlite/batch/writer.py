@@ -27,7 +27,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages.receipt import ReceiptKey
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.reader import Topics
+from veilmq.model.settings.topic import Topics
 from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues

@@ -7,7 +7,7 @@ row, newest or oldest first.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import merge
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import apsw
@@ -24,6 +24,8 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import (
     DamagedMessage,
     FoundMessage,
+    HeldBy,
+    HeldByOrigin,
     HeldLease,
     ListedMessage,
     QueueState,
@@ -42,6 +44,7 @@ from veilmq.store.sqlite.upkeep import jobs, snapshots
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_GRANTED: Final = attrgetter("granted")
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 
@@ -147,10 +150,22 @@ _LEASES: Final = (
     " FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
+_LOOKED_AT: Final = (
+    "SELECT sequence, generation, origin, granted, due, attempt FROM lease INDEXED BY lease_hidden WHERE hidden = 1 AND"
+    " {} LIMIT :limit"
+)
+_OF_ALL, _OF_ONE = "generation NOT IN (SELECT generation FROM garbage)", "generation = :generation"
 _HELD_BY: Final = (
-    "SELECT origin, leased, count(*), min(granted) FROM (SELECT origin, granted, attempt > 0 AS leased"
-    " FROM lease INDEXED BY lease_hidden WHERE hidden = 1 AND generation NOT IN (SELECT generation FROM garbage)"
-    " LIMIT ?) GROUP BY origin, leased"
+    f"SELECT origin, attempt > 0 AS leased, count(*), min(granted) FROM ({_LOOKED_AT}) GROUP BY origin, leased"
+)
+_OLDEST_HELD: Final = (
+    "SELECT h.origin, h.generation, m.id, h.granted, h.due, h.attempt FROM ("
+    " SELECT *, row_number() OVER (PARTITION BY origin ORDER BY granted, sequence) AS place"
+    f" FROM ({_LOOKED_AT}) WHERE attempt > 0) h CROSS JOIN message m ON m.sequence = h.sequence WHERE h.place <= :each"
+)
+_KEYS: Final = (
+    "SELECT generation, account, region, name FROM queue WHERE deleted IS NULL"
+    " AND generation IN (SELECT value FROM carray(?))"
 )
 _LIVE: Final = (
     f"SELECT q.incarnation, {HELD_COLUMNS}, d.at"
@@ -230,15 +245,33 @@ class SqliteView:
                 found.append(HeldLease(each.due, *one))
         return sorted(found)[:limit]
 
-    def held_by_origin(self, limit: int) -> tuple[dict[int, tuple[int, int]], bool]:
+    def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> HeldByOrigin:
         """See `View.held_by_origin`."""
-        rows: list[Any] = self._connection.execute(_HELD_BY, (limit,)).fetchall()
+        generation, among = _generation(queue)
+        bound = {"limit": limit, "generation": generation, "each": each_max}
+        rows: list[Any] = self._connection.execute(_HELD_BY.format(among), bound).fetchall()
         found = {origin: (count, oldest) for origin, leased, count, oldest in rows if leased}
-        for each in replay(self._connection).values():
-            if each.leased:
-                count, oldest = found.get(each.origin, (0, each.granted))
-                found[each.origin] = (count + 1, min(oldest, each.granted))
-        return found, sum(count for _, _, count, _ in rows) < limit
+        unflushed = [each for each in replay(self._connection, generation).values() if each.leased]
+        for each in unflushed:
+            count, oldest = found.get(each.origin, (0, each.granted))
+            found[each.origin] = (count + 1, min(oldest, each.granted))
+        shown: dict[int, list[HeldBy]] = {}
+        if each_max:
+            stored: list[Any] = self._connection.execute(_OLDEST_HELD.format(among), bound).fetchall()
+            shown = self._oldest(stored, unflushed, each_max)
+        return HeldByOrigin(found, shown, sum(count for _, _, count, _ in rows) < limit)
+
+    def _oldest(self, rows: list[Any], unflushed: list[Unflushed], each_max: int) -> dict[int, list[HeldBy]]:
+        rows += [(each.origin, each.row.generation, each.row.id, each.granted, each.due, 1) for each in unflushed]
+        if not rows:
+            return {}
+        keys: Any = self._connection.execute(_KEYS, (numbers(list({row[1] for row in rows})),))
+        names = {of: QueueKey(*key) for of, *key in keys}
+        found: dict[int, list[HeldBy]] = {}
+        for origin, of, *held in rows:
+            if of in names:
+                found.setdefault(origin, []).append(HeldBy(names[of], *held))
+        return {origin: sorted(held, key=_GRANTED)[:each_max] for origin, held in found.items()}
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
         """See `View.containing`."""
@@ -406,6 +439,14 @@ class SqliteView:
     def origin_names(self, number: int) -> tuple[Any, ...] | None:
         """See `View.origin_names`."""
         return next((names for _, *names in rows_of(self._connection, f"{ORIGINS} WHERE o.id = ?", (number,))), None)
+
+
+def _generation(queue: QueueState | None) -> tuple[int | None, str]:
+    """The queue's generation, and which leases are looked at: its own; None: those of all queues."""
+    if queue is None:
+        return None, _OF_ALL
+    assert isinstance(queue, LiveQueue)
+    return queue.generation, _OF_ONE
 
 
 def _shown(row: tuple[Any, ...]) -> ListedMessage:

@@ -64,13 +64,14 @@ from veilmq.model.settings.topic import (
     TOPIC_RETENTION_US,
     ContentFormat,
     Copies,
+    LiveSubscription,
+    LiveTopic,
     Notification,
     SubscriptionSettings,
     TopicInfo,
     TopicSettings,
     hidden_queue,
 )
-from veilmq.store.reader import LiveSubscription, LiveTopic
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages import sends

@@ -1,0 +1,81 @@
+"""Workers: who holds what, how fast each is, and what failed."""
+
+import csv
+import html
+import io
+import re
+
+from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor
+from tests.console.test_pages import HOSTILE, plain, tags
+
+A, B = "veilmq/0.1 (host-a; pid 17)", "veilmq/0.1 (mailer of eu)"
+WORKERS = "/console/workers"
+
+
+def receive(api: Api, who: str, queue: str = "orders") -> str:
+    got = api.client.post(f"{QUEUES}/{queue}/receive", json={}, headers={"user-agent": who}).json()["messages"]
+    return str(got[0]["id"])
+
+
+def test_each_worker_with_what_it_holds(api: Api, visitor: Visitor) -> None:
+    assert "No worker was seen." in plain(visitor.get(WORKERS).text)
+    for name in ("orders", "mails"):
+        api.create(name)
+        api.send(name)
+    held = receive(api, A)
+    page = visitor.get(WORKERS).text
+    assert re.search(r"host-a pid 17 admin admin now 1 .* of orders", plain(page)), plain(page)
+    assert f'href="/console/messages/{held}"' in page
+    mailed = receive(api, B, "mails")
+    only = visitor.get(f"{WORKERS}?client=mailer").text
+    assert mailed in only
+    assert held not in only
+    assert held in visitor.get(f"{WORKERS}?queue=orders").text
+    assert mailed not in visitor.get(f"{WORKERS}?queue=orders").text
+    sorted_by = {by: plain(visitor.get(f"{WORKERS}?sort={by}").text) for by in ("oldest", "seen")}
+    assert sorted_by["oldest"].index("host-a") < sorted_by["oldest"].index("mailer of eu")
+    assert sorted_by["seen"].index("host-a") > sorted_by["seen"].index("mailer of eu")
+    assert visitor.get(f"{WORKERS}?queue=none").status_code == 404
+    assert f"{WORKERS}?queue=000000000000/us-east-1/orders" in visitor.get(f"{CONSOLE}/orders").text
+
+
+def test_the_figures_of_workers_are_news_once(api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    api.send("orders")
+    api.send("orders")
+    receive(api, A)
+    answer = visitor.get(f"{WORKERS}/news")
+    cells = answer.json()["cells"]
+    assert (cells["workers"], cells[f"admin/admin/{A}:holds"]) == ("1", "1")
+    names = set(re.findall(r'data-live="([^"]+)"', html.unescape(visitor.get(WORKERS).text)))
+    assert names == cells.keys(), "each cell of the page is news, and nothing else"
+    assert visitor.get(f"{WORKERS}/news", headers={"if-none-match": answer.headers["etag"]}).status_code == 304
+    receive(api, A)
+    assert visitor.get(f"{WORKERS}/news").json()["cells"][f"admin/admin/{A}:holds"] == "2"
+
+
+def test_workers_are_exported_as_they_are_shown(api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    api.send("orders")
+    api.send("orders")
+    receive(api, "=cmd|' /C calc'!A0")
+    receive(api, B)
+    answer = visitor.get(f"{WORKERS}/export?client=cmd&form=csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="workers.csv"'
+    names, row = csv.reader(io.StringIO(answer.text))
+    shown = dict(zip(names, row, strict=True))
+    assert (shown["client"], shown["holds"], "cell" in shown) == ("'=cmd|' /C calc'!A0", "1", False)
+    assert len(visitor.get(f"{WORKERS}/export?form=json").json()) == 2
+
+
+def test_the_name_of_a_worker_is_text(api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    for text in HOSTILE:
+        api.send("orders", "x")
+        receive(api, re.sub(r"[^ -~]", "?", text))
+    page = tags(visitor.get(WORKERS).text)
+    known = {tag for tag, _ in page.found}
+    assert known.isdisjoint({"img", "svg", "object", "iframe"}), known
+    assert sum(tag == "script" for tag, _ in page.found) == 1
+    shown = "".join(page.text)
+    assert all(re.sub(r"[^ -~]", "?", text) in shown for text in HOSTILE)
