@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from laws import Kind
 
-from veilmq.client.timeouts.schedule import Costs
+from veilmq.estimate.schedule import Costs
 from veilmq.pipeline.estimates import timeout_price
 from veilmq.pipeline.estimates.buckets import BOUNDS
 from veilmq.pipeline.jobs.timeouts import LEASE_LONGEST_S, best_timeout

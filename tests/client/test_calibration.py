@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.timeouts.schedule import Sample, calibrate, histogram, quantile, rounded_up
+from veilmq.client.timeouts.calibration import calibrate, histogram
+from veilmq.estimate.survival import Curve, Sample, rounded_up
 
 TIMES = st.floats(0, 10**5, allow_nan=False)
 
@@ -17,7 +18,7 @@ def finished(*seconds: float) -> list[Sample]:
 
 @given(st.lists(TIMES, min_size=1, max_size=60), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
 def test_without_failures_it_is_the_order_statistic(seconds: list[float], share: float) -> None:
-    found = quantile(finished(*seconds), share)
+    found = Curve(finished(*seconds)).quantile(share).value
     assert found is not None
     within = sum(each <= found for each in seconds)
     assert within >= share * len(seconds) - 1e-9
@@ -27,17 +28,17 @@ def test_without_failures_it_is_the_order_statistic(seconds: list[float], share:
 def test_a_failure_counts_as_longer() -> None:
     # By hand: at 1 s five are at risk, at 2 s four (one of them fails then), at 3 s two.
     samples = [*finished(1, 2, 3, 4), Sample(2, False)]
-    assert quantile(samples, 0.2) == 1
-    assert quantile(samples, 0.4) == 2
-    assert quantile(samples, 0.5) == 3
-    assert quantile(samples, 0.7) == 3
-    assert quantile(samples, 0.71) == 4
+    assert Curve(samples).quantile(0.2).value == 1
+    assert Curve(samples).quantile(0.4).value == 2
+    assert Curve(samples).quantile(0.5).value == 3
+    assert Curve(samples).quantile(0.7).value == 3
+    assert Curve(samples).quantile(0.71).value == 4
 
 
 def test_what_nobody_saw_is_not_told() -> None:
     samples = [*finished(1, 2), Sample(5, False)]
-    assert quantile(samples, 0.6) == 2
-    assert quantile(samples, 0.9) is None
+    assert Curve(samples).quantile(0.6).value == 2
+    assert Curve(samples).quantile(0.9).value is None
     found = calibrate(samples)
     assert found.percentiles["p99"] is None
     assert found.timeout is None

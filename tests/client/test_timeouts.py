@@ -20,7 +20,7 @@ from veilmq.client.timeouts import (
     ThresholdTimeout,
     plan_of,
 )
-from veilmq.client.timeouts.schedule import BUCKETS, GROWTH, bound_of, bucket_of
+from veilmq.estimate.survival import BUCKETS, GROWTH, bound_of, bucket_of
 from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import SECOND_US

@@ -27,6 +27,7 @@ BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", 
 # any dependency of pyproject.toml but SQLite's.
 IMPORTS_ALLOWED = {
     "checking": {"msgspec"},
+    "estimate": {"msgspec"},
     "model": {"msgspec"},
     "protocols": {"msgspec"},
     "engine": {"msgspec"},
@@ -36,7 +37,7 @@ SQLITE = {"apsw", "sqlite3"}
 SQLITE_ROOMS = {"store"}
 # The rooms without I/O: neither a socket nor an event loop nor a thread.
 IO_MODULES = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl", "subprocess", "threading"}
-IO_FREE_ROOMS = {"checking", "model", "protocols", "engine"}
+IO_FREE_ROOMS = {"checking", "estimate", "model", "protocols", "engine"}
 
 CLOCKS = {
     "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.clock_gettime", "time.clock_gettime_ns",

@@ -27,8 +27,8 @@ from veilmq.client.adapters.cloud import name_client
 from veilmq.client.adapters.connect import connect, parse_url
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
-from veilmq.client.timeouts.schedule import Calibration, Sample
-from veilmq.client.timeouts.schedule import calibrate as judge
+from veilmq.client.timeouts.calibration import Calibration
+from veilmq.client.timeouts.calibration import calibrate as judge
 from veilmq.client.worker import (
     Backoff,
     Checkpoints,
@@ -40,6 +40,7 @@ from veilmq.client.worker import (
     Worker,
 )
 from veilmq.client.worker.runners.processes import resolve
+from veilmq.estimate.survival import Sample
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
 from veilmq.server.config.settings import PORT_MAX
 from veilmq.server.logs import set_up

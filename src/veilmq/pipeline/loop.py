@@ -28,7 +28,7 @@ from veilmq.store.files import durable_write, make_directory
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from veilmq.client.timeouts.schedule import Costs
+    from veilmq.estimate.schedule import Costs
 
 GRACE_US: Final = 3_600 * 1_000_000
 """How long after the end of its lease a worker may still report."""

@@ -1,7 +1,7 @@
 """The plans that a keeper or a worker can use: three ways to choose the length of each lease.
 
-Strategy: what is known of processing times, and the cheapest schedule of leases for it, is in schedule.py; here is how
-a plan gets at it, as a function that a LeaseKeeper calls for each message.
+Strategy: what is known of processing times, and the cheapest schedule of leases for it, is in veilmq.estimate; here is
+how a plan gets at it, as a function that a LeaseKeeper calls for each message.
 
 Learnt (`AdaptiveTimeout`): the outcome of each attempt goes into its type's survival curve. From time to time the
 cheapest schedule for the curve is computed and replaced as a whole, so readers need no lock. If there are too many
@@ -30,7 +30,8 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Received, Recommended
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
-from veilmq.client.timeouts.schedule import MARGINS, Costs, Schedule, Survival, plan_of
+from veilmq.estimate.schedule import MARGINS, Costs, Schedule, plan_of
+from veilmq.estimate.survival import Survival
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 __all__ = [

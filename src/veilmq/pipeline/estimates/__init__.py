@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from veilmq.client.timeouts.schedule import Costs, Schedule
+from veilmq.estimate.schedule import Costs, Schedule
 from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, LAST, MIDDLES, STOPPED, WATCHED, bucket_of
 
 AT_RISK_MIN: Final = 10.0

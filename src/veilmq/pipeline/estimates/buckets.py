@@ -1,6 +1,6 @@
 """Durations on a logarithmic scale, and histograms of leases on it, from which all estimates start.
 
-Strategy: a bucket is a quarter of the planner's (veilmq.client.timeouts.schedule), so that quantiles are fine and every
+Strategy: a bucket is a quarter of the planner's (veilmq.estimate.survival), so that quantiles are fine and every
 fourth bound is one of the planner's. A histogram row counts leases of one queue and type that ended alike; histograms
 of two stretches of history are added by summing.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from veilmq.client.timeouts.schedule import BUCKETS, GROWTH, SHORTEST
+from veilmq.estimate.survival import BUCKETS, GROWTH, SHORTEST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

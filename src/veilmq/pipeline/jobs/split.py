@@ -15,7 +15,7 @@ from veilmq.pipeline.estimates.buckets import by_group
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from veilmq.client.timeouts.schedule import Costs
+    from veilmq.estimate.schedule import Costs
     from veilmq.pipeline.estimates import Curve, Price
 
 QUEUE_FEE: Final = log(3) ** 2 / 2

@@ -1,7 +1,7 @@
 """`timeouts`: recommends lease lengths per queue and message type, and computes the cost of today's.
 
 Strategy: compute the curve and crash rate from a group's histogram and run the client's own planner
-(veilmq.client.timeouts) on them, so that the recommendation is what AdaptiveTimeout would arrive at. There are two
+(veilmq.estimate.schedule) on them, so that the recommendation is what AdaptiveTimeout would arrive at. There are two
 answers: a plain timeout for workers that never extend, and a first lease with a renewal interval for those that do.
 Each cost comes with its 95 % interval from resampled histograms. Where the best timeout depends on durations that were
 never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. Deleted queues get
@@ -12,7 +12,6 @@ Source: docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documen
 """
 
 from collections.abc import Set
-from math import log
 from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.pipeline.estimates.buckets import GROUP, by_group, histogram
@@ -20,7 +19,7 @@ from veilmq.pipeline.estimates.buckets import GROUP, by_group, histogram
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from veilmq.client.timeouts.schedule import Costs, Schedule
+    from veilmq.estimate.schedule import Costs, Schedule
     from veilmq.pipeline.estimates import Curve, Sample
 
 
@@ -42,9 +41,6 @@ LEASE_LONGEST_S: Final = 43_200.0
 RESAMPLES: Final = 200
 _NEAR: Final = 1.05
 """Costs within this factor count as equal; the shortest such timeout is chosen."""
-_RATE_PRIOR: Final = log(10.0)
-"""The given crash rate is right within a factor of ten: the standard deviation of its logarithm."""
-_RATE_STEPS: Final = 60
 QUEUE: Final = ("account", "region", "queue")
 """Columns that identify a queue."""
 LIFE_KINDS: Final = ("queue_created", "queue_deleted")
@@ -89,7 +85,7 @@ def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
     """The costs with the observed crash rate, using the given one as a prior."""
     import msgspec
 
-    from veilmq.client.timeouts.schedule import Costs
+    from veilmq.estimate.schedule import Costs
 
     given = costs or Costs()
     rate = float(crash_rate(sample.crashes, sample.exposure_s, given.crashes_per_second))
@@ -97,23 +93,12 @@ def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
 
 
 def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
-    """The likeliest crashes per second after this many crashes in this many seconds of work; shapes as `crashes`.
-
-    Its logarithm is normal around that of `believed`. A prior worth some crashes would be worth hours of unobserved
-    work and dominate short work; this one gives way after two or three crashes.
-    """
+    """The likeliest crashes per second for each number of crashes; shapes as `crashes`."""
     import numpy as np
 
-    centre = log(max(believed, 1e-12))
-    # Find the zero of a decreasing function: crashes - rate * exposure_s - (log(rate) - centre) / _RATE_PRIOR**2.
-    crashes = np.asarray(crashes, float)
-    seen = np.log(np.maximum(crashes, 1e-12) / max(exposure_s, 1e-9))
-    low, high = np.full_like(crashes, centre - 40), np.maximum(centre, seen)
-    for _ in range(_RATE_STEPS):
-        middle = (low + high) / 2
-        rises = crashes - np.exp(middle) * exposure_s > (middle - centre) / _RATE_PRIOR**2
-        low, high = np.where(rises, middle, low), np.where(rises, high, middle)
-    return np.exp(low)
+    from veilmq.estimate.schedule import crash_rate
+
+    return np.vectorize(lambda each: crash_rate(float(each), exposure_s, believed))(crashes)
 
 
 def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0) -> tuple[float, bool]:
@@ -137,14 +122,14 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
     """The client's planner on one of our curves."""
     import numpy as np
 
-    from veilmq.client.timeouts.schedule import plan_of
+    from veilmq.estimate.schedule import plan_of
     from veilmq.pipeline.estimates.buckets import FINE
 
     return plan_of([float(each) for each in np.maximum(alive[::FINE], 1e-9)], costs, longest=LEASE_LONGEST_S)
 
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
-    from veilmq.client.timeouts.schedule import Costs
+    from veilmq.estimate.schedule import Costs
     from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, sample_of
     from veilmq.pipeline.estimates.buckets import names_of
 

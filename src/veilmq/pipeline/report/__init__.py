@@ -24,7 +24,7 @@ from veilmq.pipeline.report.figures import say
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from veilmq.client.timeouts.schedule import Costs
+    from veilmq.estimate.schedule import Costs
 
 
 class Analysis:
