@@ -53,7 +53,7 @@ class NoTokens:
 
 def parsed(intake_type: type[Intake]) -> type[Intake]:
     """The same intake, but llhttp reads every request."""
-    return type(f"Parsed{intake_type.__name__}", (intake_type,), {"_take_plain": lambda self, data: False})
+    return type(f"Parsed{intake_type.__name__}", (intake_type,), {"read_plain": lambda self, data: None})
 
 
 def codecs() -> list[tuple[Any, type[Intake]]]:

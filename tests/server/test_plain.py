@@ -17,8 +17,8 @@ Read = tuple[list[tuple[Request, int]], int | None, int]
 class ParsedIntake(Intake):
     """Leaves every request to llhttp."""
 
-    def _take_plain(self, data: bytes) -> bool:
-        return False
+    def read_plain(self, data: bytes) -> Request | None:
+        return None
 
 
 class CountingIntake(Intake):
@@ -26,10 +26,10 @@ class CountingIntake(Intake):
 
     plain = 0
 
-    def _take_plain(self, data: bytes) -> bool:
-        taken = super()._take_plain(data)
-        self.plain += taken
-        return taken
+    def read_plain(self, data: bytes) -> Request | None:
+        request = super().read_plain(data)
+        self.plain += request is not None
+        return request
 
 
 def read(intake: Intake, pieces: list[bytes]) -> Read:

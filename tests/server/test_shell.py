@@ -92,8 +92,8 @@ async def count_batches(path: Path, turns: int, calls_first: int) -> tuple[int, 
     """Calls that come at once, then one a turn of the loop; into how many batches they went, and after how many turns
     of the loop the first was answered."""
     store = SqliteFactory(path).open()
-    # However slow disk and machine are: commits on the loop, and nobody has waited too long for others.
-    shell = Shell(Engine(), store, JumpingClock(), stopwatch=lambda: 0.0)
+    # However slow disk and machine are: commits on the loop, batches of full size, and nobody has waited too long.
+    shell = Shell(Engine(), store, JumpingClock(), stopwatch=lambda: 0.0, cpu_time=lambda: 0.0)
     shell.start()
     await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
     before = shell.stats.batches

@@ -8,7 +8,7 @@ committed, deliver; when there is nothing to take, it sleeps until `next_due`.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -32,12 +32,8 @@ from veilmq.model.outcomes import Applied, Operated, Outcome, QueueDeleted, Rece
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import is_hidden
 
-
-class Answer(NamedTuple):
-    """The outcomes of one call, in the order of its commands, ready to send."""
-
-    ticket: Any
-    outcomes: list[Outcome]
+Answer = tuple[Any, list[Outcome]]
+"""A call's ticket and its outcomes, in the order of its commands, ready to send."""
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
@@ -57,7 +53,8 @@ class Batch(msgspec.Struct, gc=False, eq=False):
     commands: list[AnyCommand]
 
 
-_RACERS = (Delete, Extend, Operate)  # the last may have them in it
+_RACERS: Final = (Delete, Extend, Operate)  # the last may have them in it
+_DELETING: Final = frozenset({DeleteQueue, Operate})  # of a queue
 
 
 class Engine:
@@ -116,7 +113,7 @@ class Engine:
         """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
         if len(self._pending) >= self.limits.pending_max:
             refused: list[Outcome] = [Overloaded(limit=self.limits.pending_max)] * len(commands)
-            self._ready.append(Answer(ticket, refused))
+            self._ready.append((ticket, refused))
             return
         first = commands[0]
         # A repeated attempt id has its messages already, so it does not queue behind others.
@@ -148,7 +145,7 @@ class Engine:
         elif not self._brake.cancel(ticket):
             self._impatient.add(ticket)
             return
-        self._ready.append(Answer(ticket, [Received([])]))
+        self._ready.append((ticket, [Received([])]))
 
     def undeliver(self, command: Receive, outcome: Received, now: Instant) -> None:
         """The answer could not be written: release the leases at once."""
@@ -189,7 +186,7 @@ class Engine:
                     continue
             if call.waiter is not None and call.ticket in self._impatient:
                 self._credit(call.waiter.command.queue, call.waiter.command.count_max)
-                self._ready.append(Answer(call.ticket, [Received([])]))
+                self._ready.append((call.ticket, [Received([])]))
                 continue
             if near and self._holds_back(call, now):
                 continue
@@ -227,17 +224,19 @@ class Engine:
         at = 0
         deleted: list[QueueKey] = []
         for call in batch.calls:
-            count = len(call.commands)
+            commands, ticket = call.commands, call.ticket
+            first, count = commands[0], len(commands)
             mine = outcomes[at : at + count]
             at += count
-            if type(call.commands[0]) is Receive:
-                self._received(call, call.commands[0], mine, applied.at, answers)
-            elif call.ticket is None:
-                self._housekeeping(call.commands, mine)
+            if type(first) is Receive:
+                self._received(call, first, mine, applied.at, answers)
+            elif ticket is None:
+                self._housekeeping(commands, mine)
             else:
-                self._gone.discard(call.ticket)
-                answers.append(Answer(call.ticket, mine))
-                deleted += _deleted_queues(call.commands[0], mine[0])
+                self._gone.discard(ticket)
+                answers.append((ticket, mine))
+                if type(first) in _DELETING:
+                    deleted += _deleted_queues(first, mine[0])
         if self._cut:
             self._pending.extendleft(reversed(self._cut))
             self._cut = []
@@ -254,25 +253,25 @@ class Engine:
             self._gone.discard(call.ticket)
             self._impatient.discard(call.ticket)
             if call.ticket is not None:
-                answers.append(Answer(call.ticket, [error] * len(call.commands)))
+                answers.append((call.ticket, [error] * len(call.commands)))
         return answers
 
     def expire_waiters(self, now: Instant) -> list[Answer]:
         """Answers for receives whose wait is over, and for those that were refused at once."""
         answers = self._take_ready()
-        answers += [Answer(ticket, [Received([])]) for ticket in self._brake.take_due(now)]
+        answers += [(ticket, [Received([])]) for ticket in self._brake.take_due(now)]
         for waiter in self.waiting.take_expired(now):
             self.polls.count(waiter.command, empty=True)
-            answers.append(Answer(waiter.ticket, [Received([])]))
+            answers.append((waiter.ticket, [Received([])]))
         return answers
 
     def drain_waiters(self) -> list[Answer]:
         """At shutdown: answer all parked receives empty, and park none from now on."""
         self._draining = True
         answers = self._take_ready()
-        answers += [Answer(ticket, [Received([])]) for ticket in self._brake.take_all()]
+        answers += [(ticket, [Received([])]) for ticket in self._brake.take_all()]
         for waiter in self.waiting.take_all():
-            answers.append(Answer(waiter.ticket, [Received([])]))
+            answers.append((waiter.ticket, [Received([])]))
         return answers
 
     def flush_polls(self, now: Instant) -> None:
@@ -309,9 +308,9 @@ class Engine:
 
     def _take_ready(self) -> list[Answer]:
         ready, self._ready = self._ready, []
-        for answer in ready:
-            self._gone.discard(answer.ticket)
-            self._impatient.discard(answer.ticket)
+        for ticket, _ in ready:
+            self._gone.discard(ticket)
+            self._impatient.discard(ticket)
         return ready
 
     def _park(self, ticket: Any, command: Receive, deadline: Instant, now: Instant) -> None:
@@ -323,7 +322,7 @@ class Engine:
         if self.limits.brake_us and len(self._brake) < self.limits.pending_max:
             self._brake.hold(ticket, Instant(min(deadline, now + self.limits.brake_us)))
         else:
-            self._ready.append(Answer(ticket, [Received([])]))
+            self._ready.append((ticket, [Received([])]))
 
     def _received(self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]) -> None:
         (outcome,) = mine
@@ -357,9 +356,9 @@ class Engine:
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
             # Messages are available: queueing behind parked receives would leave them unclaimed.
-            answers += [Answer(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
+            answers += [(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
         if not gone:
-            answers.append(Answer(call.ticket, mine))
+            answers.append((call.ticket, mine))
 
     def _give_back(self, call: Call, command: Receive, outcome: Received, at: Instant) -> None:
         """The client is gone: release what its receive got, and pass its wake on if it left messages."""
@@ -399,9 +398,9 @@ class Engine:
             return False
         if call.waiter is None and not command.wait_us:
             self.unread.refused += 1
-            self._ready.append(Answer(call.ticket, [Overloaded(limit=self.unread.bytes_max)]))
+            self._ready.append((call.ticket, [Overloaded(limit=self.unread.bytes_max)]))
         elif self._draining or call.ticket in self._impatient:
-            self._ready.append(Answer(call.ticket, [Received([])]))
+            self._ready.append((call.ticket, [Received([])]))
         else:
             self._withhold(command.queue, command.count_max)
             if call.waiter is not None:

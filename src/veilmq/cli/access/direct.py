@@ -313,9 +313,9 @@ class DirectAccess:
                 if applied.wrote:
                     self._store.commit()
                 answers += engine.committed(batch, applied)
-            for answer in answers:
-                if answer.ticket is ticket:
-                    return answer.outcomes
+            for answered, outcomes in answers:
+                if answered is ticket:
+                    return outcomes
             if batch is None:
                 now = self._clock.now()
                 due = engine.next_due(now)

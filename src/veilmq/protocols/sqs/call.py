@@ -139,26 +139,26 @@ def plan_entries(
     if len(given) > limits.ENTRIES_MAX:
         text = f"Maximum number of entries per request are {limits.ENTRIES_MAX}. You have sent {len(given)}."
         raise Refusal(errors.TOO_MANY_ENTRIES, text)
-    seen = set()
-    for number, entry in enumerate(given, 1):
-        if entry.id is None:
-            raise missing(f"{name}.{number}.Id")
-        if not limits.ENTRY_ID.match(entry.id):
-            text = "A batch entry id can only contain alphanumeric characters, hyphens and underscores."
-            raise Refusal(errors.INVALID_BATCH_ENTRY_ID, f"{text} It can be at most 80 letters long.")
-        if entry.id in seen:
-            raise Refusal(errors.BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
-        seen.add(entry.id)
+    is_id, seen = limits.ENTRY_ID.match, set()
     commands: list[AnyCommand] = []
     entries = []
-    for entry in given:
-        identity = entry.id or ""
+    for number, entry in enumerate(given, 1):
+        identity = entry.id
+        if identity is None:
+            raise missing(f"{name}.{number}.Id")
+        if not is_id(identity):
+            text = "A batch entry id can only contain alphanumeric characters, hyphens and underscores."
+            raise Refusal(errors.INVALID_BATCH_ENTRY_ID, f"{text} It can be at most 80 letters long.")
+        if identity in seen:
+            raise Refusal(errors.BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {identity} repeated.")
+        seen.add(identity)
         try:
-            commands.append(command_of(entry))
+            command = command_of(entry)
         except Refusal as refusal:
             entries.append(Entry(identity, -1, refusal))
         else:
-            entries.append(Entry(identity, len(commands) - 1))
+            entries.append(Entry(identity, len(commands)))
+            commands.append(command)
     if not commands:
         asked.refused_batch = queue
     return tuple(commands), entries

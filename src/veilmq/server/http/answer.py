@@ -45,14 +45,12 @@ class Answers:
         prefix = self._prefixes.get((status, response.content_type))
         if prefix is None:
             prefix = self._prefix(status, response.content_type)
-        fields = _CONNECTION[form & 3]
-        if response.headers:
-            own = response.headers
-            lines = len(own) + (form & 3 != 0)
-            one = len(own) == 1
-            fields = (b"\r\n%b: %b" % own[0] if one else b"".join([b"\r\n%b: %b" % pair for pair in own])) + fields
-            if fields.count(b"\n") != lines or fields.count(b"\r") != lines:
-                raise ValueError(f"line break in a header of an answer: {response.headers!r}")
+        own = response.headers
+        fields = b"\r\n%b: %b" % own[0] if len(own) == 1 else b"".join([b"\r\n%b: %b" % pair for pair in own])
+        if fields.count(b"\n") != len(own) or fields.count(b"\r") != len(own):
+            raise ValueError(f"line break in a header of an answer: {own!r}")
+        if form:
+            fields += _CONNECTION[form & 3]
         if status in _BODYLESS:
             return b"%b%b\r\n\r\n" % (prefix, fields)
         body = response.body

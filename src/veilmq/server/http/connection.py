@@ -193,9 +193,11 @@ class Connection(asyncio.Protocol):
             self._keep(data)
             return
         intake = self._intake
-        rest = intake.feed(data)
-        if rest:
-            self._pending += rest
+        request = intake.read_plain(data)
+        if request is None:
+            self._pending += intake.parse(data)
+        elif not self._hand_over(request, 0):
+            return
         self._advance()
 
     def eof_received(self) -> bool:
@@ -470,8 +472,8 @@ class Connection(asyncio.Protocol):
     def expire(self, now: float) -> None:
         """The deadline has passed."""
         limits = self._listener.limits
-        if self.phase == IDLE:
-            self._close_unless_unread()
+        if self.phase == IDLE and not self._transport.get_write_buffer_size():
+            self.close()
         elif self.phase == HEADERS:
             self._refuse(Refusal(408, "the headers took too long"))
         elif self.phase == BODY:
@@ -486,12 +488,6 @@ class Connection(asyncio.Protocol):
                 self.deadline = self._listener.due(limits.linger_s)
         else:
             self.drop()
-
-    def _close_unless_unread(self) -> None:
-        if self._transport.get_write_buffer_size():
-            self.drop()
-        else:
-            self.close()
 
     def _keeps_pace(self, progress_bytes: int, deadline_s: float, now: float) -> bool:
         earned_s = progress_bytes / self._listener.limits.rate_bytes_per_s_min

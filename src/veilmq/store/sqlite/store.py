@@ -7,7 +7,6 @@ applied again one by one, so that a command that cannot succeed does not fail th
 
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -184,17 +183,16 @@ class SqliteStore:
 
     def _apply_kinds(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Apply the commands kind by kind, and return the outcomes in the order of the commands."""
-        if len(commands) == 1:
-            return self._handlers[type(commands[0])](self._writer, [commands[0]])
-        by_kind: defaultdict[type, list[int]] = defaultdict(list)
-        for place, command in enumerate(commands):
-            by_kind[type(command)].append(place)
-        unknown = by_kind.keys() - self._handlers.keys()
+        kinds = [type(command) for command in commands]
+        there = set(kinds)
+        if len(there) == 1:
+            return self._handlers[kinds[0]](self._writer, list(commands))
+        unknown = there - self._handlers.keys()
         assert not unknown, f"no store knows {unknown}"
         outcomes: list[Any] = [None] * len(commands)
         for kind, handler in self._handlers.items():
-            places = by_kind.get(kind)
-            if places is not None:
+            if kind in there:
+                places = [place for place, each in enumerate(kinds) if each is kind]
                 for place, outcome in zip(places, handler(self._writer, [commands[i] for i in places]), strict=True):
                     outcomes[place] = outcome
         return outcomes

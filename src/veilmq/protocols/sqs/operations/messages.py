@@ -15,7 +15,7 @@ Source: the operations in the SQS API Reference, and recorded replies of AWS for
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -133,17 +133,17 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchRe
     """SendMessageBatchResult."""
     check_whole(call, outcomes)
     batch: _Batch = call.memo
+    commands = cast("tuple[Send, ...]", call.commands)
     successful, failures = [], []
     for entry in batch.entries:
         if entry.refusal is not None:
             failures.append(failed(entry, entry.refusal))
             continue
-        command, outcome = call.commands[entry.command], outcomes[entry.command]
-        assert isinstance(command, Send)
-        if isinstance(outcome, VeilError):
+        command, outcome = commands[entry.command], outcomes[entry.command]
+        if type(outcome) is not Sent:
+            assert isinstance(outcome, VeilError)
             failures.append(failed(entry, _refusal_of_entry(outcome, command)))
             continue
-        assert isinstance(outcome, Sent)
         line = shapes.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
         if command.extras is not NO_EXTRAS:
             if command.extras.attributes:
@@ -346,14 +346,15 @@ _LEASE_TOTAL_US_MAX: Final = limits.LEASE_TOTAL_SECONDS_MAX * SECOND_US
 
 def plan_delete(asked: Asked, given: DeleteMessageInput) -> Plan:
     """DeleteMessage."""
-    return (_delete(asked, asked.queue(given.queue_url), given),), None
+    queue = asked.queue(given.queue_url)
+    return (_delete(asked, queue, _after_expiry(queue), given),), None
 
 
 def plan_delete_batch(asked: Asked, given: DeleteMessageBatchInput) -> Plan:
     """DeleteMessageBatch."""
     queue = asked.queue(given.queue_url)
-    name = "DeleteMessageBatchRequestEntry"
-    return plan_entries(asked, queue, given.entries, name, lambda entry: _delete(asked, queue, entry))
+    name, late = "DeleteMessageBatchRequestEntry", _after_expiry(queue)
+    return plan_entries(asked, queue, given.entries, name, lambda entry: _delete(asked, queue, late, entry))
 
 
 def plan_extend(asked: Asked, given: ChangeMessageVisibilityInput) -> Plan:
@@ -372,7 +373,7 @@ def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) ->
     return plan_entries(asked, queue, given.entries, _VISIBILITY_ENTRY, command_of)
 
 
-def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEntry) -> Delete:
+def _delete(asked: Asked, queue: QueueKey, late: AfterExpiry, given: DeleteMessageInput | DeleteEntry) -> Delete:
     if not given.receipt_handle:
         # AWS reports a missing parameter of a batch under this name (aws/aws-sdk-js-v3 #5478).
         raise missing("ReceiptHandle" if isinstance(given, DeleteEntry) else "MessageHandle")
@@ -381,7 +382,7 @@ def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEnt
         origin=asked.caller.origin,
         handle=given.receipt_handle,
         arrived=asked.arrived,
-        after_expiry=_after_expiry(queue),
+        after_expiry=late,
     )
 
 
@@ -423,29 +424,28 @@ def _extend(
     )
 
 
-def _lease_refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
-    """The refusal for an outcome; None for a success."""
-    if not isinstance(outcome, VeilError):
-        return None
+def _lease_refusal(command: AnyCommand, error: VeilError) -> Refusal | None:
+    """The refusal for an error; None if the client is told of a success."""
     if isinstance(command, Delete):
         # On FIFO too, a delete that is repeated because its response was lost succeeds: the message is gone.
         harmless = MessageGone if is_fifo(command.queue.name) else LeaseError
-        if isinstance(outcome, harmless):
+        if isinstance(error, harmless):
             return None
-    return fault_of(outcome, command)
+    return fault_of(error, command)
 
 
-def _lease_refusal_of_entry(command: AnyCommand, outcome: Outcome) -> Refusal | None:
+def _lease_refusal_of_entry(command: AnyCommand, error: VeilError) -> Refusal | None:
     """For an ended lease a batch has another text than a single delete (FIFO; smaskalik/sqsmover #54)."""
-    refusal = _lease_refusal(command, outcome)
-    if refusal is not None and isinstance(command, Delete) and isinstance(outcome, LeaseExpired | LeaseTaken):
+    refusal = _lease_refusal(command, error)
+    if refusal is not None and isinstance(command, Delete) and isinstance(error, LeaseExpired | LeaseTaken):
         return Refusal(errors.RECEIPT_HANDLE_IS_INVALID, "The receipt handle has expired")
     return refusal
 
 
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
     """The empty result of DeleteMessage and ChangeMessageVisibility."""
-    refusal = _lease_refusal(call.commands[0], outcomes[0])
+    outcome = outcomes[0]
+    refusal = _lease_refusal(call.commands[0], outcome) if isinstance(outcome, VeilError) else None
     if refusal is not None:
         raise refusal
     return shapes.EMPTY
@@ -456,7 +456,11 @@ def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchResult:
     check_whole(call, outcomes)
     successful, failures = [], []
     for entry in call.memo:
-        refusal = entry.refusal or _lease_refusal_of_entry(call.commands[entry.command], outcomes[entry.command])
+        refusal = entry.refusal
+        if refusal is None:
+            outcome = outcomes[entry.command]
+            if isinstance(outcome, VeilError):
+                refusal = _lease_refusal_of_entry(call.commands[entry.command], outcome)
         if refusal is None:
             successful.append(shapes.IdEntry(entry.id))
         else:

@@ -41,8 +41,6 @@ _ENTRIES_MAX: Final = 512
 _ENTRY_BYTES_MAX: Final = 512
 
 _LINES: Final[Bounded[bytes, tuple[str, bytes]]] = Bounded(_ENTRIES_MAX)
-_HEADERS: Final[Bounded[bytes, tuple[bytes, bytes]]] = Bounded(_ENTRIES_MAX)
-"""Lines that were read before, of names whose values repeat."""
 _SIGNATURE_HEX: Final = 64
 _SIGNED: Final[Bounded[bytes, tuple[bytes, bytes]]] = Bounded(_ENTRIES_MAX)
 """Authorization lines of AWS without their signature, which ends them."""
@@ -70,12 +68,10 @@ def read_plain(data: bytes, limits: Limits, peer: str, secure: bool, next_id: Ca
     asked = _LINES.get(first) or _request_line(first)
     if asked is None:
         return None
-    headers = {}
-    for line in lines:
-        header = _HEADERS.get(line) or _header(line)
-        if header is None:
-            return None
-        headers[header[0]] = header[1]
+    try:
+        headers = dict(map(_HEADERS.__getitem__, lines))  # no step of Python for a line that was read before
+    except KeyError:
+        return None
     if len(headers) != len(lines) or len(lines) > limits.header_count_max or b"host" not in headers:
         return None
     if headers.get(b"content-length", b"0") != b"%d" % len(body):
@@ -89,6 +85,22 @@ def _request_line(line: bytes) -> tuple[str, bytes] | None:
         return None
     known = found[1].decode(), found[2]
     return _LINES.keep(line, known) if len(line) <= _ENTRY_BYTES_MAX else known
+
+
+class _Headers(Bounded[bytes, tuple[bytes, bytes]]):
+    """Header lines and what they are; keeps those of names whose values repeat."""
+
+    __slots__ = ()
+
+    def __missing__(self, line: bytes) -> tuple[bytes, bytes]:
+        """Name and value of a line. Raises KeyError if llhttp has to look at it."""
+        header = _header(line)
+        if header is None:
+            raise KeyError(line)
+        return header
+
+
+_HEADERS: Final = _Headers(_ENTRIES_MAX)
 
 
 def _header(line: bytes) -> tuple[bytes, bytes] | None:
@@ -208,10 +220,27 @@ class Intake:
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> bytes:
-        """Parse until a request is ready or the data is used up; return the rest for the next call."""
+        """Read until a request is ready or the data is used up; return the rest for the next call."""
+        if self.ready or self.refusal is not None:
+            return data
+        request = self.read_plain(data)
+        if request is None:
+            return self.parse(data)
+        self.ready.append((request, 0))
+        return b""
+
+    def read_plain(self, data: bytes) -> Request | None:
+        """The request, if the data is one plain request and nothing unfinished came before it.
+
+        Only while no request is ready and none was refused. The form of its answer is 0.
+        """
+        if self._begun or self.fed_bytes or len(data) > SLICE_BYTES:
+            return None
+        return read_plain(data, self._limits, self._peer, self._secure, self._next_id)
+
+    def parse(self, data: bytes) -> bytes:
+        """The same as `feed` for what is no plain request."""
         while data and not self.ready and self.refusal is None:
-            if not self._begun and self.fed_bytes == 0 and len(data) <= SLICE_BYTES and self._take_plain(data):
-                return b""
             if len(data) <= SLICE_BYTES:
                 data = self._feed_slice(data)
             else:
@@ -222,14 +251,6 @@ class Intake:
         """End of input. Drops the parser, which holds this object's methods, to break the reference cycle."""
         self.ready.clear()
         del self._parser
-
-    def _take_plain(self, data: bytes) -> bool:
-        """Read the data as one plain request, if it is one."""
-        request = read_plain(data, self._limits, self._peer, self._secure, self._next_id)
-        if request is None:
-            return False
-        self.ready.append((request, 0))
-        return True
 
     def _feed_slice(self, data: bytes) -> bytes:
         rest = b""
