@@ -359,6 +359,12 @@ def test_failures_of_a_queue(veilmq: Run) -> None:
     assert message["id"] in veilmq("queues", "failures", "orders").out
     assert veilmq("queues", "failures", "orders", "--last", "2d").code == 2
     assert veilmq("queues", "failures", "none").code == 1
+    shown = veilmq("queues", "failures").out
+    assert message["id"] in shown
+    assert "orders (1)" in shown
+    (found,) = veilmq("queues", "failures", "--all", "--json").json
+    assert [each["name"] for each in found["causes"][0]["queues"]] == ["orders"]
+    assert veilmq("queues", "failures", "--prefix", "other").err == "nothing failed\n"
 
 
 def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:

@@ -79,3 +79,23 @@ def test_the_name_of_a_worker_is_text(api: Api, visitor: Visitor) -> None:
     assert sum(tag == "script" for tag, _ in page.found) == 1
     shown = "".join(page.text)
     assert all(re.sub(r"[^ -~]", "?", text) in shown for text in HOSTILE)
+
+
+def test_failures_of_all_queues_by_cause(api: Api, visitor: Visitor) -> None:
+    assert "Nothing failed." in plain(visitor.get("/console/failures").text)
+    for name in ("orders", "mails"):
+        api.create(name, visibility_timeout_us=30_000_000)
+        message = api.send(name)
+        receive(api, A, name)
+    api.later(31)
+    page = visitor.get("/console/failures").text
+    assert re.search(r"lease expired not reported 2 (mails 1 , orders 1|orders 1 , mails 1) ", plain(page)), plain(page)
+    assert f'href="{CONSOLE}/mails"' in page
+    assert re.search(r'href="/console/messages/[0-9a-f-]{36}"', page)
+    only = visitor.get("/console/failures?prefix=ma&minutes=1440").text
+    assert "in the last day, of 1 queue " in plain(only)
+    assert message in only
+    (cause,) = visitor.get("/console/failures/export?prefix=ma").json()
+    assert (cause["kind"], cause["count"], "mails" in cause["queues"]) == ("lease_expired", 1, True)
+    assert visitor.get("/console/failures?minutes=evil").status_code == 200
+    assert "/console/failures" in visitor.get(f"{CONSOLE}/orders").text

@@ -98,6 +98,7 @@ class Visit:
         """The pages beside the start page, for the page's head: name, address, label."""
         pages = (
             ("events", "*", "workers", "Workers"),
+            ("describe-queue", None, "failures", "Failures"),
             ("describe-topics", None, "topics", "Topics"),
             ("describe-queue", None, "jobs", "Jobs"),
             ("list-queues", None, "server", "Server"),

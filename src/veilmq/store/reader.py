@@ -20,7 +20,7 @@ from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import LiveTopic, TopicKey
 from veilmq.store.directory import DataDirectory
-from veilmq.store.rollups import Rollup, SeenClients, StoredRollups
+from veilmq.store.rollups import FailingRollups, Rollup, SeenClients, StoredRollups
 
 PROBLEMS_MAX: Final = 1_000
 """At most this many problems are listed; the rest are only counted."""
@@ -313,6 +313,11 @@ class View(Protocol):
         """The stored rollups of minutes or hours from `first` to `last`, both by number since 1970."""
         ...
 
+    def failing_rollups(self, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:
+        """Stored rollups with failures of the minutes from `first` to `last`, of all queues, newest first: up to
+        `limit` of the newest `rows_max` rollups."""
+        ...
+
     def moves(self, count_max: int) -> list[MoveInfo]:
         """The latest move tasks of all existing queues, newest first."""
         ...
@@ -433,6 +438,10 @@ class Reader(Protocol):
 
     def unstored(self, incarnation: int) -> dict[int, Rollup]:
         """The rollups of a queue's minutes that are not stored yet, by number since 1970. Call on the loop."""
+        ...
+
+    def unstored_failing(self, limit: int) -> dict[tuple[int, int], Rollup]:
+        """Up to `limit` rollups with failures that are not stored yet, by minute and queue. Call on the loop."""
         ...
 
     @property

@@ -37,7 +37,7 @@ STEPS: Final = {"minute": (MINUTE_US, 60, 1_440), "hour": (HOUR_US, 24, 2_160)}
 _INSTANT_MAX: Final = (1 << 53) - 1
 _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
-_ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
+ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
 _REGION: Final = r"^[a-z0-9-]{1,64}\Z"
 QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
@@ -51,7 +51,7 @@ _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
     _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
     _ACCOUNT: "Expected 12 digits",
-    _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
+    ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
     _REGION: "Expected 1 to 64 lower-case letters, digits and `-`",
     QUEUE: "Expected the name of a queue, or account/region/name",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
@@ -286,7 +286,7 @@ class ListInput(_Input):
     A key as text is `account/region/name`.
     """
 
-    account: Annotated[str, Meta(pattern=_ACCOUNT_OR_ALL)] | None = None
+    account: Annotated[str, Meta(pattern=ACCOUNT_OR_ALL)] | None = None
     region: Region | None = None
     prefix: Annotated[str, Meta(max_length=256)] = ""
     after: Annotated[str, Meta(max_length=320)] = ""
@@ -396,7 +396,7 @@ class WorstInput(_Input):
 
     by: Annotated[str, Meta(pattern=_MEASURE)] = "oldest"
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 20
-    account: Annotated[str, Meta(pattern=_ACCOUNT_OR_ALL)] | None = None
+    account: Annotated[str, Meta(pattern=ACCOUNT_OR_ALL)] | None = None
     region: Region | None = None
 
 

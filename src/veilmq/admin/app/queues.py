@@ -28,7 +28,14 @@ from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.service import Service, knows
-from veilmq.admin.workers.failures import FailuresInput, failure_page
+from veilmq.admin.workers.failures import (
+    AllFailuresInput,
+    FailuresInput,
+    Rights,
+    Unstored,
+    all_failures_page,
+    failure_page,
+)
 from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -56,6 +63,7 @@ class Queues:
         return [
             Route("/api/v1/queues", self.listed, methods=["GET"]),
             Route("/api/v1/worst", self.worst, methods=["GET"]),
+            Route("/api/v1/failures", self.all_failed, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
             Route(_PATH + "/holders", self.held, methods=["GET"]),
             Route(_PATH + "/failures", self.failed, methods=["GET"]),
@@ -128,6 +136,19 @@ class Queues:
         caller = caller_of(request)
         lines = caller.bodies and caller.may(Action.PEEK, key.account, key.name)
         return answer(await run_in_threadpool(failure_page, self._service.reader, live, wanted, lines=lines))
+
+    async def all_failed(self, request: Request) -> Response:
+        """Why messages failed, over all queues that the caller may see."""
+        caller, reader = caller_of(request), self._service.reader
+        wanted = inputs.convert(members_of(request), AllFailuresInput)
+        account = caller.whose(wanted.account)
+        caller.check(Action.DESCRIBE_QUEUE, account)
+        rights = Rights(
+            lambda key: caller.may(Action.DESCRIBE_QUEUE, key.account, key.name),
+            lambda key: caller.bodies and caller.may(Action.PEEK, key.account, key.name),
+        )
+        unstored = Unstored.of(reader, self._service.shell.now())
+        return answer(await run_in_threadpool(all_failures_page, reader, unstored, account, wanted, rights))
 
     async def rolled_up(self, request: Request) -> Response:
         """What happened to one queue, by minute or hour."""

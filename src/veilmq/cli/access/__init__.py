@@ -126,6 +126,10 @@ class AdminAccess(Protocol):
         """Why messages of the queue failed in the last minutes: {from, to, causes, other, lines}."""
         ...
 
+    def all_failures(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The same over all queues of an account (`AllFailuresInput`): {from, to, stopped, queues, causes, other}."""
+        ...
+
     def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The clients seen in the last hour (`WorkersInput`). Only a server knows them."""
         ...

@@ -31,7 +31,14 @@ from veilmq.admin.history.reading import (
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
-from veilmq.admin.workers.failures import FailuresInput, failure_page
+from veilmq.admin.workers.failures import (
+    AllFailuresInput,
+    FailuresInput,
+    Rights,
+    Unstored,
+    all_failures_page,
+    failure_page,
+)
 from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
@@ -257,10 +264,24 @@ class DirectAccess:
         with _failures():
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
             wanted = inputs.convert({"minutes": minutes}, FailuresInput)
-            for _ in range(_CATCHING_UP):
-                self._call([Sweep()])
+            self._catch_up()
             live = live_part(self._store.reader, checked, self._clock.now())
             return failure_page(self._store.reader, live, wanted, lines=True)
+
+    def all_failures(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.all_failures`."""
+        with _failures():
+            given = {name: value for name, value in wanted.items() if value is not None}
+            asked = inputs.convert(given, AllFailuresInput)
+            self._catch_up()
+            unstored = Unstored.of(self._store.reader, self._clock.now())
+            account = asked.account or self._sole_account()
+            everything = Rights(lambda _: True, lambda _: True)
+            return all_failures_page(self._store.reader, unstored, account, asked, everything)
+
+    def _catch_up(self) -> None:
+        for _ in range(_CATCHING_UP):
+            self._call([Sweep()])
 
     def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.workers`."""

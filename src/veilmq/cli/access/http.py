@@ -212,6 +212,10 @@ class HttpAccess:
         """See `AdminAccess.failures`."""
         return self._json("GET", f"{_path_of(queue)}/failures", {"minutes": minutes}, answer_s=_WORK_S)
 
+    def all_failures(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.all_failures`."""
+        return self._json("GET", "/api/v1/failures", wanted, answer_s=_WORK_S)
+
     def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.workers`."""
         return self._json("GET", "/api/v1/workers", {**wanted, "limit": _WORKERS_MAX}, answer_s=_WORK_S)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.output import duration, instant, print_json, printable, table
-from veilmq.cli.remote.options import Queue, duration_us
+from veilmq.cli.remote.options import Everything, Prefix, Queue, duration_us, queue_names
 from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
+_QUEUES_NAMED: Final = 3
 _SCAN_MAX: Final = 100_000
 """So many delayed and leased messages are looked at."""
 
@@ -55,33 +56,51 @@ def list_holders(
 
 def list_failures(
     asked: "Asked",
-    queue: Queue,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="A queue [all of the account].", autocompletion=queue_names)
+    ] = None,
     last: Annotated[str, typer.Option("--last", metavar="TIME", help="In this time, at most 1d.")] = "1h",
+    prefix: Prefix = "",
+    everything: Everything = False,
 ) -> None:
-    """List why messages of a queue failed: by kind, type of error and alike first lines, with the newest message."""
+    """List why messages of a queue, or of all, failed: by kind, type of error and alike first lines, with the newest
+    message."""
     minutes = max(1, round(duration_us("--last", last) / MINUTE_US))
-    found = asked.access.failures(asked.queue(queue), minutes)
+    if queue is not None:
+        found = asked.access.failures(asked.queue(queue), minutes)
+    else:
+        account = "*" if everything else asked.account
+        found = asked.access.all_failures({"minutes": minutes, "account": account, "prefix": prefix})
     if asked.as_json:
         print_json(found)
         return
     other = {kind: count for kind, count in found["other"].items() if count}
     if found["causes"]:
-        rows = [
-            [
-                each["count"],
-                each["kind"].replace("_", " "),
-                ": ".join(part for part in (each["error_type"], each["error"]) if part),
-                instant(each["first"]),
-                instant(each["newest"]),
-                each["message"],
-            ]
-            for each in found["causes"]
-        ]
-        table(["times", "what", "error (the newest)", "first (UTC)", "newest (UTC)", "message"], rows)
+        heads = ["times", "what", "error (the newest)", "first (UTC)", "newest (UTC)", "message"]
+        rows = [_failed(each) for each in found["causes"]]
+        table(heads if queue is not None else [*heads, "queues"], rows)
     elif not other:
         print("nothing failed", file=sys.stderr)
     for kind, count in other.items():
         print(f"{count} more {kind.replace('_', ' ')}, of other causes")
+    if found.get("stopped") is not None:
+        print(f"there may be more before {instant(found['stopped'])} UTC: too much happened", file=sys.stderr)
+
+
+def _failed(cause: Mapping[str, Any]) -> list[object]:
+    row = [
+        cause["count"],
+        cause["kind"].replace("_", " "),
+        ": ".join(part for part in (cause["error_type"], cause["error"]) if part),
+        instant(cause["first"]),
+        instant(cause["newest"]),
+        cause["message"],
+    ]
+    if "queues" not in cause:
+        return row
+    named, more = cause["queues"][:_QUEUES_NAMED], cause["queues_count"] - _QUEUES_NAMED
+    names = ", ".join(f"{each['name']} ({each['count']})" for each in named)
+    return [*row, names + (f" and {more} more" if more > 0 else "")]
 
 
 class Sort(StrEnum):

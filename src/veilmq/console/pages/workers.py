@@ -1,7 +1,9 @@
-"""Workers: each client of the last hour with what it holds, how fast it is, and how often it failed.
+"""Workers: each client of the last hour with what it holds, how fast it is, and how often it failed; and why messages
+of all queues failed.
 
-Strategy: what `/api/v1/workers` knows, which filters and sorts; nothing is counted here. A cell of the page is named by
-the client, so that the script finds it again.
+Strategy: what `/api/v1/workers` and `/api/v1/failures` know, which filter, sort and add up; nothing is counted here. A
+cell of the page is named by the client, so that the script finds it again. Failures are not polled: to add them up
+reads many rollups.
 """
 
 from typing import Any, Final
@@ -14,6 +16,9 @@ from veilmq.console.visit import Page, Visit
 PATH: Final = "/console/workers"
 WORKERS_SHOWN_MAX: Final = 200
 HELD_SHOWN_MAX: Final = 20
+CAUSES_SHOWN_MAX: Final = 200
+SPANS: Final = {60: "hour", 360: "6 hours", 1_440: "day"}
+"""Of failures, in minutes."""
 SORTS: Final = {
     "seen": "seen last",
     "holds": "most held",
@@ -65,7 +70,28 @@ async def _found(visit: Visit) -> dict[str, Any]:
     return found
 
 
+async def failures(visit: Visit) -> Response:
+    """Why messages of all queues failed."""
+    minutes, found = await _failures(visit)
+    prefix = visit.members.get("prefix", "")
+    return visit.show("failures.html", found=found, minutes=minutes, spans=SPANS, prefix=prefix, nav="failures")
+
+
+async def export_failures(visit: Visit) -> Response:
+    """What the page shows, as JSON or CSV."""
+    return visit.download("failures", (await _failures(visit))[1]["causes"])
+
+
+async def _failures(visit: Visit) -> tuple[int, dict[str, Any]]:
+    given = visit.members.get("minutes", "")
+    minutes = int(given) if given in map(str, SPANS) else min(SPANS)
+    asked = {"account": visit.account, "prefix": visit.members.get("prefix"), "limit": CAUSES_SHOWN_MAX}
+    return minutes, await visit.api.get("/api/v1/failures", minutes=minutes, **asked)
+
+
 WORKER_PAGES: Final = (
+    Page("/console/failures", failures),
+    Page("/console/failures/export", export_failures),
     Page(PATH, workers),
     Page(PATH + "/news", news, is_polled=True),
     Page(PATH + "/export", export),

@@ -244,6 +244,14 @@ class StoredRollups(NamedTuple):
     """What the queue held before the range; None: it is not known."""
 
 
+class FailingRollups(NamedTuple):
+    """Rollups with causes of failures, by number of the minute since 1970 and incarnation."""
+
+    found: dict[tuple[int, int], Rollup]
+    stopped: int | None
+    """A bound was met in this minute: of it and of those before not every queue is there."""
+
+
 CLIENT_COUNTS: Final = ("received", "deleted", "extended", "released", "failed", "lease_expired", "refused")
 """What is counted of a client."""
 

@@ -39,9 +39,9 @@ class Seen(msgspec.Struct, array_like=True, gc=False):
     message: bytes
     """Of the newest."""
 
-    def cause(self, *, with_line: bool = True) -> Cause:
-        """What they have in common; with_line: also the line."""
-        return Cause(self.kind, self.error_type, _VARYING.sub("#", self.error) if with_line else "")
+    def cause(self) -> Cause:
+        """What they have in common."""
+        return Cause(self.kind, self.error_type, _VARYING.sub("#", self.error))
 
     def add(self, later: "Seen") -> None:
         """Add what was seen later."""

@@ -87,6 +87,10 @@ class SqliteReader:
         """See `Reader.unstored`."""
         return self._writer.rollups.live(incarnation)
 
+    def unstored_failing(self, limit: int) -> dict[tuple[int, int], Rollup]:
+        """See `Reader.unstored_failing`."""
+        return self._writer.rollups.live_failing(limit)
+
     @property
     def worst(self) -> Worst:
         """See `Reader.worst`."""

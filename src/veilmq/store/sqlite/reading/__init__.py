@@ -33,7 +33,7 @@ from veilmq.store.reader import (
     StoredQueue,
     View,
 )
-from veilmq.store.rollups import StoredRollups
+from veilmq.store.rollups import FailingRollups, StoredRollups
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
@@ -345,6 +345,10 @@ class SqliteView:
     def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
         """See `View.rollups`: an index seek for each minute or hour."""
         return rollups.stored(self._connection, incarnation, hours, first, last)
+
+    def failing_rollups(self, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:
+        """See `View.failing_rollups`."""
+        return rollups.failing(self._connection, first, last, rows_max, limit)
 
     def moves(self, count_max: int) -> list[MoveInfo]:
         """See `View.moves`."""

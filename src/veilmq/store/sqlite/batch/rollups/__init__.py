@@ -13,7 +13,7 @@ earlier. `note` may run in the thread of a commit, everything else runs where ba
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 import apsw
@@ -69,12 +69,14 @@ _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 class Minute:
     """The rollups of one minute by incarnation, as far as they are not stored."""
 
-    __slots__ = ("first", "rollups", "stored")
+    __slots__ = ("failing", "first", "rollups", "stored")
 
     def __init__(self, first: int) -> None:
         self.first = first
         """None of its events has a smaller offset."""
         self.rollups: dict[int, Rollup] = {}
+        self.failing: set[int] = set()
+        """Those that may have a cause of a failure."""
         self.stored: set[int] = set()
         """After a crash: queues that have their row of this minute."""
 
@@ -160,6 +162,7 @@ class Rollups:
                 return
             rollup = minute.rollups[incarnation] = Rollup()
         if _LEASE_EXPIRED in kinds or _FOR_RETRY in kinds or _DEAD_LETTERED in kinds:
+            minute.failing.add(incarnation)
             before = counted_in(rollup)
             rollup.add(events, kinds)
             added = [now - then for now, then in zip(counted_in(rollup), before, strict=True)]
@@ -243,10 +246,25 @@ class Rollups:
         """The queue's minutes that are not stored, by number: copies."""
         self.add_pending()
         return {
-            number: Rollup(rollup.numbers.copy(), causes=rollup.causes.copy())
+            number: _copy(rollup)
             for number, minute in self.minutes.items()
             if (rollup := minute.rollups.get(incarnation)) is not None
         }
+
+    def live_failing(self, limit: int) -> dict[tuple[int, int], Rollup]:
+        """Up to `limit` rollups with causes of failures that are not stored, by minute and queue: copies."""
+        self.add_pending()
+        found = (
+            ((number, incarnation), rollup)
+            for number, minute in sorted(self.minutes.items(), reverse=True)
+            for incarnation in minute.failing
+            if (rollup := minute.rollups.get(incarnation)) is not None and rollup.causes.found
+        )
+        return {place: _copy(rollup) for place, rollup in islice(found, limit)}
+
+
+def _copy(rollup: Rollup) -> Rollup:
+    return Rollup(rollup.numbers.copy(), causes=rollup.causes.copy())
 
 
 def _target_of(event: Event) -> int | None:
