@@ -1,6 +1,6 @@
 """The command line of `make simulate`: many seeds, until one fails or the time is over.
 
-    python -m tests.simulation [--minutes N] [--seed N] [--seeds COUNT]
+    python -m tests.simulation [--minutes N] [--seed N] [--seeds COUNT] [--processes N]
 
 A seed that fails ends the run with its story; `--seed N --seeds 1` tells it again.
 """
@@ -12,12 +12,17 @@ import os
 import sys
 import time
 from collections import Counter, deque
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
 from tests.simulation.disk import in_memory
 from tests.simulation.world import Verdict, World
 
 _REPORT_S = 60.0
+_SEEDS_A_TASK = 20
+
+Lived = tuple[Counter[str], Verdict | None]
+"""What happened in some lives, and the first of them that broke a promise."""
 
 
 def lived(seed: int, directory: Path, trace: deque[str] | None = None) -> Verdict:
@@ -31,38 +36,73 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
     parser.add_argument("--seed", type=int, default=None, help="the first seed (by the date)")
     parser.add_argument("--seeds", type=int, default=None, help="how many (as many as the time allows)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once (one a core)")
     parser.add_argument("--story", action="store_true", help="tell each life")
     given = parser.parse_args()
     first = int(time.time()) if given.seed is None else given.seed
+    prepare()
+    print(f"seeds from {first} on", flush=True)
+    with in_memory() as directory:
+        if given.story:
+            for seed in range(first, first + (given.seeds or 1)):
+                story: deque[str] = deque()
+                verdict = lived(seed, directory, story)
+                if verdict.violations:
+                    return fail(verdict, directory)
+                print(*story, sep="\n")
+            return 0
+        return live(first, given.seeds, given.minutes * 60, directory, given.processes)
+
+
+def prepare() -> None:
+    """Silence the servers, and let the garbage collector look at what a life made only."""
     logging.getLogger("veilmq").addHandler(logging.NullHandler())
     logging.getLogger("veilmq").propagate = False
-    print(f"seeds from {first} on", flush=True)
     gc.freeze()
     gc.set_threshold(20_000)
-    with in_memory() as directory:
-        return live(first, given.seeds, given.minutes * 60, directory, tells=given.story)
 
 
-def live(first: int, count: int | None, seconds: float, directory: Path, *, tells: bool) -> int:
-    """Live one life after the other; returns the exit code."""
+def live(first: int, count: int | None, seconds: float, directory: Path, processes: int) -> int:
+    """Live one life after the other, in several processes; returns the exit code."""
     happened: Counter[str] = Counter()
     begun = reported = time.monotonic()
-    seed = first
-    while (count is None or seed < first + count) and time.monotonic() - begun < seconds:
-        story: deque[str] | None = deque() if tells else None
-        verdict = lived(seed, directory, story)
-        if story is not None:
-            print(*story, sep="\n")
-        happened += verdict.happened
-        if verdict.violations:
-            return fail(verdict, directory)
-        seed += 1
-        if time.monotonic() - reported > _REPORT_S:
-            reported = time.monotonic()
-            print(f"seed {seed}: {(seed - first) / (reported - begun):.1f} lives a second", flush=True)
-    print(f"{seed - first} seeds from {first} on without a violation, in {time.monotonic() - begun:.0f} s:")
+    until = sys.maxsize if count is None else first + count
+    submitted, done = first, 0
+    running: set[Future[Lived]] = set()
+    with ProcessPoolExecutor(processes, initializer=prepare) as pool:
+        while running or (submitted < until and time.monotonic() - begun < seconds):
+            while len(running) < 2 * processes and submitted < until and time.monotonic() - begun < seconds:
+                seeds = range(submitted, min(submitted + _SEEDS_A_TASK, until))
+                running.add(pool.submit(live_all, seeds, directory))
+                submitted = seeds.stop
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for task in ended:
+                more, broken = task.result()
+                if broken is not None:
+                    pool.shutdown(cancel_futures=True)
+                    return fail(broken, directory)
+                happened += more
+                done = happened["lives"]
+            if time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
+                print(f"{done} lives, {done / (reported - begun):.1f} a second", flush=True)
+    took_s = time.monotonic() - begun
+    print(f"{done} seeds from {first} on without a violation, in {took_s:.0f} s ({done / took_s:.1f} a second):")
     print(", ".join(f"{count} {what}" for what, count in happened.most_common()))
     return 0
+
+
+def live_all(seeds: range, directory: Path) -> Lived:
+    """Live these lives, until one breaks a promise, in a directory of this process."""
+    happened: Counter[str] = Counter()
+    own = directory.with_name(f"{directory.name}-{os.getpid()}")
+    for seed in seeds:
+        verdict = lived(seed, own)
+        happened += verdict.happened
+        happened["lives"] += 1
+        if verdict.violations:
+            return happened, verdict
+    return happened, None
 
 
 def fail(verdict: Verdict, directory: Path) -> int:
