@@ -52,7 +52,12 @@ class Keys:
 
     @property
     def accounts(self) -> tuple[Account, ...]:
-        return tuple(Account(key.account, key.home_region) for key in self._keys.values())
+        keys = list(self._keys.values())
+        homes = {key.account: key.home_region for key in keys}
+        return tuple(
+            Account(account, home, keys=tuple(key for key in keys if key.account == account))
+            for account, home in homes.items()
+        )
 
 
 class Running:

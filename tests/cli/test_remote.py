@@ -346,6 +346,19 @@ def test_workers(veilmq: Run) -> None:
     assert worker["messages"][0]["id"] in veilmq("workers", "--messages", "1").out
 
 
+def test_accounts(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    shown = veilmq("accounts", "--json")
+    if shown.code:
+        assert "Only a server knows its accounts and keys." in shown.err
+        return
+    (account,) = shown.json[0]["accounts"]
+    assert (account["id"], account["queues"], account["keys"]) == ("000000000000", 1, [])
+    plain = veilmq("accounts")
+    assert "1 of 100000" in plain.out
+    assert "any key is accepted" in plain.err
+
+
 def test_failures_of_a_queue(veilmq: Run) -> None:
     veilmq("queues", "create", "failed")
     veilmq("queues", "create", "orders", "--dead-letters", "failed", "--max-receives", "1")

@@ -55,7 +55,7 @@ def twice(api: Api) -> str:
 PAGES = [
     "/console/", "/console/?prefix=ord", ORDERS, f"{ORDERS}?state=hidden", f"{ORDERS}/send", f"{ORDERS}/purge",
     f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
-    f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers", "/console/failures",
+    f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers", "/console/failures", "/console/accounts",
 ]  # fmt: skip
 
 

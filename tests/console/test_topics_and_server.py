@@ -1,5 +1,6 @@
 """The pages of topics and of the server."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
+from veilmq.server.config.settings import Settings
 
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")
@@ -78,3 +80,28 @@ def test_who_may_not_see_the_server_sees_no_setting(tmp_path: Path) -> None:
         assert visitor.get("/console/topics").status_code == 403
         fields = visitor.fields("/console/", "/console/sign-out")
         assert visitor.post("/console/server/clock", data=fields).status_code == 403
+
+
+def test_accounts_show_keys_and_grants_and_no_secret(tmp_path: Path) -> None:
+    hostile = "<script>*"
+    sends = AccessKey("AKS", "s-secret", "111111111111", grants=(Grant(frozenset({Action.SEND}), (hostile, "b")),))
+    sees = AccessKey("AKL", "l-secret", "222222222222", grants=(Grant(frozenset({Action.LIST_QUEUES})),))
+    limits = Settings(queues_per_account_max=1)
+    with admin.running(tmp_path / "data", admin.Keys(sends, sees), limits) as server, Visitor(server) as visitor:
+        api = Api(server)
+        assert api.client.put("/api/v1/queues/111111111111/us-east-1/orders").status_code == 201
+        api.client.close()
+        visitor.sign_in(secret=admin.TOKEN)
+        page = visitor.get("/console/accounts").text
+        assert "secret" not in page.partition("<main")[2]
+        shown = r"111111111111 us-east-1 .*queues of 1 1 near the limit .*AKS access key send <script>\*, b"
+        assert re.search(shown, plain(page)), plain(page)
+        assert page.count("<script") == 1
+        rows = visitor.get("/console/accounts/export?form=csv").text
+        assert "secret" not in rows
+        assert "111111111111" in rows
+        visitor.cookies.clear()
+        visitor.sign_in(key="AKL", secret="l-secret")
+        own = plain(visitor.get("/console/accounts").text)
+        assert "222222222222" in own
+        assert "111111111111" not in own

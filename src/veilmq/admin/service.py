@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from veilmq.model.instant import Instant
-from veilmq.model.settings.access import Keyring
+from veilmq.model.settings.access import AccessKey, Keyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.http.listener import Listener
 from veilmq.server.http.refusals import RefusedWaits
@@ -29,6 +29,26 @@ class Account(Protocol):
     @property
     def home_region(self) -> str:
         """The default region of its queues."""
+        ...
+
+    @property
+    def azure_name(self) -> str | None:
+        """The name by which Azure clients know it."""
+        ...
+
+    @property
+    def azure_keys(self) -> Sequence[bytes]:
+        """Secrets."""
+        ...
+
+    @property
+    def keys(self) -> Sequence[AccessKey]:
+        """Its access keys."""
+        ...
+
+    @property
+    def identities(self) -> Sequence[AccessKey]:
+        """Those whom a bearer token for Azure names; the ids are object ids."""
         ...
 
 

@@ -101,6 +101,7 @@ class Visit:
             ("describe-queue", None, "failures", "Failures"),
             ("describe-topics", None, "topics", "Topics"),
             ("describe-queue", None, "jobs", "Jobs"),
+            ("list-queues", None, "accounts", "Accounts"),
             ("list-queues", None, "server", "Server"),
         )
         return [(name, f"/console/{name}", label) for action, of, name, label in pages if self.may(action, queue=of)]

@@ -140,6 +140,14 @@ class HeldLease(NamedTuple):
     origin: int
 
 
+class AccountCounts(NamedTuple):
+    """What there is of an account, as its limits count it."""
+
+    queues: int
+    topics: int
+    subscriptions: int
+
+
 class HeldBy(NamedTuple):
     """A message that some client has."""
 
@@ -434,6 +442,10 @@ class Reader(Protocol):
     @property
     def log_is_long(self) -> bool:
         """Whether the WAL has grown because of a long read."""
+        ...
+
+    def per_account(self) -> dict[str, "AccountCounts"]:
+        """What each account has, of those that have anything. Call on the loop."""
         ...
 
     def unstored(self, incarnation: int) -> dict[int, Rollup]:

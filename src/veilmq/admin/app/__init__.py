@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from veilmq.admin import answers
 from veilmq.admin.access import Access
-from veilmq.admin.api import inputs
 from veilmq.admin.api.errors import Refused
+from veilmq.admin.app.accounts import Accounts
 from veilmq.admin.app.jobs import Jobs
 from veilmq.admin.app.messages import Messages, Quarantine
 from veilmq.admin.app.queues import Queues
@@ -28,7 +28,7 @@ from veilmq.admin.app.workers import Workers
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics
-from veilmq.admin.service import Service, home_region, knows
+from veilmq.admin.service import Service
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.settings.access import Action
@@ -61,18 +61,6 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         answers.caller_of(request).check(Action.SETTINGS)
         return answers.answer({"settings": shown_settings(settings)})
 
-    async def account_of(request: Request) -> Response:
-        """The default account (null if there are several), its home region, and whether the credentials file has it."""
-        caller = answers.caller_of(request)
-        account = inputs.convert(answers.members_of(request), inputs.AccountInput).account or caller.home
-        if caller.key is not None and account != caller.key.account:
-            raise Refused(403, "not_granted", "the key is another account's")
-        if account is None:
-            accounts = [each.id for each in service.keyring.accounts]
-            return answers.answer({"account": None, "region": None, "known": None, "accounts": accounts})
-        region, known = home_region(service.keyring, account), knows(service.keyring, account)
-        return answers.answer({"account": account, "region": region, "known": known})
-
     async def failed(request: Request, error: Exception) -> Response:
         """500, counted. A reader overtaken by trimming is not counted: it notices the truncated response."""
         if isinstance(error.__cause__, HistoryTrimmed):
@@ -86,7 +74,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Route("/health/ready", ready, methods=["GET"]),
             Route("/metrics", metrics.endpoint, methods=["GET"]),
             Route("/api/v1/settings", settings_of, methods=["GET"]),
-            Route("/api/v1/account", account_of, methods=["GET"]),
+            *Accounts(service, settings).routes(),
             *queues.routes(),
             *Messages(service).routes(),
             *Topics(service).routes(),

@@ -134,6 +134,10 @@ class AdminAccess(Protocol):
         """The clients seen in the last hour (`WorkersInput`). Only a server knows them."""
         ...
 
+    def accounts(self) -> Iterator[dict[str, Any]]:
+        """Pages of accounts with keys and grants: {checks, limits, accounts, more, after}. Only a server knows them."""
+        ...
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """Where one message is: {message, complete, scanned, places, last}."""
         ...

@@ -287,6 +287,10 @@ class DirectAccess:
         """See `AdminAccess.workers`."""
         raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows who works with it.")
 
+    def accounts(self) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.accounts`."""
+        raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows its accounts and keys.")
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
         wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)

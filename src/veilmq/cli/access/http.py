@@ -220,6 +220,10 @@ class HttpAccess:
         """See `AdminAccess.workers`."""
         return self._json("GET", "/api/v1/workers", {**wanted, "limit": _WORKERS_MAX}, answer_s=_WORK_S)
 
+    def accounts(self) -> Iterator[dict[str, Any]]:
+        """See `AdminAccess.accounts`."""
+        return self._pages("/api/v1/accounts", {})
+
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         """See `AdminAccess.message`."""
         members = {"bodies": "true"} if bodies else {}

@@ -35,7 +35,7 @@ from veilmq.cli.remote.queues import (
 )
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues.rates import rates, worst
-from veilmq.cli.remote.workers import list_failures, list_holders, list_workers
+from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers
 
 if TYPE_CHECKING:
     from veilmq.cli.access import AdminAccess, Home
@@ -229,6 +229,7 @@ def register(app: typer.Typer) -> None:
         "peek": peek,
         "console": open_console,
         "workers": list_workers,
+        "accounts": list_accounts,
     }
     for name, body in others.items():
         app.command(name)(command_of(body))

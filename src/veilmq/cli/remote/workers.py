@@ -1,4 +1,5 @@
-"""`veilmq workers`, `queues holders` and `queues failures`: who works, holds messages and waits, and why some failed.
+"""`veilmq workers`, `accounts`, `queues holders` and `queues failures`: who works, holds messages and waits, who may do
+what, and why some failed.
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. Nothing is leased.
 """
@@ -161,6 +162,36 @@ def list_workers(
     print(f"since {instant(found['since'])} UTC")
     if found["more"] or found["left_out"] or not found["holds_complete"]:
         print("not everything is shown: there are too many clients or leases", file=sys.stderr)
+
+
+def list_accounts(asked: "Asked") -> None:
+    """List the accounts with their keys, what these were granted, and how much each has of what it may have."""
+    pages = list(asked.access.accounts())
+    found = pages[0] | {"accounts": [each for page in pages for each in page["accounts"]], "more": False, "after": None}
+    if asked.as_json:
+        print_json(found)
+        return
+    limits, names = found["limits"], ("queues", "topics", "subscriptions")
+    rows = [
+        [each["id"], each["home_region"], *(f"{each[name]} of {limits[name]}" for name in names)]
+        for each in found["accounts"]
+    ]
+    table(["account", "home region", *names], rows)
+    keys = [
+        [each["id"], printable(key["id"]), what, "everything" if key["everything"] else _grants_text(key)]
+        for each in found["accounts"]
+        for what, member in (("key", "keys"), ("identity", "identities"))
+        for key in each[member]
+    ]
+    if keys:
+        table(["account", "key", "kind", "may"], keys)
+    if not found["checks"]:
+        print("development mode: any key is accepted, and may do everything", file=sys.stderr)
+
+
+def _grants_text(key: Mapping[str, Any]) -> str:
+    grants = (f"{', '.join(each['actions'])} on {', '.join(each['queues'])}" for each in key["grants"])
+    return printable("; ".join(grants) or "nothing")
 
 
 def _held(each: Mapping[str, Any], now: int) -> list[object]:

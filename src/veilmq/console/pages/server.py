@@ -1,4 +1,4 @@
-"""The server: whether it is ready, its clock, and every setting with what it means.
+"""The server: whether it is ready, its clock, and every setting with what it means; the accounts with keys and grants.
 
 Strategy: settings that differ from their defaults come first. Secrets and the places of secrets are not shown, for the
 API does not tell them.
@@ -16,6 +16,10 @@ from veilmq.console.visit import Page, Visit
 from veilmq.server.config.settings import FIELDS, Address
 
 PATH: Final = "/console/server"
+ACCOUNTS_A_PAGE: Final = 50
+NEAR: Final = 0.9
+"""From this share of a limit on an account needs a look."""
+_COUNTED: Final = {"queues": "Queues", "topics": "Topics", "subscriptions": "Subscriptions"}
 
 
 async def server(visit: Visit) -> Response:
@@ -76,4 +80,27 @@ async def accept_clock(visit: Visit) -> Response:
     return await visit.act(work, lambda given, error: _server_page(visit, error))
 
 
-SERVER_PAGES: Final = (Page(PATH, server), Page(PATH + "/clock", accept_clock, "POST"))
+async def accounts(visit: Visit) -> Response:
+    """The accounts that the session may see, with their keys and grants."""
+    found = await _accounts(visit)
+    shares = {name: (label, found["limits"][name]) for name, label in _COUNTED.items()}
+    return visit.show("accounts.html", found=found, shares=shares, near=NEAR, nav="accounts")
+
+
+async def export_accounts(visit: Visit) -> Response:
+    """The same, as JSON or CSV: a row for each account."""
+    return visit.download("accounts", (await _accounts(visit))["accounts"])
+
+
+async def _accounts(visit: Visit) -> dict[str, Any]:
+    members = {"after": visit.members.get("after"), "limit": ACCOUNTS_A_PAGE}
+    found: dict[str, Any] = await visit.api.get("/api/v1/accounts", **members)
+    return found
+
+
+SERVER_PAGES: Final = (
+    Page(PATH, server),
+    Page(PATH + "/clock", accept_clock, "POST"),
+    Page("/console/accounts", accounts),
+    Page("/console/accounts/export", export_accounts),
+)

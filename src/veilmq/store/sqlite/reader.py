@@ -1,6 +1,7 @@
 """Reads the SQLite store beside its batches (`veilmq.store.reader`)."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
 from veilmq.store.directory import DataDirectory
 from veilmq.store.options import Options
-from veilmq.store.reader import Progress, Report
+from veilmq.store.reader import AccountCounts, Progress, Report
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
@@ -82,6 +83,14 @@ class SqliteReader:
     def log_is_long(self) -> bool:
         """See `Reader.log_is_long`."""
         return self.log_bytes > self._log_bytes_long
+
+    def per_account(self) -> dict[str, AccountCounts]:
+        """See `Reader.per_account`."""
+        queues, topics = self._writer.queues, Counter(key.account for key in self._writer.topics)
+        return {
+            each: AccountCounts(queues.per_account[each], topics[each], queues.subscriptions[each])
+            for each in queues.per_account.keys() | topics.keys()
+        }
 
     def unstored(self, incarnation: int) -> dict[int, Rollup]:
         """See `Reader.unstored`."""
