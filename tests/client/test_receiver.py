@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from veilmq.client import receiver as module
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities, Queue
-from veilmq.client.receiver import AsyncReceiver, Receiver
+from veilmq.client.receiver import AsyncReceiver, Receiver, exchange
 from veilmq.client.receiver.exchange import Wish
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
@@ -182,6 +183,44 @@ def test_a_queue_that_is_deleted_is_raised(account: EmbeddedAccount, queue: Coun
         crowd.join()
         assert crowd.errors == [QueueMissing(queue="jobs")] * 20
         assert queue.receives <= 20
+
+
+def test_runners_that_are_no_longer_needed_end(queue: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.05)
+    with Receiver(queue) as receiver:
+        crowd = Crowd(receiver, 30)
+        eventually(lambda: receiver.waiting == 30)
+        queue.send_batch([str(number) for number in range(300)])
+        eventually(lambda: len(crowd.got) == 300)
+        # One holds the poll. The others wait for nothing: they must not look again and again.
+        eventually(lambda: receiver._polling._runners == 1)
+    crowd.join()
+
+
+def test_who_comes_in_the_pause_after_a_failure_is_served_when_it_ends(
+    queue: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BACKOFF_SECONDS", 1.0)
+
+    class Failing(Wrapping):
+        failing = True
+
+        def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+            if self.failing:
+                raise UNREACHABLE
+            return self.inner.receive(count_max, lease=lease, wait=wait)
+
+    failing = Failing(queue)
+    with Receiver(failing) as receiver:
+        with pytest.raises(type(UNREACHABLE)):
+            receiver.receive(0)
+        eventually(lambda: receiver._polling._idle == 1)
+        failing.failing = False
+        queue.send("there")
+        # Less than the time after which an idle runner looks for itself.
+        message = receiver.receive(module.IDLE_SECONDS / 2)
+        assert message is not None
+        assert message.body == "there"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

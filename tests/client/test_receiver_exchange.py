@@ -133,7 +133,8 @@ def requests_of_a_minute(at: Exchange, answer: Sequence[Received] | VeilError, t
             at.ended(call, answer, now + took)
         if not at.waiting:
             wishes(at, 200, now)
-        now = max(now + took, at.next_time())
+        now += took
+        now = now if at.more(now) else at.next_time(now)
     return count
 
 
@@ -171,10 +172,20 @@ def test_after_a_fault_one_asks_first_and_then_all() -> None:
     for call in taken(at, 0):
         at.ended(call, UNREACHABLE, 0)
     assert taken(at, 0) == []
-    again = at.next_time()
+    again = at.next_time(0)
     (call,) = taken(at, again)
     at.ended(call, messages(1), again)
     assert len(taken(at, again)) == 2
+
+
+def test_time_alone_changes_nothing_beside_a_parked_poll() -> None:
+    at = exchange(polls=1)
+    wishes(at, 2)
+    (call,) = taken(at, 3)
+    assert at.next_time(3) == math.inf
+    at.ended(call, UNREACHABLE, 4)
+    assert 4 < at.next_time(4) < math.inf
+    assert at.next_time(at.next_time(4)) == math.inf
 
 
 @pytest.mark.parametrize("error", [UNREACHABLE, Overloaded(limit=1)])
@@ -232,11 +243,11 @@ def test_what_comes_too_late_is_for_the_next_caller_or_released() -> None:
     assert at.ended(call, [first, second], 6) == []
     (next_one,) = wishes(at, 1, now=6.5)
     assert next_one.outcome == [first]
-    assert at.next_time() == 7
+    assert at.next_time(6.5) == 7
     (call,) = taken(at, 7)
     assert call.release == [second]
     at.ended(call, [], 7)
-    assert at.next_time() == math.inf
+    assert at.next_time(7) == math.inf
 
 
 def test_a_message_whose_lease_is_over_is_not_handed_out() -> None:
@@ -403,11 +414,11 @@ class TestSeats:
         wishes(at, 1, seat=other)
         asked = []
         for _ in range(3):
-            (call,) = taken(at, at.next_time() if asked else 0)
+            (call,) = taken(at, at.next_time(0) if asked else 0)
             at.ended(call, UNREACHABLE, call.started)
             asked.append(call.seat)
         assert asked == [at.seat, other, at.seat]
-        (call,) = taken(at, at.next_time())
+        (call,) = taken(at, at.next_time(0))
         at.ended(call, messages(1), call.started)
         assert call.seat is other
         (call,) = taken(at, call.started)
@@ -422,9 +433,9 @@ class TestSeats:
         assert (at.withdraw(own), at.withdraw(foreign)) == (UNREACHABLE, [])
         (late,) = wishes(at, 1, now=0.5, seat=third)
         wishes(at, 1, now=0.5, seat=other)
-        (call,) = taken(at, at.next_time())
+        (call,) = taken(at, at.next_time(0))
         at.ended(call, UNREACHABLE, 2)
-        (call,) = taken(at, at.next_time())
+        (call,) = taken(at, at.next_time(0))
         at.ended(call, UNREACHABLE, 3)
         assert at.withdraw(late) == UNREACHABLE
 
@@ -436,7 +447,7 @@ class TestSeats:
         gone = QueueMissing(queue="q")
         at.ended(call, gone, 1)
         assert [wish.outcome for wish in own + foreign] == [gone] * 2 + [None] * 4
-        (call,) = taken(at, at.next_time())
+        (call,) = taken(at, at.next_time(0))
         assert call.seat is other
         at.ended(call, gone, 2)
         assert [wish.outcome for wish in foreign] == [gone] * 4
@@ -460,7 +471,7 @@ class TestSeats:
         assert call.looks == [own, foreign]
         at.ended(call, UNREACHABLE, 1)
         assert (own.outcome, foreign.outcome) == (UNREACHABLE, None)
-        (call,) = taken(at, at.next_time())
+        (call,) = taken(at, at.next_time(0))
         assert (call.seat, call.looks) == (other, [foreign])
         (message,) = messages(1)
         at.ended(call, [message], 2)

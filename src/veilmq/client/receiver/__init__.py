@@ -101,7 +101,9 @@ class Polling(Anew):
         with self._changed:
             now = self.clock.monotonic()
             self._exchange.ask(wish, now)
-            if self._exchange.more(now):
+            # In a pause after a failure an idle runner sleeps on, because nobody waited for the pause to end.
+            unnoticed = self._exchange.next_time(now) < math.inf and (self._idle or not self._runners)
+            if unnoticed or self._exchange.more(now):
                 try:
                     self._rouse(wish.seat.queue.name)
                 except RuntimeError:
@@ -198,7 +200,7 @@ class Polling(Anew):
                     if self._exchange.more(now):
                         self._rouse(name)
                     return call
-                at = self._exchange.next_time()
+                at = self._exchange.next_time(now)
                 if self._exchange.closed or (now >= leave_at and at == math.inf):
                     return None
                 self._idle += 1

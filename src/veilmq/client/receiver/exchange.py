@@ -243,10 +243,12 @@ class Exchange:
         self._dismiss()
         return []
 
-    def next_time(self) -> float:
-        """When `take` may return a request even if no caller comes and no request ends."""
+    def next_time(self, now: float) -> float:
+        """When `take`, which has nothing now, may return a request even if no caller comes and no request ends;
+        infinity: never."""
         spare = self._spares[0].until if self._spares else math.inf
-        return min(spare, self.not_before if self._waiting or self._looking else math.inf)
+        paused = self.not_before > now and (self._waiting or self._looking)
+        return min(spare, self.not_before if paused else math.inf)
 
     def leave(self, seat: Seat) -> None:
         """A receiver closes: its callers stop waiting. Its requests continue for the others."""
