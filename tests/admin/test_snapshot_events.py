@@ -14,7 +14,7 @@ from tests.admin.server import OPTIONS, TOKEN, Keys
 from veilmq.admin.history import feed, reading
 from veilmq.model.commands import Sweep
 from veilmq.model.settings.access import AccessKey, Action, Grant
-from veilmq.store.sqlite.reading import bounds
+from veilmq.store.sqlite.reading.history import bounds
 
 OWN, OTHER = "111111111111", "222222222222"
 PATH = "/api/v1/queues/{}/us-east-1/orders"

@@ -4,6 +4,7 @@ The server is killed in the middle of a minute: what it had acknowledged is coun
 """
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,30 @@ def test_on_a_directory(run: Run, tmp_path: Path) -> None:
     assert hours[-1]["sent"] + (hours[-2]["sent"] or 0 if len(hours) > 1 else 0) == 3
     assert run("queues", "rates", "busy", "--last", "3d", "--step", "minute", *where)[0] == 2
     assert run("queues", "rates", "nobody", *where)[0] != 0
+
+
+def test_a_queue_as_it_was(run: Run, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path).start()
+    server.stop()
+    where = ("--data", str(server.data))
+    for words in (("queues", "create", "jobs"), ("send", "jobs", "a"), ("send", "jobs", "b"), ("receive", "jobs")):
+        assert run(*words, *where)[0] == 0
+    _, events = asked(run, "events", "--kind", "sent", *where)
+    first, second = (each["at"] for each in events)
+    begin = datetime.fromtimestamp(first / 1e6, UTC).isoformat()
+    shown, (page,) = asked(run, "queues", "at", "jobs", begin, *where)
+    assert (page["at"], page["then"]["visible"], page["complete"]) == (first, 1, True)
+    assert "1 visible, 0 delayed, 0 in flight" in shown
+    shown, (page,) = asked(run, "queues", "at", "jobs", begin, "--until", "now", *where)
+    assert page["changes"] == {"received": 1, "sent": 1}
+    assert page["until"] > second
+    assert "changes: 1 received, 1 sent\nbecame: 1 in flight\n" in shown
+    _, (page,) = asked(run, "queues", "at", "jobs", "0s", "--state", "in flight", *where)
+    assert [each["sequence"] for each in page["messages"]] == [events[0]["sequence"]]
+    assert run("queues", "at", "jobs", "soon", *where)[0] == 2
+    code, _, errors = run("queues", "at", "jobs", "5d", *where)
+    assert code != 0
+    assert "jobs" in errors
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory, foreign
 from veilmq.cli.output import bar
 from veilmq.store.directory import DATABASE, REDO
-from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, SchemaRefused, SqliteTooOld
-from veilmq.store.reader import Report
+from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, Report, SchemaRefused, SqliteTooOld
 from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
 

@@ -27,6 +27,7 @@ class ApiRefused(Exception):
         self.error = str(answer.get("error", ""))
         self.message = str(answer.get("message", ""))
         self.field: str | None = answer.get("field")
+        self.data: Mapping[str, Any] = answer.get("data") or {}
         super().__init__(f"{status} {self.error}: {self.message}")
 
 

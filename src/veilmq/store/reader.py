@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import IO, Any, Final, NamedTuple, Protocol
 
-import msgspec
-
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Extras
@@ -20,43 +18,8 @@ from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import LiveTopic, TopicKey
 from veilmq.store.directory import DataDirectory
+from veilmq.store.errors import Progress, Report
 from veilmq.store.rollups import FailingRollups, Rollup, SeenClients, StoredRollups
-
-PROBLEMS_MAX: Final = 1_000
-"""At most this many problems are listed; the rest are only counted."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, the work done and the total."""
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
-
-    kind: str
-    """`file`, `body`, `quarantine`, `lease`, `message`, `group`, `queue`, `history` or `books`."""
-    text: str
-
-
-class Report(msgspec.Struct):
-    """What was checked, and what was found."""
-
-    queues: int = 0
-    messages: int = 0
-    leases: int = 0
-    body_bytes: int = 0
-    events: int = 0
-    history_first_offset: int = 0
-    books: str = ""
-    """`balanced`, `not balanced`, or why they could not be checked."""
-    problems: list[Problem] = []
-    problems_count: int = 0
-
-    def add(self, kind: str, text: str) -> None:
-        """Record a problem."""
-        self.problems_count += 1
-        if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(kind, text))
-
 
 HOLD_S_MAX: Final = 600
 """A reader of the history can protect it from trimming for at most this long."""
@@ -358,12 +321,28 @@ class View(Protocol):
         """All queues with this name, or this account, region and name, including deleted ones."""
         ...
 
+    def lives(self, key: QueueKey) -> list[tuple[int, int, int | None]]:
+        """(incarnation, created, deleted) of each queue that the history knows under that name, oldest first."""
+        ...
+
     def bounds(self) -> tuple[int, int]:
         """First offset still in the history, and the next offset to be assigned."""
         ...
 
     def newest_snapshot(self) -> int | None:
         """Offset at which the newest complete snapshot begins; 0 if the whole history is there; None if neither is."""
+        ...
+
+    def snapshots(self) -> list[tuple[int, int]]:
+        """(first offset, instant of its end) of the complete snapshots in the history, oldest first."""
+        ...
+
+    def offset_after(self, instant: int) -> int:
+        """Offset of the first event of the first commit after the instant; the next offset if there is none."""
+        ...
+
+    def commits(self, start: int, stop: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """(first offset, count, instant, packed events) of every commit with an event in [start, stop)."""
         ...
 
     def spans(self, ids: Collection[bytes], sequences: Iterable[int], emptied: Iterable[int]) -> list[Span]:

@@ -34,7 +34,7 @@ PAGE_MAX: Final = 1_000
 TEXT_MAX: Final = 1_000
 STEPS: Final = {"minute": (MINUTE_US, 60, 1_440), "hour": (HOUR_US, 24, 2_160)}
 """Of rollups: length, how many are shown by default and at most."""
-_INSTANT_MAX: Final = (1 << 53) - 1
+INSTANT_MAX: Final = (1 << 53) - 1
 _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
 ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
@@ -44,7 +44,7 @@ _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 PLACE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
-_SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
+SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
 _MEASURE: Final = rf"^({'|'.join(MEASURES)})\Z"
 _STEP: Final = r"^(minute|hour)\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
@@ -57,7 +57,7 @@ WORDS: Final = {
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     PLACE: "Expected what the page before gave as `after`",
-    _SEQUENCE: "Expected what the page before gave as `after`",
+    SEQUENCE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
     _MEASURE: f"Expected one of {', '.join(MEASURES)}",
     _STEP: "Expected minute or hour",
@@ -302,7 +302,7 @@ class MovesInput(ListInput):
 class QuarantineInput(ListInput):
     """Damaged messages of which queues, after which page."""
 
-    after: Annotated[str, Meta(pattern=_SEQUENCE)] = ""
+    after: Annotated[str, Meta(pattern=SEQUENCE)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 
 
@@ -363,8 +363,8 @@ class JobInput(_Input):
 class SpanInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
     """Minutes or hours that begin from `from` on and before `to` (default: up to now)."""
 
-    start: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
-    end: Annotated[int, Meta(ge=0, le=_INSTANT_MAX)] | None = None
+    start: Annotated[int, Meta(ge=0, le=INSTANT_MAX)] | None = None
+    end: Annotated[int, Meta(ge=0, le=INSTANT_MAX)] | None = None
 
     def numbers(self, now: int, step: str, count: int, named: str) -> range:
         """Numbers of the minutes or hours since 1970, without `from` the last `count`; named: the member that said so

@@ -27,6 +27,7 @@ from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
+from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.service import Service, knows
 from veilmq.admin.workers.failures import (
     AllFailuresInput,
@@ -53,6 +54,7 @@ class Queues:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.commands: Counter[type] = Counter()
+        self._looking_back = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         """All routes below /api/v1/queues."""
@@ -68,6 +70,7 @@ class Queues:
             Route(_PATH + "/holders", self.held, methods=["GET"]),
             Route(_PATH + "/failures", self.failed, methods=["GET"]),
             Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
+            Route(_PATH + "/past", self.past, methods=["GET"]),
             *operations,
         ]
 
@@ -156,6 +159,14 @@ class Queues:
         wanted = inputs.convert(members_of(request), inputs.RollupsInput)
         live = live_part(self._service.reader, key, self._service.shell.now())
         return answer(await run_in_threadpool(rollup_page, self._service.reader, live, wanted))
+
+    async def past(self, request: Request) -> Response:
+        """The queue at an instant, and what changed from then on. One at a time, for it may take seconds of CPU."""
+        key = self._key(request, Action.EVENTS)
+        wanted = inputs.convert(members_of(request), PastInput)
+        async with self._looking_back:
+            now = self._service.shell.now()
+            return answer(await run_in_threadpool(past_page, self._service.reader, key, wanted, now))
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(request: Request) -> Response:

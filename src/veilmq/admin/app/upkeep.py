@@ -22,8 +22,7 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
 from veilmq.model.settings.access import Action
-from veilmq.store.errors import DatabaseFailed
-from veilmq.store.reader import Progress
+from veilmq.store.errors import DatabaseFailed, Progress
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps kept for a slow reader; further ones are left out."""

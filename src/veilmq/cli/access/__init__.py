@@ -118,6 +118,10 @@ class AdminAccess(Protocol):
         """What happened to a queue by minute or hour (`RollupsInput`)."""
         ...
 
+    def past(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The queue as it was (`PastInput`)."""
+        ...
+
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The worst queues of an account (`WorstInput`): {by, since, complete, queues}."""
         ...

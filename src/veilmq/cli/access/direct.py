@@ -31,6 +31,7 @@ from veilmq.admin.history.reading import (
 from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
+from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.workers.failures import (
     AllFailuresInput,
     FailuresInput,
@@ -251,6 +252,12 @@ class DirectAccess:
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
             live = live_part(self._store.reader, checked, self._clock.now())
             return rollup_page(self._store.reader, live, inputs.convert(dict(wanted), inputs.RollupsInput))
+
+    def past(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.past`."""
+        with _failures():
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            return past_page(self._store.reader, checked, inputs.convert(dict(wanted), PastInput), self._clock.now())
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.worst`."""

@@ -204,6 +204,10 @@ class HttpAccess:
         """See `AdminAccess.rollups`."""
         return self._json("GET", f"{_path_of(queue)}/rollups", wanted)
 
+    def past(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.past`."""
+        return self._json("GET", f"{_path_of(queue)}/past", wanted, answer_s=_WORK_S)
+
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.worst`."""
         return self._json("GET", "/api/v1/worst", wanted, answer_s=_WORK_S)

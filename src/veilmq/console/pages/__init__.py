@@ -4,6 +4,7 @@ from typing import Final
 
 from veilmq.console.pages.jobs import JOB_PAGES
 from veilmq.console.pages.message import MESSAGE_PAGES
+from veilmq.console.pages.past import PAST_PAGES
 from veilmq.console.pages.queue import QUEUE_PAGES
 from veilmq.console.pages.queue_acts import QUEUE_ACTS
 from veilmq.console.pages.server import SERVER_PAGES
@@ -16,6 +17,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *START_PAGES,
     *QUEUE_PAGES,
     *QUEUE_ACTS,
+    *PAST_PAGES,
     *JOB_PAGES,
     *MESSAGE_PAGES,
     *WORKER_PAGES,

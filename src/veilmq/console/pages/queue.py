@@ -56,7 +56,8 @@ async def queue(visit: Visit) -> Response:
         holders=holders,
         failures=failures["causes"],
         may={
-            name: visit.may(name, key.account, key.name) for name in ("send", "purge", "move", "change-queue", "peek")
+            name: visit.may(name, key.account, key.name)
+            for name in ("send", "purge", "move", "change-queue", "peek", "events")
         },
         ages=AGES,
         charts=charts(rollups, step_us, visit.now),

@@ -11,8 +11,9 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
 from veilmq.store.directory import DataDirectory
+from veilmq.store.errors import Progress, Report
 from veilmq.store.options import Options
-from veilmq.store.reader import AccountCounts, Progress, Report
+from veilmq.store.reader import AccountCounts
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst

@@ -1,9 +1,12 @@
-"""`veilmq queues rates` and `queues worst`: what happened to a queue, and which queues need somebody.
+"""`veilmq queues rates`, `queues at` and `queues worst`: what happened to a queue, how it was, and which queues need
+somebody.
 
 Strategy: as in the package. A table has a line for each minute or hour: dashes where the server did not run.
 """
 
+import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -82,6 +85,85 @@ def _line(rollup: Mapping[str, Any]) -> list[object]:
         times = rollup[name] or {}
         line += [duration(times[each]) if each in times else "" for each in ("p50", "p95", "p99")]
     return line
+
+
+class State(StrEnum):
+    """Of a message."""
+
+    VISIBLE = "visible"
+    DELAYED = "delayed"
+    IN_FLIGHT = "in flight"
+    QUARANTINED = "quarantined"
+
+
+def at(
+    asked: "Asked",
+    queue: Queue,
+    when: Annotated[
+        str, typer.Argument(metavar="WHEN", help="An instant (2026-11-26T10:02:31Z), or how long ago (10m).")
+    ],
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="WHEN", help="What changed up to then; `now` is one, too.")
+    ] = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only messages that were in it.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="So many messages, at most 1000.")] = 100,
+    scan: Annotated[int, typer.Option("--scan", metavar="N", help="At most so many events are read.")] = 1_000_000,
+) -> None:
+    """Show a queue as it was at an instant, from the history; with --until what changed from then on."""
+    wanted: dict[str, Any] = {"at": _when("WHEN", when), "limit": limit, "scan": scan}
+    wanted |= {} if until is None else {"until": _when("--until", until)}
+    wanted |= {} if state is None else {"state": state.value}
+    found = asked.access.past(asked.queue(queue), wanted)
+    if asked.as_json:
+        print_json(found)
+        return
+    for name, at_us in (("then", found["at"]), ("later", found["until"])):
+        if found[name] is not None:
+            print(f"{instant(at_us)} UTC: {_counts(found[name])}")
+    for name in ("changes", "became"):
+        counts = (f"{count} {kind.replace('_', ' ')}" for kind, count in (found[name] or {}).items())
+        if found[name] is not None:
+            print(f"{name}: {', '.join(counts) or 'nothing'}")
+    two = found["changes"] is not None
+    heads = [
+        "message",
+        *(["before", "later", "what happened"] if two else ["state", "holder"]),
+        "sent (UTC)",
+        "receives",
+    ]
+    table(heads, [_was(each, two) for each in found["messages"]])
+    if found["after"] is not None:
+        print("there are more messages: --limit", file=sys.stderr)
+    if not found["complete"]:
+        print(f"this is not what you asked for: it stopped after {found['read']} events (--scan)", file=sys.stderr)
+
+
+def _when(option: str, text: str) -> int:
+    """An instant, or, negative, how long ago. Raises Failure."""
+    if text == "now":
+        return 0
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        return -duration_us(option, text.removesuffix(" ago"))
+    given = given if given.tzinfo else given.replace(tzinfo=UTC)
+    return max(1, round((given - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6))
+
+
+def _counts(counts: Mapping[str, Any]) -> str:
+    states = ", ".join(f"{counts[state.replace(' ', '_')]} {state}" for state in State)
+    oldest = counts["oldest_sent"]
+    return states + ("" if oldest is None else f"; the oldest was sent at {instant(oldest)}")
+
+
+def _was(message: Mapping[str, Any], two: bool) -> list[object]:
+    if two:
+        events = ", ".join(kind.replace("_", " ") for kind in message["events"])
+        middle = [message["before"] or "-", message["state"], events]
+    else:
+        holder = message.get("holder") or {}
+        middle = [message["state"], holder.get("name") or holder.get("client") or ""]
+    return [message["id"], *middle, instant(message["sent"]), message["receive_count"]]
 
 
 def worst(

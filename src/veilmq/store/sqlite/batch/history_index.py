@@ -20,7 +20,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.events import Event, Kind
+from veilmq.model.events import Event, Kind, Part
 from veilmq.store.reader import Span
 
 BLOCK_EVENTS: Final = 4096
@@ -125,6 +125,10 @@ def emptied_name(incarnation: int) -> bytes:
     return sequence_name(-incarnation)
 
 
+SNAPSHOT_END: Final = sequence_name(0)
+"""The name of the end of a snapshot; no message has that sequence."""
+
+
 def names_in(event: Event) -> list[bytes]:
     """Everything that the index must find the event by."""
     if event.message is None:
@@ -145,6 +149,7 @@ def checked(
         if offset >= first:
             names.update(name[:NAME_BYTES] for name in names_in(event))
         if offset == until - 1:
+            names.discard(SNAPSHOT_END[:NAME_BYTES])  # blocks of earlier releases lack it
             if not names <= _stored(connection, first):
                 complain(f"the index lacks a name that is in an event from offset {first} to {until}")
             first, until = next(blocks, _NO_BLOCK)
@@ -161,7 +166,8 @@ def _stored(connection: apsw.Connection, first: int) -> set[bytes]:
 
 def _names_without_id(event: Event) -> list[bytes]:
     if event.kind == Kind.SNAPSHOT:
-        return [held[1] for held in (event.detail or {}).get("messages", ())]
+        detail = event.detail or {}
+        return [SNAPSHOT_END] if detail["part"] == Part.END else [held[1] for held in detail.get("messages", ())]
     if event.kind in _EMPTIED and event.queue is not None:
         return [emptied_name(event.queue)]
     return [] if event.sequence is None else [sequence_name(event.sequence)]

@@ -1,8 +1,6 @@
 """Reads the rows and the history of one read transaction (`Readers.lend`) for the rooms above; peeks are in peeks.py.
 
-Strategy: pages are found by index seeks; nothing is counted. The writer appends one row per commit to the history
-(batch/writer.py), the sweeper drops whole rows from the old end (upkeep/trimming.py). Reads of the history go row by
-row, newest or oldest first.
+Strategy: pages are found by index seeks; nothing is counted. The history and the rollups are read in history.py.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -11,12 +9,9 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import apsw
-import msgspec
 
-from veilmq.model.commands import LeaseSource
-from veilmq.model.events import Event, EventRecord, HeldMessage, Kind, shown_detail
-from veilmq.model.instant import Instant
-from veilmq.model.messages.message import NO_EXTRAS, id_text
+from veilmq.model.events import Event, HeldMessage
+from veilmq.model.messages.message import NO_EXTRAS
 from veilmq.model.moves import MoveInfo
 from veilmq.model.moves.jobs import JobInfo
 from veilmq.model.settings.access import StoredSession
@@ -31,7 +26,6 @@ from veilmq.store.reader import (
     QueueState,
     Span,
     StoredQueue,
-    View,
 )
 from veilmq.store.rollups import FailingRollups, StoredRollups
 from veilmq.store.sqlite.batch import history_index
@@ -39,95 +33,12 @@ from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
 from veilmq.store.sqlite.messages.places import PRIORITIES, numbers, oldest_sent
-from veilmq.store.sqlite.reading import rollups
+from veilmq.store.sqlite.reading import history
+from veilmq.store.sqlite.reading.history import Names, bounds, events_from
 from veilmq.store.sqlite.upkeep import jobs, snapshots
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
-_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _GRANTED: Final = attrgetter("granted")
-_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
-_SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
-
-
-def bounds(connection: apsw.Connection) -> tuple[int, int]:
-    """First offset still in the history, and the next offset to be assigned."""
-    first, following = connection.execute(
-        "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
-    ).fetchone() or (None, 0)
-    return (following if first is None else first), following
-
-
-def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
-    """(offset, event) of all events from offset `start` on, as stored."""
-    rows = connection.cursor().execute(
-        "SELECT offset, events FROM history WHERE offset >="
-        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
-        (start,),
-    )
-    for first, packed in rows:
-        for place, event in enumerate(_EVENTS.decode(packed)):
-            if first + place >= start:
-                yield first + place, event
-
-
-class Names:
-    """Replaces the numbers in stored events by names; reads each name once."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._queues: dict[int, tuple[Any, ...]] = {}
-        self._origins: dict[int, tuple[Any, ...]] = {}
-
-    def _queue(self, incarnation: int | None) -> tuple[Any, ...]:
-        if incarnation is None:
-            return None, None, None
-        found = self._queues.get(incarnation)
-        if found is None:
-            row = self._view.queue_names(incarnation)
-            if row is None:
-                return None, None, None
-            found = self._queues[incarnation] = row
-        return found
-
-    def _origin(self, number: int | None) -> tuple[Any, ...]:
-        if number is None:
-            return None, None, None
-        found = self._origins.get(number)
-        if found is None:
-            found = self._origins[number] = self._view.origin_names(number) or ("", "", "")
-        return found
-
-    def record(self, offset: int, event: Event) -> EventRecord:
-        """The event with its names."""
-        account, region, queue = self._queue(event.queue)
-        protocol, principal, client = self._origin(event.origin)
-        return EventRecord(
-            offset=offset,
-            kind=_KINDS.get(event.kind, str(event.kind)),
-            at=Instant(event.at),
-            account=account,
-            region=region,
-            queue=queue,
-            incarnation=event.queue,
-            protocol=protocol,
-            principal=principal,
-            client=client,
-            message=None if event.message is None else id_text(event.message),
-            sequence=event.sequence,
-            attempt=event.attempt,
-            rotation=event.rotation,
-            lease_us=event.lease_us,
-            source=None if event.source is None else _SOURCES[event.source],
-            sent=event.sent,
-            visible_since=event.visible_since,
-            held_us=event.held_us,
-            body_bytes=event.body_bytes,
-            group=event.group,
-            type=event.type,
-            detail=shown_detail(event.kind, event.detail),
-        )
-
-
 _COLUMNS: Final = f"{HELD_COLUMNS}, NULL, m.sender, m.extras"
 """What a `ListedMessage` is made of."""
 _SEQUENCE: Final = HeldMessage.__struct_fields__.index("sequence")
@@ -344,11 +255,11 @@ class SqliteView:
 
     def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
         """See `View.rollups`: an index seek for each minute or hour."""
-        return rollups.stored(self._connection, incarnation, hours, first, last)
+        return history.stored(self._connection, incarnation, hours, first, last)
 
     def failing_rollups(self, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:
         """See `View.failing_rollups`."""
-        return rollups.failing(self._connection, first, last, rows_max, limit)
+        return history.failing(self._connection, first, last, rows_max, limit)
 
     def moves(self, count_max: int) -> list[MoveInfo]:
         """See `View.moves`."""
@@ -396,6 +307,14 @@ class SqliteView:
         where = "name = ?" if len(key) == 1 else "account = ? AND region = ? AND name = ?"
         return [found for (found,) in self._connection.execute(f"SELECT incarnation FROM queue WHERE {where}", key)]
 
+    def lives(self, key: QueueKey) -> list[tuple[int, int, int | None]]:
+        """See `View.lives`."""
+        found: list[Any] = self._connection.execute(
+            "SELECT incarnation, created, deleted FROM queue WHERE account = ? AND region = ? AND name = ?"
+            " ORDER BY incarnation", (key.account, key.region, key.name)
+        ).fetchall()  # fmt: skip
+        return found
+
     def bounds(self) -> tuple[int, int]:
         """See `View.bounds`."""
         return bounds(self._connection)
@@ -403,6 +322,18 @@ class SqliteView:
     def newest_snapshot(self) -> int | None:
         """See `View.newest_snapshot`."""
         return snapshots.newest(self._connection)
+
+    def snapshots(self) -> list[tuple[int, int]]:
+        """See `View.snapshots`."""
+        return snapshots.complete(self._connection, self.bounds())
+
+    def offset_after(self, instant: int) -> int:
+        """See `View.offset_after`."""
+        return history.offset_after(self._connection, instant)
+
+    def commits(self, start: int, stop: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """See `View.commits`."""
+        return history.commits(self._connection, start, stop)
 
     def events_from(self, start: int) -> Iterator[tuple[int, Event]]:
         """See `View.events_from`."""

@@ -20,9 +20,8 @@ from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.settings.queue import PlanState
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store.directory import REDO
-from veilmq.store.errors import DatabaseFailed, SchemaOlder
+from veilmq.store.errors import DatabaseFailed, Progress, Report, SchemaOlder
 from veilmq.store.options import Options
-from veilmq.store.reader import Progress, Report
 from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
@@ -34,7 +33,7 @@ from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE
-from veilmq.store.sqlite.reading import bounds, events_from
+from veilmq.store.sqlite.reading.history import bounds, events_from
 from veilmq.store.sqlite.tools.books import Books, Recorded, incarnations
 from veilmq.store.sqlite.upkeep.snapshots import newest
 

@@ -17,6 +17,7 @@ import msgspec
 from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind, Part
 from veilmq.store.options import Options
+from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Row
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
@@ -31,6 +32,13 @@ HELD: Final = (
     " WHERE m.sequence > ? AND m.sequence <= ? ORDER BY m.sequence LIMIT ?"
 )
 _KEEP: Final = "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)"
+_ENDS: Final = (
+    "SELECT at, events FROM history WHERE offset >= (SELECT max(offset) FROM history WHERE offset <= ?1)"
+    " AND offset < ?2 AND instr(events, x'a470617274a3656e64')"
+)
+"""Commits with the end of a snapshot: what is looked for is the packed `part` and `end`."""
+_UNINDEXED_BLOCKS: Final = 4
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _ROW_OF: Final = "SELECT at, bytes_before, length(events) FROM history WHERE offset <= ? ORDER BY offset DESC LIMIT 1"
 
 
@@ -168,6 +176,22 @@ def newest(connection: apsw.Connection) -> int | None:
         return int(row[0])
     first: Any = connection.execute("SELECT min(offset) FROM history").fetchone()
     return None if first[0] else 0
+
+
+def complete(connection: apsw.Connection, bounds: tuple[int, int]) -> list[tuple[int, int]]:
+    """(first offset, instant of its end) of the complete snapshots in the history, oldest first. One that the index
+    lacks, because an earlier release wrote it or much was not indexed, is left out, but for the newest."""
+    found: dict[int, int] = {}
+    spans = history_index.spans(connection, bounds, [history_index.SNAPSHOT_END])
+    unindexed_max = _UNINDEXED_BLOCKS * history_index.BLOCK_EVENTS
+    ranges = [(start, stop) for start, stop, indexed in spans if indexed or stop - start <= unindexed_max]
+    newest_end: Any = connection.execute("SELECT last, last + 1 FROM snapshot").fetchall()
+    for each in ranges + newest_end:
+        rows: Any = connection.execute(_ENDS, each).fetchall()
+        for at, packed in rows:
+            ends = [event.detail or {} for event in _EVENTS.decode(packed) if event.kind == Kind.SNAPSHOT]
+            found |= {end["begin"]: at for end in ends if end["part"] == Part.END and end["begin"] >= bounds[0]}
+    return sorted(found.items())
 
 
 def _with_sizes(writer: Writer, base: Base) -> Base:
