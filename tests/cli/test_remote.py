@@ -55,6 +55,25 @@ def test_a_message_lives_its_life(veilmq: Run) -> None:
     assert veilmq("trace", "0" * 32).code == 1
 
 
+def test_whether_a_timeout_is_right(veilmq: Run) -> None:
+    assert veilmq("queues", "create", "jobs", "--visibility-timeout", "1h").code == 0
+    nothing = veilmq("queues", "timeout", "jobs")
+    assert nothing.out.startswith("visibility timeout 1 h. 0 messages are known to have been worked on to the end")
+    veilmq("send", "jobs", "--lines", stdin="a\n" * 40)
+    veilmq("receive", "jobs", "--count", "40", "--delete")
+    shown = veilmq("queues", "timeout", "jobs", "--timeout", "90s").out
+    (told,) = veilmq("queues", "timeout", "jobs", "--timeout", "90s", "--json").json
+    assert (told["advice"], told["messages"], told["asked"]["timeout_us"]) == ("lower", 40, 90_000_000)
+    assert "work of 40 messages since" in shown
+    assert "leases: 40 ended, 0 ran out, 0 were extended" in shown
+    assert "waits after a crash" in shown
+    assert "0.00% to 8.81%" in shown, "forty messages were all shorter"
+    assert "under 5 s it waits" in told["why"]
+    wrong = veilmq("queues", "timeout", "jobs", "--timeout", "8d")
+    assert wrong.code == 2
+    assert "--timeout: Expected at most 7d" in wrong.err
+
+
 def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     for _ in range(2):
         assert veilmq("queues", "create", "orders", "--id", "make").out == "created orders\n"

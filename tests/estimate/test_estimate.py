@@ -185,6 +185,8 @@ def test_an_interval_by_hand() -> None:
     assert share.high == pytest.approx(0.5 ** exp(-width))
     assert curve.quantile(0.5).value == 5
     assert curve.share_above(11).low == 0
+    alike = Curve([Sample(1.0, True)] * 40).share_above(2)
+    assert alike == (0, 0, pytest.approx(1 - 0.025 ** (1 / 40))), "none of forty was longer"
 
 
 def test_longer_work_is_noticed() -> None:

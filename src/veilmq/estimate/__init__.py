@@ -35,7 +35,7 @@ FINISHED_MIN: Final = 30
 """With fewer messages that finished, nothing is recommended."""
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 LEASE_MIN_S: Final = 5.0
-"""Of a lease that is extended."""
+"""Shorter leases are not recommended: a slow network alone would end them."""
 MARGIN: Final = 1.25
 """A timeout is judged as if it were shorter by this factor: nobody has seen the longest work yet."""
 NEAR: Final = 1.25
@@ -116,7 +116,7 @@ class Estimate:
         self.silent = sum(each.ended is Ended.SILENT for each in firsts)
         self.reading = _reading(firsts, again, leases)
         self.extended = sum(each.extended for each in firsts)
-        slow = [Sample(each.until_s, False) if each.ended is Ended.SILENT else _sample(each) for each in firsts]
+        slow = [_sample(each) for each in firsts]
         crashed = self.silent and self.reading in ("crashes", "unknown")
         other, crashes = _with_crashes(firsts, slow) if crashed else (slow, 0)
         self.curve = Curve(other if self.reading == "crashes" else slow)
@@ -160,7 +160,7 @@ class Estimate:
         """The best timeout without extensions; None if leases never were long enough to show it."""
         if not self.enough or self.curve.rest > REST_MAX:
             return None
-        usual = [each for each in USUAL if each >= 1]
+        usual = [each for each in USUAL if each >= LEASE_MIN_S]
         return float(min(usual, key=self._cost))
 
     def is_good(self, timeout_s: float) -> bool:
@@ -224,16 +224,18 @@ def _redelivered(ones: Sequence[Lease]) -> list[Lease]:
 
 
 def _sample(lease: Lease) -> Sample:
+    """A silent worker as one that was slow, unless it extended: it would have done so again."""
     if lease.ended is Ended.SILENT:
-        return Sample(lease.until_s, False)
+        return Sample(lease.alive_s if lease.extended else lease.until_s, False)
     return Sample(lease.alive_s, lease.ended is Ended.DONE)
 
 
 def _reading(firsts: Sequence[Lease], again: Sequence[Lease], leases: Sequence[Lease]) -> str:
     """What silent leases were: `none` there are, `crashes`, `slow` or `unknown`."""
-    silent = [each for each in firsts if each.ended is Ended.SILENT]
+    every = [each for each in firsts if each.ended is Ended.SILENT]
+    silent = [each for each in every if not each.extended]
     if not silent:
-        return "none"
+        return "crashes" if every else "none"
     if any(each.late for each in leases):
         return "crashes"
     over = [each.ended is Ended.SILENT for each in again if each.ended is not Ended.OPEN]

@@ -194,6 +194,7 @@ class Curve:
                     low, high = alive ** exp(width), alive ** exp(-width)
                 else:
                     alive = low = 0.0
+                    high *= 1 - _UNLIKELY ** (1 / at_risk)
                 self.times.append(seconds)
                 self.alive.append(alive)
                 self.lows.append(low)

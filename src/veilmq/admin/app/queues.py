@@ -29,6 +29,7 @@ from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.service import Service, knows
+from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.admin.workers.failures import (
     AllFailuresInput,
     FailuresInput,
@@ -71,6 +72,7 @@ class Queues:
             Route(_PATH + "/failures", self.failed, methods=["GET"]),
             Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
             Route(_PATH + "/past", self.past, methods=["GET"]),
+            Route(_PATH + "/timeout", self.timeout, methods=["GET"]),
             *operations,
         ]
 
@@ -167,6 +169,13 @@ class Queues:
         async with self._looking_back:
             now = self._service.shell.now()
             return answer(await run_in_threadpool(past_page, self._service.reader, key, wanted, now))
+
+    async def timeout(self, request: Request) -> Response:
+        """Whether one queue's visibility timeout is right."""
+        key = self._key(request, Action.DESCRIBE_QUEUE)
+        wanted = inputs.convert(members_of(request), TimeoutInput)
+        live = live_part(self._service.reader, key, self._service.shell.now())
+        return answer(await run_in_threadpool(timeout_page, self._service.reader, live, wanted))
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(request: Request) -> Response:

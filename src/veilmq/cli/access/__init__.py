@@ -122,6 +122,10 @@ class AdminAccess(Protocol):
         """The queue as it was (`PastInput`)."""
         ...
 
+    def timeout(self, queue: QueueKey, tried_us: int | None) -> dict[str, Any]:
+        """What the queue's leases say about its timeout, and about another one (`TimeoutInput`)."""
+        ...
+
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The worst queues of an account (`WorstInput`): {by, since, complete, queues}."""
         ...

@@ -32,6 +32,7 @@ from veilmq.admin.history.rollups import live_part, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
 from veilmq.admin.past import PastInput, past_page
+from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.admin.workers.failures import (
     AllFailuresInput,
     FailuresInput,
@@ -258,6 +259,14 @@ class DirectAccess:
         with _failures():
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
             return past_page(self._store.reader, checked, inputs.convert(dict(wanted), PastInput), self._clock.now())
+
+    def timeout(self, queue: QueueKey, tried_us: int | None) -> dict[str, Any]:
+        """See `AdminAccess.timeout`."""
+        with _failures():
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            live = live_part(self._store.reader, checked, self._clock.now())
+            wanted = inputs.convert({"timeout_us": tried_us}, TimeoutInput)
+            return timeout_page(self._store.reader, live, wanted)
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.worst`."""

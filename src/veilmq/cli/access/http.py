@@ -208,6 +208,11 @@ class HttpAccess:
         """See `AdminAccess.past`."""
         return self._json("GET", f"{_path_of(queue)}/past", wanted, answer_s=_WORK_S)
 
+    def timeout(self, queue: QueueKey, tried_us: int | None) -> dict[str, Any]:
+        """See `AdminAccess.timeout`."""
+        members = {} if tried_us is None else {"timeout_us": tried_us}
+        return self._json("GET", f"{_path_of(queue)}/timeout", members, answer_s=_WORK_S)
+
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.worst`."""
         return self._json("GET", "/api/v1/worst", wanted, answer_s=_WORK_S)

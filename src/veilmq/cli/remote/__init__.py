@@ -34,7 +34,7 @@ from veilmq.cli.remote.queues import (
     start_move,
 )
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
-from veilmq.cli.remote.queues.rates import at, rates, worst
+from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
 from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ def register(app: typer.Typer) -> None:
             "worst": worst,
             "rates": rates,
             "at": at,
+            "timeout": timeout,
             "holders": list_holders,
             "failures": list_failures,
         },

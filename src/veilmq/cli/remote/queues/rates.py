@@ -1,5 +1,5 @@
-"""`veilmq queues rates`, `queues at` and `queues worst`: what happened to a queue, how it was, and which queues need
-somebody.
+"""`veilmq queues rates`, `timeout`, `at`, `worst`: what happened to a queue, whether its timeout is right, how it was,
+and which queues need somebody.
 
 Strategy: as in the package. A table has a line for each minute or hour: dashes where the server did not run.
 """
@@ -191,3 +191,54 @@ def worst(
         print(f"counted since {instant(shown['since'])} UTC")
     if not shown["complete"]:
         print("not all queues were looked at since the start; ask again in a minute")
+
+
+def timeout(
+    asked: "Asked",
+    queue: Queue,
+    tried: Annotated[str, typer.Option("--timeout", metavar="TIME", help="What would this timeout do?")] = "",
+) -> None:
+    """Show whether a queue's visibility timeout is right: how long messages take, and what other timeouts would do."""
+    shown = asked.access.timeout(asked.queue(queue), duration_us("--timeout", tried) if tried else None)
+    if asked.as_json:
+        print_json(shown)
+        return
+    print(f"visibility timeout {duration(shown['today']['timeout_us'])}. {shown['why']}")
+    if shown["messages"]:
+        work = ", ".join(f"{name} {_between(each)}" for name, each in shown["work_us"].items())
+        print(f"work of {shown['messages']} messages since {instant(shown['since'])} UTC: {work}")
+    leases = shown["leases"]
+    print(f"leases: {leases['ended']} ended, {leases['ran_out']} ran out, {leases['extended']} were extended")
+    if shown["length_belongs_to_message"]:
+        print("messages that were received again take longer: the length belongs to the message")
+    if shown["extend"] is not None:
+        extend = shown["extend"]
+        print(f"with extensions: leases of {duration(extend['lease_us'])}, every {duration(extend['every_us'])}")
+    if shown["types"]:
+        rows = [[each["type"] or "", each["messages"], *_work(each)] for each in shown["types"]]
+        table(["type", "messages", "p50", "p95", "p99", "timeout"], rows)
+    effects = shown["curve"] if shown["asked"] is None else [shown["today"], shown["asked"]]
+    if effects:
+        table(["timeout", "started again", "95 % interval", "waits after a crash"], [_effect(each) for each in effects])
+
+
+def _work(of_type: Mapping[str, Any]) -> list[str]:
+    return [*map(_between, of_type["work_us"].values()), _or_not(of_type["recommended_us"])]
+
+
+def _between(work: Mapping[str, Any]) -> str:
+    """12 s (11 s to 13 s), or what is known of it."""
+    if work["value"] is None:
+        return f"at least {duration(work['low'])}"
+    return f"{duration(work['value'])} ({duration(work['low'])} to {_or_not(work['high'])})"
+
+
+def _or_not(time_us: int | None) -> str:
+    return "unknown" if time_us is None else duration(time_us)
+
+
+def _effect(effect: Mapping[str, Any]) -> list[object]:
+    share = effect["duplicates"]
+    interval = f"{share['low']:.2%} to {share['high']:.2%}"
+    value = f"{share['value']:.2%}" if effect["seen"] else "unknown"
+    return [duration(effect["timeout_us"]), value, interval, duration(effect["recovery_us"])]

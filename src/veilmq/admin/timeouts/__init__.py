@@ -1,0 +1,208 @@
+"""Whether a queue's visibility timeout is right: how long its messages take, what each timeout would do, and advice.
+
+Strategy: the leases come from the newest part of the history (leases.py), the estimate is the client's and the
+pipeline's (`veilmq.estimate`); here it is shown, and put into one sentence. Whatever leases were too short to show is
+said to be unknown.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from veilmq.admin.api.views import shown_key
+from veilmq.admin.history.rollups import LivePart
+from veilmq.admin.story.rules import span
+from veilmq.admin.timeouts.leases import Granted, Read, read
+from veilmq.estimate import FINISHED_MIN, MARGIN, Effect, Ended, Estimate
+from veilmq.estimate.survival import USUAL, Between, rounded_up
+from veilmq.model.commands import LeaseSource
+from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.store import Reader
+
+TYPES_SHOWN_MAX: Final = 10
+_EXTENDING: Final = 0.1
+"""Share of messages: if so many leases are extended, workers extend."""
+_GRID_MAX: Final = 3.0
+"""The curve goes on to so many times the longest lease or work."""
+
+
+class TimeoutInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A timeout to look at."""
+
+    timeout_us: Annotated[int, Meta(ge=0, le=7 * DAY_US)] | None = None
+
+
+def timeout_page(reader: Reader, live: LivePart, wanted: TimeoutInput) -> dict[str, Any]:
+    """What the queue's leases say about its timeout; see docs/admin-api.md, "Timeouts". Blocks."""
+    with reader.look() as view:
+        found = read(view, live.queue.incarnation, live.now)
+    today_us = live.queue.settings.visibility_timeout_us
+    estimate = Estimate([each.lease for each in found.leases])
+    head = shown_key(live.queue.key) | {"incarnation": live.queue.incarnation, "at": live.now}
+    asked = None if wanted.timeout_us is None else _effect(estimate.effect(wanted.timeout_us / SECOND_US))
+    return (
+        head
+        | {"since": found.since, "events": found.looked_at}
+        | {"today": _effect(estimate.effect(today_us / SECOND_US)), "asked": asked}
+        | _shown(estimate)
+        | {"leases": _leases(found, today_us)}
+        | _advice(estimate, today_us)
+        | {"curve": _curve(estimate, today_us), "types": _types(found.leases)}
+    )
+
+
+def _shown(estimate: Estimate) -> dict[str, Any]:
+    law = estimate.law
+    return {
+        "messages": estimate.messages,
+        "finished": estimate.finished,
+        "work_us": {name: _in_us(each) for name, each in estimate.quantiles.items()},
+        "silent": estimate.silent,
+        "silent_were": estimate.reading,
+        "crashes_per_hour": estimate.costs.crashes_per_second * 3_600,
+        "length_belongs_to_message": law.longer,
+        "received_again": law.again,
+        "p50_by_lease_us": _in_us(law.by_attempt),
+    }
+
+
+def _leases(found: Read, today_us: int) -> dict[str, Any]:
+    """Counts of all leases, not of messages alone."""
+    ended = [each for each in found.leases if each.lease.ended not in (Ended.OPEN, Ended.UNWORKED)]
+    today = [each for each in ended if each.source == LeaseSource.QUEUE and each.lease_us == today_us]
+    sources = Counter(each.source for each in ended)
+    return {
+        "ended": len(ended),
+        "ran_out": sum(_ran_out(each) for each in ended),
+        "extended": sum(each.lease.extended for each in ended),
+        "by": {source.name.lower(): sources[source] for source in LeaseSource if source is not LeaseSource.EXTEND},
+        "of_today": len(today),
+        "of_today_ran_out": sum(_ran_out(each) for each in today),
+    }
+
+
+def _ran_out(granted: Granted) -> bool:
+    return granted.lease.late or granted.lease.ended is Ended.SILENT
+
+
+def _advice(estimate: Estimate, today_us: int) -> dict[str, Any]:
+    """{advice, why, recommended_us, at_least_us, extend}."""
+    best_s = estimate.recommended_s()
+    best_us = None if best_s is None else round(best_s * SECOND_US)
+    if not estimate.enough:
+        reason = f"{estimate.finished} messages are known to have been worked on to the end; {FINISHED_MIN} are needed."
+        return {"advice": "too_few", "why": reason, "recommended_us": None, "at_least_us": None, "extend": None}
+    schedule = estimate.schedule()
+    lease_us, every_us = (round(each) * SECOND_US for each in (schedule.first, schedule.first - schedule.margin))
+    at_least_us = None
+    if best_us is None:
+        at_least_us = round(rounded_up(estimate.curve.longest * MARGIN) * SECOND_US)
+    if estimate.extended >= _EXTENDING * estimate.messages:
+        advice, why = "extend", _of_extending(estimate, lease_us, every_us)
+    elif best_us is None:
+        advice, why = "extend", _of_unknown(estimate, at_least_us or 0, every_us)
+    elif estimate.is_good(today_us / SECOND_US):
+        advice, why = "keep", _of_kept(estimate, today_us, best_us)
+    else:
+        advice, why = ("raise" if best_us > today_us else "lower"), _of_changed(estimate, today_us, best_us)
+    extend = {"lease_us": lease_us, "every_us": every_us}
+    return {"advice": advice, "why": why, "recommended_us": best_us, "at_least_us": at_least_us, "extend": extend}
+
+
+def _of_extending(estimate: Estimate, lease_us: int, every_us: int) -> str:
+    return (
+        f"Workers extended {_percent(estimate.extended / estimate.messages)} of the leases, so a lease need not cover"
+        " the work: it decides how long the message of a crashed worker waits."
+        f" Leases of {span(lease_us)}, extended every {span(every_us)}, are best."
+    )
+
+
+def _of_unknown(estimate: Estimate, at_least_us: int, every_us: int) -> str:
+    longest = span(round(estimate.curve.longest * SECOND_US))
+    doubt = ""
+    if estimate.reading == "unknown":
+        doubt = f", or their workers crashed: {estimate.silent} leases ran out without a sign of their worker"
+    return (
+        f"{_percent(estimate.curve.rest)} of the messages take longer than anything that was seen ({longest}){doubt}."
+        f" Set at least {span(at_least_us)}, or let workers extend their leases every {span(every_us)}."
+    )
+
+
+def _of_kept(estimate: Estimate, today_us: int, best_us: int) -> str:
+    share = estimate.effect(today_us / SECOND_US).duplicates
+    return (
+        f"{_started_again(share)} under {span(today_us)}."
+        + (f" {span(best_us)} would be about as good." if best_us != today_us else " No other timeout is better.")
+    )  # fmt: skip
+
+
+def _of_changed(estimate: Estimate, today_us: int, best_us: int) -> str:
+    today, best = estimate.effect(today_us / SECOND_US), estimate.effect(best_us / SECOND_US)
+    waits = [span(round(each.recovery_s * SECOND_US)) for each in (today, best)]
+    if best_us > today_us:
+        return (
+            f"{_started_again(today.duplicates)} under {span(today_us)}; under {span(best_us)} it is"
+            f" {_percent(best.duplicates.value or 0)}. After a crash a message waits {waits[1]} instead of {waits[0]}."
+        )
+    return (
+        f"After a crash a message waits {waits[0]}; under {span(best_us)} it waits {waits[1]}, and"
+        f" {_percent(best.duplicates.value or 0)} of the messages are started again while their worker still works."
+    )
+
+
+def _started_again(share: Between) -> str:
+    return f"{_percent(share.value or 0)} of the messages are started again while their worker still works"
+
+
+def _percent(share: float) -> str:
+    percent = share * 100
+    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.2g} %"
+
+
+def _curve(estimate: Estimate, today_us: int) -> list[dict[str, Any]]:
+    """What each usual timeout would do, up to where nothing changes."""
+    if not estimate.finished:
+        return []
+    last = _GRID_MAX * max(estimate.curve.longest, today_us / SECOND_US)
+    usual = [each for each in USUAL if each <= last] or [USUAL[0]]
+    return [_effect(estimate.effect(float(each))) for each in usual]
+
+
+def _types(leases: Sequence[Granted]) -> list[dict[str, Any]]:
+    """The same by type, if there are several, those with the most messages first."""
+    by_type: dict[str | None, list[Any]] = {}
+    for each in leases:
+        by_type.setdefault(each.lease.type, []).append(each.lease)
+    if len(by_type) < 2:
+        return []
+    most = sorted(by_type.items(), key=lambda pair: -len(pair[1]))[:TYPES_SHOWN_MAX]
+    shown = []
+    for type_, ones in most:
+        estimate = Estimate(ones)
+        best_s = estimate.recommended_s()
+        shown.append(
+            {
+                "type": type_,
+                "messages": estimate.messages,
+                "finished": estimate.finished,
+                "work_us": {name: _in_us(each) for name, each in estimate.quantiles.items()},
+                "recommended_us": None if best_s is None else round(best_s * SECOND_US),
+            }
+        )
+    return shown
+
+
+def _effect(effect: Effect) -> dict[str, Any]:
+    return {
+        "timeout_us": round(effect.timeout_s * SECOND_US),
+        "duplicates": effect.duplicates._asdict(),
+        "recovery_us": round(effect.recovery_s * SECOND_US),
+        "seen": effect.seen,
+    }
+
+
+def _in_us(between: Between) -> dict[str, int | None]:
+    return {name: None if each is None else round(each * SECOND_US) for name, each in between._asdict().items()}

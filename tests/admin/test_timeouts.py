@@ -1,0 +1,261 @@
+"""/api/v1/queues/.../timeout: what a real store's leases say about a queue's timeout, under a manual clock."""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from math import log
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.admin.server import OPTIONS, Keys, got, running
+from tests.support.contract.stage import TESTER, Stage, sending
+from tests.support.sqlite import SqliteFactory
+
+from veilmq import testing
+from veilmq.admin.timeouts import leases as reading
+from veilmq.admin.timeouts.leases import Granted, read
+from veilmq.estimate import Ended, Estimate
+from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, Undeliver
+from veilmq.model.instant import SECOND_US
+from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
+
+QUEUES = "/api/v1/queues/000000000000/us-east-1"
+JOBS = f"{QUEUES}/jobs"
+QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
+LEASE_S = 30
+MEDIAN_S = 20.0
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    stage.create("jobs", visibility_timeout_us=LEASE_S * SECOND_US)
+    yield stage
+    stage.store.close()
+
+
+def found(stage: Stage, name: str = "jobs") -> list[Granted]:
+    (queue,) = [each for key, each in stage.store.reader.queues.items() if key.name == name]
+    with stage.store.reader.look() as view:
+        return read(view, queue.incarnation, stage.now).leases
+
+
+def work(stage: Stage, law: str, messages: int, seed: int) -> None:
+    """Messages with lognormal work, a worker for each; one in twenty crashes. Who is late deletes all the same. What
+    was received three times is a dead letter."""
+    chance = testing.chance(seed)
+    own = {stage.send(QUEUE, str(number)).id: chance.lognormvariate(log(MEDIAN_S), 0.7) for number in range(messages)}
+    ends: list[tuple[int, int, str]] = []
+    for tick in range(1_000):
+        for each in stage.receive(QUEUE, 10):
+            length = own[each.id] if law == "message" else chance.lognormvariate(log(MEDIAN_S), 0.7)
+            if chance.random() > 0.05:
+                heappush(ends, (stage.now + round(length * SECOND_US), tick, each.handle))
+        if not ends and stage.counts(QUEUE)[2] == 0:
+            return
+        while ends and ends[0][0] <= stage.now:
+            stage.delete(QUEUE, heappop(ends)[2])
+        stage.later(SECOND_US)
+    raise AssertionError("it never ends")
+
+
+@for_each("law", ["message", "attempt"])
+def test_the_truth_is_found_in_a_real_history(tmp_path: Path, law: str) -> None:
+    stage = Stage(SqliteFactory(tmp_path / law))
+    redrive = RedrivePolicy(stage.create("dead"), 3)
+    stage.create("jobs", visibility_timeout_us=LEASE_S * SECOND_US, redrive=redrive)
+    work(stage, law, 150, seed=5)
+    leases = found(stage)
+    estimate = Estimate([each.lease for each in leases])
+    stage.store.close()
+    assert estimate.messages == 150
+    assert {each.source for each in leases} == {LeaseSource.QUEUE}
+    assert estimate.reading == "crashes"
+    assert estimate.law.longer is (law == "message")
+    median = estimate.quantiles["p50"]
+    assert median.low is not None
+    assert median.high is not None
+    assert median.low <= MEDIAN_S + 1, "a delete comes up to a second late"
+    assert median.high >= MEDIAN_S
+    if law == "message":
+        assert (estimate.law.by_attempt.low or 0) > MEDIAN_S + 1, "what counting each lease would say"
+
+
+def give_back(stage: Stage, handle: str, reason: str) -> None:
+    report = Report(Reported.RETRY, failure_of(reason, "", ""))
+    stage.extend(QUEUE, handle, 3_600 * SECOND_US, report=report)
+
+
+def run_out(stage: Stage, seconds: int = 40) -> Stage:
+    stage.later(seconds * SECOND_US)
+    assert stage.counts(QUEUE)[2] == 0
+    return stage
+
+
+def granted_again(stage: Stage) -> Stage:
+    run_out(stage).take(QUEUE)
+    return stage
+
+
+def extended(stage: Stage, handle: str, seconds: int) -> Stage:
+    stage.extend(QUEUE, handle, seconds * SECOND_US)
+    return stage
+
+
+def purged(stage: Stage) -> None:
+    stage.purge(QUEUE)
+    stage.later(3_600 * SECOND_US)
+
+
+def resumed(stage: Stage, handle: str) -> None:
+    run_out(stage).extend(QUEUE, handle, 60 * SECOND_US, after_expiry=AfterExpiry.ALLOW)
+    stage.later(10 * SECOND_US)
+    stage.delete(QUEUE, handle)
+
+
+def undelivered(stage: Stage, handle: str) -> None:
+    stage.do(Undeliver(queue=QUEUE, origin=TESTER, handles=[handle]))
+
+
+ENDS: dict[str, tuple[Callable[[Stage, str], object], tuple[Ended, float, float, bool] | None]] = {
+    "deleted": (lambda stage, handle: stage.delete(QUEUE, handle), (Ended.DONE, 7, 30, False)),
+    "failed": (lambda stage, handle: give_back(stage, handle, "raised"), (Ended.DONE, 7, 30, False)),
+    "not begun": (lambda stage, handle: give_back(stage, handle, "busy"), (Ended.UNWORKED, 0, 30, False)),
+    "stopped": (lambda stage, handle: give_back(stage, handle, "released"), (Ended.STOPPED, 7, 30, False)),
+    "released": (lambda stage, handle: extended(stage, handle, 0), (Ended.STOPPED, 7, 30, False)),
+    "undelivered": (undelivered, (Ended.UNWORKED, 0, 30, False)),
+    "open": (lambda stage, handle: None, (Ended.OPEN, 7, 30, False)),
+    "purged": (lambda stage, handle: purged(stage), None),
+    "ran out": (lambda stage, handle: run_out(stage), (Ended.SILENT, 0, 30, False)),
+    "extended, then ran out": (
+        lambda stage, handle: run_out(extended(stage, handle, 60), 90), (Ended.SILENT, 7, 67, False),
+    ),
+    "deleted late": (lambda stage, handle: run_out(stage).delete(QUEUE, handle), (Ended.DONE, 47, 30, True)),
+    "deleted too late": (
+        lambda stage, handle: granted_again(stage).delete(QUEUE, handle), (Ended.DONE, 47, 30, True),
+    ),
+    "extended too late": (
+        lambda stage, handle: extended(granted_again(stage), handle, 60), (Ended.STOPPED, 47, 30, True),
+    ),
+    "resumed": (resumed, (Ended.DONE, 57, 107, False)),
+    "shortened": (lambda stage, handle: run_out(extended(stage, handle, 5), 10), (Ended.STOPPED, 7, 12, False)),
+}  # fmt: skip
+
+
+@for_each("what", ENDS)
+def test_how_a_lease_ended(tmp_path: Path, what: str) -> None:
+    """After 7 s of a lease of 30 s."""
+    act, expected = ENDS[what]
+    stage = Stage(SqliteFactory(tmp_path / what.replace(" ", "-")))
+    stage.create("jobs", visibility_timeout_us=LEASE_S * SECOND_US)
+    stage.send(QUEUE)
+    handle = stage.take(QUEUE).handle
+    stage.later(7 * SECOND_US)
+    act(stage, handle)
+    firsts = [each.lease for each in found(stage) if each.lease.attempt == 1]
+    stage.store.close()
+    assert [(each.ended, each.alive_s, each.until_s, each.late) for each in firsts] == ([expected] if expected else [])
+
+
+def test_blocks_and_rows_do_not_matter(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lease is read once, whatever other queues do meanwhile and wherever a block ends."""
+    other = stage.create("other")
+    for _ in range(10):
+        stage.batch([sending(queue, "x") for queue in (QUEUE, other) * 3])
+        taken, _ = stage.receive(QUEUE, 3), stage.receive(other, 3)
+        stage.later(SECOND_US)
+        stage.batch([Delete(queue=QUEUE, origin=TESTER, handle=each.handle, arrived=stage.now) for each in taken])
+    whole = found(stage)
+    assert [each.lease.alive_s for each in whole] == [1.0] * 30
+    assert all(each.lease.ended is Ended.OPEN for each in found(stage, "other"))
+    for block in (1, 7, 64):
+        monkeypatch.setattr(reading, "_BLOCK", block)
+        assert found(stage) == whole
+    monkeypatch.setattr(reading, "EVENTS_MAX", 60)
+    assert 0 < len(found(stage)) < 30
+    monkeypatch.undo()
+    monkeypatch.setattr(reading, "_BLOCK", 12)
+    monkeypatch.setattr(reading, "MESSAGES_ENOUGH", 3)
+    assert 3 <= len(found(stage)) <= 6
+    monkeypatch.undo()
+    stage.later(reading.BACK_US_MAX + SECOND_US)
+    stage.send(QUEUE, "today")
+    assert found(stage) == [], "what was a day ago says nothing about today"
+
+
+def live(http: httpx.Client, lengths_s: list[int], **members: Any) -> None:
+    """All messages are received at once, and each is deleted after so long. 30 s is the lease; who is late deletes all
+    the same."""
+    http.post(JOBS + "/messages", json={"messages": [{"body": "x"} | members for _ in lengths_s]})
+    taken = http.post(JOBS + "/receive", json={"count": len(lengths_s)}).json()["messages"]
+    handles, past = [each["handle"] for each in taken], 0
+    for length in sorted(set(lengths_s)):
+        http.post("/api/v1/clock", json={"advance_us": (length - past) * SECOND_US})
+        done = [handle for handle, each in zip(handles, lengths_s, strict=True) if each == length]
+        assert http.post(JOBS + "/delete", json={"handles": done}).status_code == 200
+        past = length
+
+
+def test_the_answer(http: httpx.Client) -> None:
+    assert http.get(JOBS + "/timeout").status_code == 404
+    assert http.put(JOBS, json={"visibility_timeout_us": LEASE_S * SECOND_US}).status_code == 201
+    nothing = got(http, JOBS + "/timeout")
+    assert (nothing["advice"], nothing["recommended_us"], nothing["curve"]) == ("too_few", None, [])
+    live(http, [5, 10, 15, 20] * 8, type="short")
+    good = got(http, JOBS + "/timeout")
+    assert good["advice"] == "keep"
+    assert good["today"]["duplicates"]["value"] == 0
+    assert good["work_us"]["p50"]["value"] == pytest.approx(10 * SECOND_US, rel=0.1)
+    live(http, [50] * 8, type="long")
+    told = got(http, JOBS + "/timeout", timeout_us=60 * SECOND_US)
+    assert (told["advice"], told["messages"], told["finished"]) == ("raise", 40, 40)
+    assert told["today"]["timeout_us"] == LEASE_S * SECOND_US
+    assert told["today"]["duplicates"]["value"] == pytest.approx(0.2)
+    low, high = told["today"]["duplicates"]["low"], told["today"]["duplicates"]["high"]
+    assert low < 0.2 < high
+    assert told["recommended_us"] == 90 * SECOND_US
+    assert "20 % of the messages are started again" in told["why"]
+    assert told["asked"]["timeout_us"] == 60 * SECOND_US
+    assert told["asked"]["duplicates"]["value"] == 0
+    assert told["asked"]["recovery_us"] > told["today"]["recovery_us"]
+    assert told["leases"] == {
+        "ended": 40, "ran_out": 8, "extended": 0, "by": {"queue": 40, "receive": 0, "plan": 0}, "of_today": 40,
+        "of_today_ran_out": 8,
+    }  # fmt: skip
+    assert [each["duplicates"]["value"] for each in told["curve"]] == sorted(
+        (each["duplicates"]["value"] for each in told["curve"]), reverse=True
+    )
+    assert [(each["type"], each["messages"]) for each in told["types"]] == [("short", 32), ("long", 8)]
+    assert told["types"][0]["recommended_us"] == 30 * SECOND_US
+    http.patch(JOBS, json={"visibility_timeout_us": 3_600 * SECOND_US})
+    assert got(http, JOBS + "/timeout")["advice"] == "lower"
+    assert http.get(JOBS + "/timeout", params={"timeout_us": -1}).json()["field"] == "timeout_us"
+
+
+def test_what_nobody_saw_is_not_recommended(http: httpx.Client) -> None:
+    http.put(JOBS, json={"visibility_timeout_us": LEASE_S * SECOND_US})
+    live(http, [5, 25] * 16)
+    http.post(JOBS + "/messages", json={"messages": [{"body": "x"}] * 8})
+    http.post(JOBS + "/receive", json={"count": 8})
+    http.post("/api/v1/clock", json={"advance_us": 2 * LEASE_S * SECOND_US})
+    told = got(http, JOBS + "/timeout")
+    assert told["silent_were"] == "unknown"
+    assert (told["advice"], told["recommended_us"], told["at_least_us"]) == ("extend", None, 45 * SECOND_US)
+    assert "8 leases ran out without a sign of their worker" in told["why"]
+    assert told["work_us"]["p99"]["value"] is None
+    assert told["extend"]["every_us"] < told["extend"]["lease_us"]
+    above = [each for each in told["curve"] if not each["seen"]]
+    assert above
+    assert all(each["duplicates"]["low"] == 0 < each["duplicates"]["high"] for each in above)
+
+
+def test_who_may_see_it(tmp_path: Path) -> None:
+    reader = AccessKey("reader", "secret", "000000000000", grants=(Grant(frozenset({Action.DESCRIBE_QUEUE})),))
+    sender = AccessKey("sender", "secret", "000000000000", grants=(Grant(frozenset({Action.SEND})),))
+    with running(tmp_path / "data", Keys(reader, sender), options=OPTIONS) as server:
+        for name, status in (("reader", 404), ("sender", 403)):
+            assert httpx.get(f"{server.url}{JOBS}/timeout", auth=(name, "secret")).status_code == status
