@@ -172,3 +172,48 @@ def test_a_key_is_shown_the_worst_of_what_it_may_list(tmp_path: Path, monkeypatc
                 assert asking.get("/api/v1/worst", params={"account": "*"}).status_code == 403
         everything = worst(http, by="depth", account="*", limit=13)["queues"]
         assert [each["value"] for each in everything] == [20] * 12 + [12]
+
+
+def listed(http: httpx.Client, **members: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = got(http, "/api/v1/queues", **members)["queues"]
+    return found
+
+
+def test_a_list_has_the_same_minutes_as_each_queue(orders: httpx.Client) -> None:
+    assert orders.put(f"{QUEUES}/idle").status_code == 201
+    orders.post(ORDERS + "/messages", json={"messages": [{"body": "now"}]})
+    idle, queue = listed(orders, minutes=60)
+    rates, minutes = queue["rates"], {each["at"]: each for each in rolled_up(orders)}
+    for place, at in enumerate(range(rates["from"], rates["from"] + 60 * MINUTE, MINUTE)):
+        if at in minutes:
+            shown = {name: rates[name][place] for name in ("sent", "received", "deleted")}
+            assert shown == {name: minutes[at][name] for name in shown}, "null where the server did not run"
+    assert sum(each or 0 for each in rates["sent"]) == 5
+    assert {each for each in idle["rates"]["sent"] if each} == set()
+    assert "rates" not in listed(orders)[0]
+    assert orders.get("/api/v1/queues", params={"minutes": 61}).json()["field"] == "minutes"
+
+
+def test_a_rate_is_of_the_time_in_which_the_server_ran(http: httpx.Client) -> None:
+    later(http, MINUTE - http.get("/api/v1/clock").json()["now"] % MINUTE)
+    assert http.put(ORDERS).status_code == 201
+    http.post(ORDERS + "/messages", json={"messages": [{"body": "x"}] * 90})
+    for _ in range(2):
+        later(http, MINUTE)
+    later(http, 30 * SECOND)
+    (queue,) = listed(http, minutes=1)
+    assert queue["rates"]["per_second"]["sent"] == 0, "only the present minute"
+    (queue,) = listed(http, minutes=60)
+    assert 0.55 < queue["rates"]["per_second"]["sent"] <= 0.6, "90 in 150 s, and in the time of this test"
+    for _ in range(3):
+        later(http, MINUTE)
+    (queue,) = listed(http, minutes=60)
+    assert queue["rates"]["per_second"]["sent"] == 0
+
+
+def test_a_list_with_rates_has_short_pages(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilmq.admin.history.rollups.RATED_MAX", 2)
+    for name in "abc":
+        assert http.put(f"{QUEUES}/{name}").status_code == 201
+    page = got(http, "/api/v1/queues", minutes=5, limit=3)
+    assert ([each["name"] for each in page["queues"]], page["more"], page["after"]) == (["a", "b"], True, "b")

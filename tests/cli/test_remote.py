@@ -365,6 +365,17 @@ def test_workers(veilmq: Run) -> None:
     assert worker["messages"][0]["id"] in veilmq("workers", "--messages", "1").out
 
 
+def test_rates_of_listed_queues(veilmq: Run) -> None:
+    for name in ("orders", "idle"):
+        veilmq("queues", "create", name)
+    veilmq("send", "orders", "--lines", stdin="a\n" * 40)
+    idle, orders = veilmq("queues", "list", "--rates", "--json").json
+    assert orders["rates"]["per_second"]["sent"] > idle["rates"]["per_second"]["sent"] == 0
+    assert sum(each or 0 for each in orders["rates"]["sent"]) == 40
+    assert "sent/s" in veilmq("queues", "list", "--rates").out
+    assert "sent/s" not in veilmq("queues", "list").out
+
+
 def test_accounts(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     shown = veilmq("accounts", "--json")

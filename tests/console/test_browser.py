@@ -122,6 +122,22 @@ def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> 
     assert page.inner_text(".empty") == "No worker matches."
 
 
+def test_the_start_page_shows_how_fast_queues_are(tab: Tab, api: Api, twice: str) -> None:
+    page = tab.page
+    tab.open("/console/")
+    assert page.get_attribute("tr:has-text('orders') .spark", "aria-label") == (
+        "Sent and deleted in each of the last 60 minutes: at most 1"
+    )
+    cell = page.locator("[data-live='000000000000/us-east-1/orders:sent']")
+    before = cell.inner_text()
+    for _ in range(30):
+        api.send("orders")
+    page.wait_for_function(
+        "([name, before]) => document.querySelector(name).textContent !== before",
+        arg=["[data-live='000000000000/us-east-1/orders:sent']", before],
+    )
+
+
 def test_an_open_page_says_that_the_session_is_over(browser: Browser, server: Any, api: Api, twice: str) -> None:
     tab = Tab(browser, server.url)
     tab.sign_in(admin.TOKEN)

@@ -45,6 +45,9 @@ def test_the_start_page_lists_queues_by_key(api: Api, visitor: Visitor) -> None:
     cells = visitor.get("/console/news", headers={"accept": "application/json"}).json()["cells"]
     assert cells["000000000000/us-east-1/q00:visible"] == "1"
     assert cells["000000000000/us-east-1/q01:visible"] == "0"
+    assert float(cells["000000000000/us-east-1/q00:sent"]) > 0
+    assert cells["000000000000/us-east-1/q01:sent"] == "0"
+    assert len(re.findall(r'<svg class="spark"', first)) == 1, "nothing happened to the others"
 
 
 def test_what_a_person_must_see_comes_first(server: Any, visitor: Visitor) -> None:

@@ -5,7 +5,7 @@ the loop that applies the batches. Whatever reads the disk blocks: call it in a 
 a `View`, which shows one committed state from its first read until it is closed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import LiveTopic, TopicKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.errors import Progress, Report
-from veilmq.store.rollups import FailingRollups, Rollup, SeenClients, StoredRollups
+from veilmq.store.rollups import FailingRollups, MinutesOfMany, Rollup, SeenClients, StoredRollups
 
 HOLD_S_MAX: Final = 600
 """A reader of the history can protect it from trimming for at most this long."""
@@ -282,6 +282,10 @@ class View(Protocol):
 
     def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
         """The stored rollups of minutes or hours from `first` to `last`, both by number since 1970."""
+        ...
+
+    def minutes(self, incarnations: Sequence[int], first: int, last: int) -> MinutesOfMany:
+        """The stored rollups of the minutes from `first` to `last` of some queues: one seek each."""
         ...
 
     def failing_rollups(self, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:

@@ -25,7 +25,7 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
 from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
-from veilmq.admin.history.rollups import live_part, rollup_page
+from veilmq.admin.history.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.service import Service, knows
@@ -79,7 +79,7 @@ class Queues:
     async def listed(self, request: Request) -> Response:
         """A page of queues by name: those of one account and region that the caller may see, or all."""
         keys, caller = self._service.keyring, caller_of(request)
-        wanted, account, region = listing_of(request, keys, Action.LIST_QUEUES, inputs.ListInput)
+        wanted, account, region = listing_of(request, keys, Action.LIST_QUEUES, QueuesInput)
         everything = account == "*"
         command = ListQueues(
             origin=caller.origin,
@@ -87,7 +87,7 @@ class Queues:
             region=region,
             prefix=wanted.prefix,
             after=wanted.after,
-            count_max=wanted.limit,
+            count_max=wanted.count_max,
         )
         (outcome,) = await self._run(request, [command])
         if isinstance(outcome, VeilError):
@@ -96,8 +96,13 @@ class Queues:
         may = [info for info in outcome.queues if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)]
         by_key = self._service.reader.queues
         lines = [(queue, list(queue.ready)) for info in may if (queue := by_key.get(info.key)) is not None]
-        ages = await run_in_threadpool(oldest_ages_us, self._service.reader, lines, self._service.shell.now())
+        reader, now = self._service.reader, self._service.shell.now()
+        ages = await run_in_threadpool(oldest_ages_us, reader, lines, now)
         shown = [views.shown_listed(info, ages.get(info.incarnation)) for info in may]
+        if wanted.minutes:
+            live = LiveRates.of(reader, may, now)
+            rates = await run_in_threadpool(rates_of, reader, live, wanted.minutes)
+            shown = [each | {"rates": rates[each["incarnation"]]} for each in shown]
         last = outcome.queues[-1].key if outcome.more else None
         after = None if last is None else str(last) if everything else last.name
         return answer({"queues": shown, "more": outcome.more, "after": after})

@@ -7,19 +7,29 @@ taken from memory on the loop first, and the stored ones read after that, so non
 once.
 """
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
-from veilmq.admin.api.inputs import STEPS, RollupsInput
+from msgspec import Meta
+
+from veilmq.admin.api.inputs import STEPS, ListInput, RollupsInput
 from veilmq.admin.api.views import shown_key
 from veilmq.model.errors import QueueMissing
-from veilmq.model.instant import HOUR_US, MINUTE_US
-from veilmq.model.settings.queue import QueueKey
+from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.settings.queue import QueueInfo, QueueKey
 from veilmq.store import Reader, View
 from veilmq.store.reader import QueueState
 from veilmq.store.rollups import COUNTS, Rollup, State, StoredRollups
 
+RATED_MINUTES_MAX: Final = 60
+RATED_MAX: Final = 100
+"""Queues of a list with their rates."""
+_RATE_MINUTES: Final = 5
+"""A rate is of the present minute and of those before, so many in all."""
 _MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 _NOTHING: Final = Rollup()
+_RATED: Final = COUNTS[:3]
+"""Sent, received, deleted."""
 _TIMES: Final = ("wait_us", "hold_us")
 _HELD: Final = ("depth", "in_flight", "oldest_age_us")
 
@@ -111,3 +121,53 @@ def _shown(
         return shown | dict.fromkeys(_HELD)
     age_us = None if held.oldest is None else max(0, min(at + step_us, now) - held.oldest)
     return shown | {"depth": held.depth, "in_flight": held.in_flight, "oldest_age_us": age_us}
+
+
+class QueuesInput(ListInput):
+    """Which queues, and of how many minutes their rates; then a page has at most `RATED_MAX`."""
+
+    minutes: Annotated[int, Meta(ge=0, le=RATED_MINUTES_MAX)] = 0
+
+    @property
+    def count_max(self) -> int:
+        """How many queues a page has."""
+        return min(self.limit, RATED_MAX) if self.minutes else self.limit
+
+
+class LiveRates(NamedTuple):
+    """What only memory knows of some queues."""
+
+    now: int
+    minutes: dict[int, dict[int, Rollup]]
+    """Those that are not stored, by incarnation."""
+    created: dict[int, int]
+
+    @classmethod
+    def of(cls, reader: Reader, queues: Sequence[QueueInfo], now: int) -> "LiveRates":
+        """Call it on the loop."""
+        minutes = {each.incarnation: reader.unstored(each.incarnation) for each in queues}
+        return cls(now, minutes, {each.incarnation: each.created for each in queues})
+
+
+def rates_of(reader: Reader, live: LiveRates, minutes: int) -> dict[int, dict[str, Any]]:
+    """By incarnation, of each of the last minutes how many messages were sent, received and deleted (null: the server
+    did not run), and how many a second in the last few: {from, sent, received, deleted, per_second}. Blocks."""
+    present = live.now // MINUTE_US
+    span = range(present - minutes + 1, present + 1)
+    with reader.look() as view:
+        stored = view.minutes(list(live.minutes), span.start, span.stop - 1)
+    shown = {}
+    for incarnation, unstored in live.minutes.items():
+        found = unstored | stored.found.get(incarnation, {})
+        ran = stored.ran | found.keys() | {present}
+        columns = {
+            name: [found.get(each, _NOTHING).numbers.get(key, 0) if each in ran else None for each in span]
+            for key, name in enumerate(_RATED)
+        }
+        recent = span[-_RATE_MINUTES:]
+        ends = [(each * MINUTE_US, min((each + 1) * MINUTE_US, live.now)) for each in recent if each in ran]
+        time_us = sum(max(0, end - max(begin, live.created[incarnation])) for begin, end in ends)
+        sums = {name: sum(each or 0 for each in column[-len(recent) :]) for name, column in columns.items()}
+        per_second = {name: round(count * SECOND_US / max(time_us, SECOND_US), 3) for name, count in sums.items()}
+        shown[incarnation] = {"from": span.start * MINUTE_US, "per_second": per_second} | columns
+    return shown

@@ -73,8 +73,8 @@ class AdminAccess(Protocol):
         """The account and its home region; default: the only account. Failure if that is ambiguous."""
         ...
 
-    def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """Queues by name; account `*` means all."""
+    def queues(self, account: str, region: str | None, prefix: str, minutes: int = 0) -> Iterator[dict[str, Any]]:
+        """Queues by name; account `*` means all. With the rates of so many minutes."""
         ...
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ from veilmq.admin.history.reading import (
     oldest_ages_us,
     topics_of,
 )
-from veilmq.admin.history.rollups import live_part, rollup_page
+from veilmq.admin.history.rollups import LiveRates, live_part, rates_of, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
 from veilmq.admin.past import PastInput, past_page
@@ -145,7 +145,7 @@ class DirectAccess:
             raise several_accounts("here are queues of several accounts", found)
         return found.pop()
 
-    def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+    def queues(self, account: str, region: str | None, prefix: str, minutes: int = 0) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.queues`."""
         wanted = _checked(account, region, prefix)
         command = ListQueues(
@@ -162,8 +162,14 @@ class DirectAccess:
         lines = [(by_key[info.key], list(by_key[info.key].ready)) for info in outcome.queues]
         with _failures():
             ages = oldest_ages_us(self._store.reader, lines, self._clock.now())
+        if minutes:
+            self._catch_up()
         for info in outcome.queues:
-            yield views.shown_listed(info, ages.get(info.incarnation))
+            shown = views.shown_listed(info, ages.get(info.incarnation))
+            if minutes:
+                live = LiveRates.of(self._store.reader, [info], self._clock.now())
+                shown |= {"rates": rates_of(self._store.reader, live, minutes)[info.incarnation]}
+            yield shown
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.topics`. Without a server nothing is pushed."""

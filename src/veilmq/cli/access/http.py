@@ -139,9 +139,10 @@ class HttpAccess:
         # Earlier releases know no other region, and do not say whether they know the account.
         return Home(found, own.get("region") or HOME_REGION_DEFAULT, own.get("known") is not False)
 
-    def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+    def queues(self, account: str, region: str | None, prefix: str, minutes: int = 0) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.queues`."""
-        return self._listed("/api/v1/queues", "queues", {"account": account, "region": region, "prefix": prefix})
+        members = {"account": account, "region": region, "prefix": prefix, "minutes": minutes or None}
+        return self._listed("/api/v1/queues", "queues", members)
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.topics`."""

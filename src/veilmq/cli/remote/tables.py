@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _LENGTH_MAX: Final = 3
 """Longest sequence that is recognized as repeating."""
+_RATED: Final = ("sent", "received", "deleted")
 _TIMES_MIN: Final = 3
 _ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "principal", "client", "detail")
 _BODY_SHOWN: Final = 400
@@ -80,7 +81,11 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
             duration(settings["retention_us"]),
             f"{redrive['target']['name']} after {redrive['receive_count_max']}" if redrive else "",
         ]
+        if "rates" in queue:
+            row[4:4] = [f"{queue['rates']['per_second'][name]:g}" for name in _RATED]
         rows.append([queue["account"], queue["region"], *row] if whose else row)
+    if rows and len(rows[0]) > len(heads) + 2 * whose:
+        heads[4:4] = [f"{name}/s" for name in _RATED]
     table(["account", "region", *heads] if whose else heads, rows)
 
 

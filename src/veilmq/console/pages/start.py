@@ -1,7 +1,7 @@
 """The start page: what needs a person, then queues; and the search by name or id.
 
 Strategy: one page of queues by name, never all of them. What changes is also answered as JSON, cell by cell, for the
-page's script.
+page's script. Rates and sparklines are from the rollups of the listed queues alone.
 """
 
 import re
@@ -11,12 +11,16 @@ from starlette.responses import RedirectResponse, Response
 
 from veilmq.console import HOME
 from veilmq.console.pages.queue import console_path
-from veilmq.console.showing import count, duration
+from veilmq.console.pictures.charts import sparkline
+from veilmq.console.showing import count, duration, rate
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import HOUR_US
 from veilmq.model.settings.queue import QueueKey
 
 QUEUES_A_PAGE: Final = 50
+SPARK_MINUTES: Final = 60
+RATE_MINUTES: Final = 5
+"""So many are read for the rates alone."""
 WORST_SHOWN_MAX: Final = 3
 """Queues of each measure."""
 OLD_US: Final = HOUR_US
@@ -33,27 +37,31 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 async def start(visit: Visit) -> Response:
     """The page."""
-    listed = await _queues(visit)
-    return visit.show("start.html", needs=await _needs(visit), nav="start", **listed)
+    listed = await _queues(visit, SPARK_MINUTES)
+    sparks = {queue["incarnation"]: sparkline(queue["rates"]) for queue in listed["queues"]}
+    return visit.show("start.html", sparks=sparks, needs=await _needs(visit), nav="start", **listed)
 
 
 async def news(visit: Visit) -> Response:
     """The cells of the page that may have changed."""
-    listed = await _queues(visit)
+    listed = await _queues(visit, RATE_MINUTES)
     cells = {}
     for queue in listed["queues"]:
         name = f"{queue['account']}/{queue['region']}/{queue['name']}"
         for state in ("visible", "in_flight", "delayed"):
             cells[f"{name}:{state}"] = count(queue["counts"][state])
         cells[f"{name}:oldest"] = duration(queue["oldest_age_us"])
+        for what, per_second in queue["rates"]["per_second"].items():
+            cells[f"{name}:{what}"] = rate(per_second)
     return visit.news(cells)
 
 
-async def _queues(visit: Visit) -> dict[str, Any]:
+async def _queues(visit: Visit, minutes: int) -> dict[str, Any]:
     members = visit.members
     prefix, after = members.get("prefix", ""), members.get("after", "")
     account = members.get("account") or visit.account
-    found = await visit.api.get("/api/v1/queues", prefix=prefix, after=after, account=account, limit=QUEUES_A_PAGE)
+    bounds = {"limit": QUEUES_A_PAGE, "minutes": minutes}
+    found = await visit.api.get("/api/v1/queues", prefix=prefix, after=after, account=account, **bounds)
     several = len({(queue["account"], queue["region"]) for queue in found["queues"]}) > 1
     return {
         "queues": found["queues"],

@@ -97,6 +97,24 @@ def charts(rollups: Sequence[dict[str, Any]], step_us: int, now: int) -> list[Ch
     return [_chart(wanted, groups, begin) for wanted in _CHARTS]
 
 
+class Sparkline(NamedTuple):
+    """What was sent and deleted in each minute, as two lines without axes, and the same in words."""
+
+    sent: str
+    deleted: str
+    words: str
+
+
+def sparkline(rates: dict[str, Any]) -> Sparkline | None:
+    """Of a listed queue's rates; None if nothing happened."""
+    sent, deleted = rates["sent"], rates["deleted"]
+    greatest = max((value or 0 for value in (*sent, *deleted)), default=0)
+    if not greatest:
+        return None
+    words = f"Sent and deleted in each of the last {len(sent)} minutes: at most {count(greatest)}"
+    return Sparkline(_path(sent, greatest), _path(deleted, greatest), words)
+
+
 def _groups(rollups: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
     size = -(-len(rollups) // _POINTS_MAX)
     return [rollups[at : at + size] for at in range(0, len(rollups), size)]

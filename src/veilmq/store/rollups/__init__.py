@@ -244,6 +244,15 @@ class StoredRollups(NamedTuple):
     """What the queue held before the range; None: it is not known."""
 
 
+class MinutesOfMany(NamedTuple):
+    """Rollups of some queues, by incarnation and number of the minute since 1970."""
+
+    found: dict[int, dict[int, Rollup]]
+    """Those in which anything happened."""
+    ran: set[int]
+    """Minutes in which the server ran."""
+
+
 class FailingRollups(NamedTuple):
     """Rollups with causes of failures, by number of the minute since 1970 and incarnation."""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
+_RATE_MINUTES: Final = 5
 _RECEIVES_MAX: Final = 5
 """Default number of receives before a message is dead-lettered."""
 
@@ -80,12 +81,20 @@ class _Redrive(NamedTuple):
         return self.dead_letters != "" and (self.dead_letters is None) != (self.max_receives is None)
 
 
-def list_queues(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
+def list_queues(
+    asked: "Asked",
+    prefix: Prefix = "",
+    everything: Everything = False,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="How many messages were sent, received and deleted a second.")
+    ] = False,
+) -> None:
     """List queues."""
+    minutes = _RATE_MINUTES if rates else 0
     noun = "queues" if everything else f"queues in account {asked.account}, region {asked.region}"
     show_list(
         asked,
-        lambda account, region: asked.access.queues(account, region, prefix),
+        lambda account, region: asked.access.queues(account, region, prefix, minutes),
         _table_of(everything),
         noun,
         everything,

@@ -3,7 +3,7 @@
 Strategy: pages are found by index seeks; nothing is counted. The history and the rollups are read in history.py.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from operator import attrgetter, itemgetter
 from typing import Any, Final
@@ -27,7 +27,7 @@ from veilmq.store.reader import (
     Span,
     StoredQueue,
 )
-from veilmq.store.rollups import FailingRollups, StoredRollups
+from veilmq.store.rollups import FailingRollups, MinutesOfMany, StoredRollups
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
@@ -256,6 +256,10 @@ class SqliteView:
     def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
         """See `View.rollups`: an index seek for each minute or hour."""
         return history.stored(self._connection, incarnation, hours, first, last)
+
+    def minutes(self, incarnations: Sequence[int], first: int, last: int) -> MinutesOfMany:
+        """See `View.minutes`."""
+        return history.of_many(self._connection, incarnations, first, last)
 
     def failing_rollups(self, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:
         """See `View.failing_rollups`."""

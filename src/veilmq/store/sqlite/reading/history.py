@@ -6,7 +6,7 @@ a seek, and the other queues' rows are never read. What a queue held before the 
 minute if one is kept, else of an hour.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import apsw
@@ -17,7 +17,7 @@ from veilmq.model.events import Event, EventRecord, Kind, shown_detail
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, Instant
 from veilmq.model.messages.message import id_text
 from veilmq.store.reader import View
-from veilmq.store.rollups import FailingRollups, State, StoredRollups, unpacked
+from veilmq.store.rollups import FailingRollups, MinutesOfMany, Rollup, State, StoredRollups, unpacked
 from veilmq.store.sqlite.batch.rollups import HOURS, INCARNATION, MINUTES, PERIOD_SHIFT, row_id
 from veilmq.store.sqlite.messages.places import numbers
 from veilmq.store.sqlite.upkeep.rollups import periods_ran
@@ -148,6 +148,16 @@ def stored(connection: apsw.Connection, incarnation: int, hours: bool, first: in
     return StoredRollups(
         found, periods_ran(connection, table, first, last), _before(connection, table, incarnation, first)
     )
+
+
+def of_many(connection: apsw.Connection, incarnations: Sequence[int], first: int, last: int) -> MinutesOfMany:
+    """See `View.minutes`."""
+    ids = [row_id(minute, incarnation) for minute in range(first, last + 1) for incarnation in incarnations]
+    rows: Any = connection.execute(_ROWS.format(table=MINUTES), (numbers(ids),)) if ids else ()
+    found: dict[int, dict[int, Rollup]] = {}
+    for id_, packed in rows:
+        found.setdefault(id_ & INCARNATION, {})[id_ >> PERIOD_SHIFT] = unpacked(packed)
+    return MinutesOfMany(found, periods_ran(connection, MINUTES, first, last))
 
 
 def failing(connection: apsw.Connection, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:
