@@ -27,7 +27,8 @@ from veilmq.console.sessions import Done, Session, hashed
 from veilmq.console.showing import clock_time, page
 from veilmq.model.settings.access import Action
 
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""The last four are wide forms, which some spreadsheets take for the others. Source: OWASP, CSV Injection."""
 _ONCE: Final = re.compile(r"[0-9a-f]{32}")
 Act = Callable[[dict[str, str], str], Awaitable[Done]]
 """Does what a form asks for; the second argument is the form's key. Raises ApiRefused."""
