@@ -19,7 +19,7 @@ from tests.support.conservation import ledgers
 from tests.support.contract.snapshots import Recording
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, expect, impossible, sending
 from tests.support.reference import NO_BUCKET, Reference
-from tests.support.sqlite import SMALL
+from tests.support.sqlite import SMALL, SqliteFactory
 from tests.support.transitions import SteppingFactory
 
 from veilmq.model.commands import (
@@ -98,12 +98,13 @@ WORKING = Report(Reported.WORKING)
 class StoreMachine(RuleBasedStateMachine):
     """The store and the model, step by step."""
 
+    factory: type[SqliteFactory] = SteppingFactory
     options = SMALL
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(prefix="veilmq-machine-")
-        self.stage = Recording(SteppingFactory(Path(self.directory.name) / "data", self.options))
+        self.stage = Recording(self.factory(Path(self.directory.name) / "data", self.options))
         self.reference = Reference()
         self.bodies = 0
         self.read = 0
@@ -497,7 +498,7 @@ class SnapshotMachine(StoreMachine):
         assert replay(self.stage.left()).at(instant) == state.at(instant)
 
 
-def _play(machine: type[StoreMachine], examples: int, steps: int) -> None:
+def play(machine: type[StoreMachine], examples: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -510,7 +511,7 @@ def _play(machine: type[StoreMachine], examples: int, steps: int) -> None:
 
 
 def test_the_store_answers_as_the_reference_does() -> None:
-    _play(StoreMachine, examples=60, steps=40)
+    play(StoreMachine, examples=60, steps=40)
 
 
 def test_a_batch_may_delete_the_queue_that_it_sends_to() -> None:
@@ -523,16 +524,16 @@ def test_a_batch_may_delete_the_queue_that_it_sends_to() -> None:
 
 
 def test_a_history_cut_short_gives_the_state() -> None:
-    _play(SnapshotMachine, examples=20, steps=40)
+    play(SnapshotMachine, examples=20, steps=40)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_store_answers_as_the_reference_does_for_long() -> None:
-    _play(StoreMachine, examples=200, steps=80)
+    play(StoreMachine, examples=200, steps=80)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_history_cut_short_gives_the_state_for_long() -> None:
-    _play(SnapshotMachine, examples=100, steps=80)
+    play(SnapshotMachine, examples=100, steps=80)
