@@ -9,6 +9,7 @@ from playwright.sync_api import Browser
 from tests.admin import server as admin
 from tests.console.browsing import Tab, barriers, chromium
 from tests.console.conftest import CONSOLE, QUEUES, Api
+from tests.console.test_timeout import live
 
 pytestmark = pytest.mark.slow
 ORDERS = f"{CONSOLE}/orders"
@@ -191,6 +192,44 @@ def test_every_act_without_the_script(browser: Browser, server: Any, api: Api, t
     tab = Tab(browser, server.url, java_script_enabled=False)
     tab.sign_in(admin.TOKEN)
     _acts(tab, api)
+    tab.close()
+
+
+def test_what_another_timeout_would_do(browser: Browser, server: Any, api: Api) -> None:
+    """With the script the slider's words follow at once; without it, the form's button asks for them."""
+    api.create("orders", visibility_timeout_us=30_000_000)
+    live(api, [5, 10, 15, 20] * 8 + [50] * 8)
+    tab = Tab(browser, server.url, bypass_csp=True)
+    tab.sign_in(admin.TOKEN)
+    tab.open(ORDERS)
+    page = tab.page
+    assert barriers(tab) == []
+    assert not page.locator(".slider button").is_visible()
+    tried, moves = page.locator(".tried"), page.locator("[data-moves]").first
+    assert tried.inner_text().startswith("1 min 30 s: 0 % of the messages")
+    before = moves.get_attribute("transform")
+    page.focus("#step")
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    assert tried.inner_text().startswith("45 s: 20 % of the messages (")
+    assert moves.get_attribute("transform") != before
+    assert page.get_attribute("#step", "aria-valuetext") == "45 s"
+    page.reload()
+    assert tried.inner_text().startswith("45 s: "), "the address holds it"
+    page.focus("#step")
+    page.keyboard.press("ArrowRight")
+    page.click("button:text('Set 1 min…')")
+    page.click("button:text('Change it')")
+    assert page.inner_text(".said") == "Changed: visibility timeout 1 min."
+    tab.close()
+    tab = Tab(browser, server.url, java_script_enabled=False)
+    tab.sign_in(admin.TOKEN)
+    tab.open(ORDERS)
+    tab.page.focus("#step")
+    tab.page.keyboard.press("Home")
+    tab.page.click("button:text('Show')")
+    assert tab.page.inner_text(".tried").startswith("1 s: 100 % of the messages")
+    assert tab.page.locator(".slider button").is_visible()
     tab.close()
 
 

@@ -114,7 +114,7 @@ def _advice(estimate: Estimate, today_us: int) -> dict[str, Any]:
 
 def _of_extending(estimate: Estimate, lease_us: int, every_us: int) -> str:
     return (
-        f"Workers extended {_percent(estimate.extended / estimate.messages)} of the leases, so a lease need not cover"
+        f"Workers extended {percent(estimate.extended / estimate.messages)} of the leases, so a lease need not cover"
         " the work: it decides how long the message of a crashed worker waits."
         f" Leases of {span(lease_us)}, extended every {span(every_us)}, are best."
     )
@@ -126,7 +126,7 @@ def _of_unknown(estimate: Estimate, at_least_us: int, every_us: int) -> str:
     if estimate.reading == "unknown":
         doubt = f", or their workers crashed: {estimate.silent} leases ran out without a sign of their worker"
     return (
-        f"{_percent(estimate.curve.rest)} of the messages take longer than anything that was seen ({longest}){doubt}."
+        f"{percent(estimate.curve.rest)} of the messages take longer than anything that was seen ({longest}){doubt}."
         f" Set at least {span(at_least_us)}, or let workers extend their leases every {span(every_us)}."
     )
 
@@ -145,21 +145,28 @@ def _of_changed(estimate: Estimate, today_us: int, best_us: int) -> str:
     if best_us > today_us:
         return (
             f"{_started_again(today.duplicates)} under {span(today_us)}; under {span(best_us)} it is"
-            f" {_percent(best.duplicates.value or 0)}. After a crash a message waits {waits[1]} instead of {waits[0]}."
+            f" {_at_most(best.duplicates)}. After a crash a message waits {waits[1]} instead of {waits[0]}."
         )
     return (
         f"After a crash a message waits {waits[0]}; under {span(best_us)} it waits {waits[1]}, and"
-        f" {_percent(best.duplicates.value or 0)} of the messages are started again while their worker still works."
+        f" {_at_most(best.duplicates)} of the messages are started again while their worker still works."
     )
 
 
 def _started_again(share: Between) -> str:
-    return f"{_percent(share.value or 0)} of the messages are started again while their worker still works"
+    return f"{percent(share.value or 0)} of the messages are started again while their worker still works"
 
 
-def _percent(share: float) -> str:
-    percent = share * 100
-    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.2g} %"
+def _at_most(share: Between) -> str:
+    return f"{percent(share.value or 0)} (at most {percent(1.0 if share.high is None else share.high)})"
+
+
+def percent(share: float) -> str:
+    """12 %, 1.3 %, 0.25 %; what is smaller than 0.01 % as that."""
+    number = share * 100
+    if 0 < number < 0.01:
+        return "below 0.01 %"
+    return f"{number:.0f} %" if number >= 10 else f"{number:.2g} %"
 
 
 def _curve(estimate: Estimate, today_us: int) -> list[dict[str, Any]]:

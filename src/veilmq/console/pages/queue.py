@@ -11,6 +11,7 @@ from starlette.responses import Response
 from veilmq.admin.api.inputs import queue_key
 from veilmq.console.calls import queue_path
 from veilmq.console.pictures.charts import SPANS, charts
+from veilmq.console.pictures.effects import effects
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -24,6 +25,13 @@ FAILURES_MINUTES: Final = 1_440
 CAUSES_SHOWN_MAX: Final = 10
 AGES: Final = (("", 0), ("1 min", MINUTE_US), ("1 h", HOUR_US), ("1 d", DAY_US))
 UNITS_US: Final = {"s": SECOND_US, "min": MINUTE_US, "h": HOUR_US, "d": DAY_US}
+ADVICE: Final = {
+    "keep": "Keep it.",
+    "raise": "Raise it.",
+    "lower": "Lower it.",
+    "extend": "Extend leases.",
+    "too_few": "Too early to say.",
+}
 FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
 
 
@@ -38,6 +46,14 @@ def console_path(key: QueueKey, suffix: str = "") -> str:
     return f"/console/queues/{key.account}/{key.region}/{key.name}{suffix}"
 
 
+def duration_typed(span: int) -> str:
+    """A duration as it may be typed, exactly, in the largest unit that divides it."""
+    for name in ("d", "h", "min"):
+        if span and span % UNITS_US[name] == 0:
+            return f"{span // UNITS_US[name]} {name}"
+    return f"{span / UNITS_US['s']:.6f}".rstrip("0").rstrip(".") + " s"
+
+
 async def queue(visit: Visit) -> Response:
     """The page."""
     key = key_of(visit)
@@ -48,9 +64,13 @@ async def queue(visit: Visit) -> Response:
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
     holders = await _holders(visit, key)
     failures = await visit.api.get(queue_path(key, "/failures"), minutes=FAILURES_MINUTES, limit=CAUSES_SHOWN_MAX)
+    timeout = await visit.api.get(queue_path(key, "/timeout"))
     return visit.show(
         "queue.html",
         queue=found,
+        timeout=timeout,
+        advice=ADVICE[timeout["advice"]],
+        effects=effects(timeout, visit.members.get("step", ""), duration_typed),
         settings=settings_shown(found["settings"]),
         jobs=[job for job in jobs if job["queue"]["name"] == key.name],
         holders=holders,
@@ -99,6 +119,13 @@ async def export(visit: Visit) -> Response:
     key = key_of(visit)
     span, rollups, _ = await _rollups(visit, key)
     return visit.download(f"{key.name}-{span}", rollups)
+
+
+async def export_timeout(visit: Visit) -> Response:
+    """What the curves of the timeout show, as JSON or CSV."""
+    key = key_of(visit)
+    found = await visit.api.get(queue_path(key, "/timeout"))
+    return visit.download(f"{key.name}-timeout", found["curve"])
 
 
 async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
@@ -153,5 +180,6 @@ QUEUE_PAGES: Final = (
     Page(PATH, queue),
     Page(PATH + "/news", news, is_polled=True),
     Page(PATH + "/rollups", export),
+    Page(PATH + "/timeout", export_timeout),
     Page(PATH + "/messages", export_messages),
 )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from veilmq.console.calls import ApiRefused, queue_path
-from veilmq.console.pages.queue import PATH, UNITS_US, console_path, key_of
+from veilmq.console.pages.queue import PATH, UNITS_US, console_path, duration_typed, key_of
 from veilmq.console.sessions import Done
 from veilmq.console.showing import count, duration
 from veilmq.console.visit import Page, Visit
@@ -186,14 +186,6 @@ def span_us(field: str, text: str) -> int:
     except (ValueError, OverflowError):
         raise FormWrong(field, f"expected a duration such as 30 s, 5 min, 1.5 h or 4 d, not {text!r}") from None
     return span
-
-
-def duration_typed(span: int) -> str:
-    """The same, exactly, in the largest unit that divides it."""
-    for name in ("d", "h", "min"):
-        if span and span % UNITS_US[name] == 0:
-            return f"{span // UNITS_US[name]} {name}"
-    return f"{span / UNITS_US['s']:.6f}".rstrip("0").rstrip(".") + " s"
 
 
 def number(field: str, text: str) -> int:

@@ -101,6 +101,7 @@ async def _worst(visit: Visit) -> list[dict[str, str]]:
                 continue
             shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
             href = console_path(QueueKey(queue["account"], queue["region"], queue["name"]))
+            href += "#timeout" if measure == "lease_expired" else ""
             found.append({"level": "warn", "what": queue["name"], "why": words.format(shown), "href": href})
     return found
 

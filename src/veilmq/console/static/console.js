@@ -101,10 +101,29 @@ function copy(button) {
   });
 }
 
+// Every step of the slider is a row of the table beside it: the words of that row are shown.
+function slide(form) {
+  const range = form.querySelector("[type=range]");
+  form.querySelector("button").hidden = true;
+  range.addEventListener("input", () => {
+    const row = document.querySelector(`tr[data-step="${range.valueAsNumber}"]`);
+    for (const each of document.querySelectorAll("[data-of]")) {
+      each.textContent = row.querySelector(`[data-cell="${each.dataset.of}"]`).textContent;
+    }
+    for (const each of document.querySelectorAll("[data-moves]")) each.setAttribute("transform", `translate(${row.dataset.x} 0)`);
+    for (const each of document.querySelectorAll("input[data-typed]")) each.value = row.dataset.typed;
+    range.setAttribute("aria-valuetext", row.querySelector("[data-cell=timeout]").textContent);
+    const address = new URL(location.href);
+    address.searchParams.set("step", range.value);
+    history.replaceState(null, "", address);
+  });
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   if (document.body.dataset.news) follow(document.body.dataset.news);
   keepTimes();
   document.querySelectorAll("[data-copy]").forEach(copy);
+  document.querySelectorAll("[data-slider]").forEach(slide);
   const search = document.querySelector("[data-key='/']");
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
