@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import WAIT_S, Serve
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)])
 def test_connections_are_accepted_again(serve: Serve, tmp_path: Path, loop: str) -> None:
     hidden: dict[str, str] = {}
     if loop == "asyncio":

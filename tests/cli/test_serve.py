@@ -43,7 +43,7 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture(params=["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)])
 def loop(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """Variables under which a server runs on that loop: on asyncio's own where uvloop is not to be had."""
     if request.param == "uvloop":

@@ -28,6 +28,8 @@ WAIT_S = 20.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
 if uvloop is not None:
     LOOPS["uvloop"] = uvloop.new_event_loop
+USUAL = "asyncio" if uvloop is None else "uvloop"
+EACH_LOOP = [pytest.param(name, marks=[] if name == USUAL else [pytest.mark.slow]) for name in LOOPS]
 
 
 @dataclass
@@ -163,13 +165,13 @@ class Serve:
             assert port.listener.held_bytes == 0
 
 
-@pytest.fixture(params=LOOPS)
+@pytest.fixture(params=EACH_LOOP)
 def loop_factory(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
     """What makes each loop that the server may run on."""
     return LOOPS[request.param]
 
 
-@pytest.fixture(params=LOOPS)
+@pytest.fixture(params=EACH_LOOP)
 def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
     with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
         serve = Serve(runner)
