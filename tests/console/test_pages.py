@@ -294,7 +294,7 @@ def test_the_worst_queues_come_first(orders: Api, visitor: Visitor) -> None:
         orders.later(31)
     needs = plain(visitor.get("/console/").text).partition("Queues")[0]
     assert "orders dead letters in this hour and the last: 1" in needs
-    assert "orders leases that ran out in this hour and the last: 2" in needs
+    assert "orders leases that ran out in this hour and the last: 2; is its timeout right?" in needs
     assert "old" not in needs
     orders.later(1_900)
     assert visitor.get("/console/").status_code == 200

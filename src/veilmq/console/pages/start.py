@@ -27,7 +27,7 @@ OLD_US: Final = HOUR_US
 _BAD: Final = (
     ("dead_lettered", 1, "dead letters in this hour and the last: {}"),
     ("failed", 1, "failures that workers reported in this hour and the last: {}"),
-    ("lease_expired", 1, "leases that ran out in this hour and the last: {}"),
+    ("lease_expired", 1, "leases that ran out in this hour and the last: {}; is its timeout right?"),
     ("oldest", OLD_US, "its oldest message is {} old"),
 )
 """Measure, what is bad, and how it is said."""
