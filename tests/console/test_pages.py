@@ -152,38 +152,6 @@ def test_a_redrive_begins_and_ends(orders: Api, visitor: Visitor) -> None:
     assert "The job ends" in visitor.get(answer.headers["location"]).text
 
 
-def test_settings_change_after_they_were_shown(orders: Api, visitor: Visitor) -> None:
-    path = f"{ORDERS}/settings"
-    typed = {"visibility_timeout_us": "1 min", "delay_us": "0 s", "retention_us": "4 d", "wait_us": "0 s",
-             "target": "dead", "receive_count_max": "2"}  # fmt: skip
-    shown = visitor.submit(path, **typed)
-    assert "visibility timeout 30 s 1 min" in plain(shown.text)
-    assert "retention" not in plain(shown.text)
-    assert orders.kinds().count("queue_changed") == 0
-    confirmed = dict(
-        re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', shown.text.partition("<main")[2])
-    )
-    orders.later(1)
-    orders.client.patch(f"{QUEUES}/orders", json={"delay_us": 5_000_000})
-    late = visitor.post(path, data=confirmed)
-    assert late.status_code == 409
-    assert "someone else changed the queue meanwhile" in plain(late.text)
-    fresh = visitor.submit(path, **(typed | {"delay_us": "5 s", "target": "", "receive_count_max": ""}))
-    confirmed = dict(
-        re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', fresh.text.partition("<main")[2])
-    )
-    answer = visitor.post(path, data=confirmed)
-    assert "visibility timeout 1 min; dead letters nowhere" in visitor.get(answer.headers["location"]).text
-    settings = orders.client.get(f"{QUEUES}/orders").json()["settings"]
-    assert (settings["visibility_timeout_us"], settings["redrive"], settings["delay_us"]) == (
-        60_000_000,
-        None,
-        5_000_000,
-    )
-    assert "Nothing would change" in visitor.submit(path).text
-    assert visitor.submit(path, **(typed | {"wait_us": "long"})).status_code == 400
-
-
 def test_why_twice_in_a_sentence_and_a_picture(orders: Api, visitor: Visitor) -> None:
     message = orders.send("orders")
     handles = []

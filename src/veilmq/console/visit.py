@@ -30,7 +30,7 @@ from veilmq.model.settings.access import Action
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The last four are wide forms, which some spreadsheets take for the others. Source: OWASP, CSV Injection."""
 _ONCE: Final = re.compile(r"[0-9a-f]{32}")
-Act = Callable[[dict[str, str], str], Awaitable[Done]]
+Work = Callable[[dict[str, str], str], Awaitable[Done]]
 """Does what a form asks for; the second argument is the form's key. Raises ApiRefused."""
 
 
@@ -142,7 +142,7 @@ class Visit:
             raise Refused(400, "form_refused", "the form has no key of its own")
         return given, once
 
-    async def act(self, work: Act, refused: Callable[[dict[str, str], ApiRefused], Awaitable[Response]]) -> Response:
+    async def act(self, work: Work, refused: Callable[[dict[str, str], ApiRefused], Awaitable[Response]]) -> Response:
         """Do what the form asks for, once, and go to the page that shows it. refused: answers if the API refuses."""
         given, once = await self.checked_form()
         async with self.session.turn:

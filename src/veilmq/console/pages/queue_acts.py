@@ -1,8 +1,6 @@
-"""Acts on one queue: send, purge, redrive, change settings.
+"""Acts on one queue: send, purge, redrive.
 
-Strategy: what cannot be taken back has a page before it that names what and how many. The form of the settings shows
-what would change before it does, and carries when the queue was modified: if someone else changed it meanwhile, the
-page says so and nothing is changed.
+Strategy: what cannot be taken back has a page before it that names what and how many.
 """
 
 from typing import Any, Final
@@ -10,18 +8,10 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from veilmq.console.calls import ApiRefused, queue_path
-from veilmq.console.pages.queue import PATH, UNITS_US, console_path, duration_typed, key_of
+from veilmq.console.pages.queue import PATH, UNITS_US, console_path, key_of
 from veilmq.console.sessions import Done
-from veilmq.console.showing import count, duration
+from veilmq.console.showing import count
 from veilmq.console.visit import Page, Visit
-from veilmq.model.settings.queue import QueueKey
-
-_SPANS: Final = (
-    ("visibility_timeout_us", "visibility timeout"),
-    ("delay_us", "delay"),
-    ("retention_us", "retention"),
-    ("wait_us", "wait of a receive"),
-)
 
 
 class FormWrong(ApiRefused):
@@ -107,73 +97,6 @@ async def move(visit: Visit) -> Response:
     return await visit.act(work, lambda given, error: queue_page(visit, "move.html", error, given))
 
 
-async def settings_form(visit: Visit) -> Response:
-    """The settings, to be changed."""
-    return await _settings_page(visit, None, {})
-
-
-async def _settings_page(
-    visit: Visit, error: ApiRefused | None, given: dict[str, str], changes: list[tuple[str, str, str]] | None = None
-) -> Response:
-    queue = await visit.api.get(queue_path(key_of(visit)))
-    shown = _typed(queue["settings"]) | given
-    return await queue_page(visit, "settings.html", error, shown, queue, spans=_SPANS, changes=changes)
-
-
-async def change_settings(visit: Visit) -> Response:
-    """Show what would change; after that is confirmed, change it."""
-    given, _ = await visit.checked_form()
-    key = key_of(visit)
-    found = await visit.api.get(queue_path(key))
-    try:
-        change, changes = _change(found["settings"], given)
-    except FormWrong as error:
-        return await _settings_page(visit, error, given)
-    if "confirmed" not in given:
-        return await _settings_page(visit, None, given, changes)
-    return await visit.act(
-        _changing(visit, key, change, changes), lambda form, error: _settings_page(visit, error, form)
-    )
-
-
-def _changing(visit: Visit, key: QueueKey, change: dict[str, Any], changes: list[tuple[str, str, str]]) -> Any:
-    async def work(given: dict[str, str], once: str) -> Done:
-        found = await visit.api.get(queue_path(key))
-        if str(found["modified"]) != given.get("modified"):
-            words = "someone else changed the queue meanwhile: look at its settings of now, and try again"
-            raise ApiRefused(409, {"error": "changed", "message": words})
-        await visit.api.act("PATCH", queue_path(key), change, once)
-        return Done("Changed: " + "; ".join(f"{name} {new}" for name, _, new in changes) + ".", console_path(key))
-
-    return work
-
-
-def _typed(settings: dict[str, Any]) -> dict[str, str]:
-    """The settings as the form's fields have them."""
-    redrive = settings["redrive"]
-    return {name: duration_typed(settings[name]) for name, _ in _SPANS} | {
-        "target": redrive["target"]["name"] if redrive else "",
-        "receive_count_max": str(redrive["receive_count_max"]) if redrive else "",
-    }
-
-
-def _change(settings: dict[str, Any], given: dict[str, str]) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
-    """What to ask the API for, and each change as name, old and new. Raises FormWrong."""
-    change: dict[str, Any] = {}
-    changes = []
-    for name, label in _SPANS:
-        if name in given and (new := span_us(label, given[name])) != settings[name]:
-            change[name] = new
-            changes.append((label, duration(settings[name]), duration(new)))
-    before = _typed(settings)
-    target, receives = given.get("target", "").strip(), given.get("receive_count_max", "").strip()
-    if (target, receives) != (before["target"], before["receive_count_max"]) and "target" in given:
-        change["redrive"] = {"target": target, "receive_count_max": number("receives", receives)} if target else None
-        old = f"to {before['target']} after {before['receive_count_max']}" if before["target"] else "nowhere"
-        changes.append(("dead letters", old, f"to {target} after {receives}" if target else "nowhere"))
-    return change, changes
-
-
 def span_us(field: str, text: str) -> int:
     """A duration as typed: 30 s, 5 min, 1.5 h; a number alone is seconds. Raises FormWrong."""
     number, unit = text.strip(), "s"
@@ -202,6 +125,4 @@ QUEUE_ACTS: Final = (
     Page(PATH + "/purge", purge, "POST"),
     Page(PATH + "/move", move_form),
     Page(PATH + "/move", move, "POST"),
-    Page(PATH + "/settings", settings_form),
-    Page(PATH + "/settings", change_settings, "POST"),
 )
