@@ -40,7 +40,7 @@ from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.queues import OrderedNames
 from veilmq.store.sqlite.leases.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
-from veilmq.store.sqlite.messages.expiry import RETURNS_MIN, RETURNS_OF_BATCH
+from veilmq.store.sqlite.leases.expiry import RETURNS_MIN, RETURNS_OF_BATCH
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.upkeep import LOOKS_MAX
 from veilmq.store.sqlite.upkeep.jobs import move_tasks

@@ -49,7 +49,7 @@ from veilmq.model.errors import (
 )
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages.message import Extras, id_text
-from veilmq.model.messages.receipt import rotation_of
+from veilmq.model.messages.receipt_handles import rotation_of
 from veilmq.model.outcomes import (
     Deleted,
     Extended,

@@ -16,8 +16,8 @@ The rooms; each imports only from those below it:
     reading          peeks, rows, history
     upkeep           sweeps, move tasks, snapshots, trimming
     settings         queues, topics, plans
-    leases           receives; extend, release, delete
-    messages         sends, places, groups, expiry, dead letters
+    leases           receives; extend, release, delete, expiry
+    messages         sends, places, groups, dead letters
     batch            the writer, and the state in memory
     raw              the files past SQLite, for repair
     disk             connections, redo log, schema

@@ -17,7 +17,7 @@ from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases import claims, fair_claims, fifo_claims
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
-from veilmq.store.sqlite.messages.expiry import look_for_due
+from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.messages.groups import update_rows
 
 

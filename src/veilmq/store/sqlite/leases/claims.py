@@ -41,8 +41,8 @@ from veilmq.store.sqlite.disk.rows import (
     Unflushed,
     intact,
 )
+from veilmq.store.sqlite.leases.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
-from veilmq.store.sqlite.messages.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.places import MANY, STORED_COLUMNS, StoredMessage, Turn, numbers
 

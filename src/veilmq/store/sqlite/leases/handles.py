@@ -23,14 +23,14 @@ from veilmq.model.errors import (
 )
 from veilmq.model.events import Event, Kind, LeaseEnding, Refusal
 from veilmq.model.instant import Instant
-from veilmq.model.messages.receipt import Receipt
+from veilmq.model.messages.receipt_handles import Receipt
 from veilmq.model.messages.reports import Reported
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, pack_failure
+from veilmq.store.sqlite.leases.expiry import end_lease, expire
 from veilmq.store.sqlite.messages.dead_letters import error_detail, remove_rows
-from veilmq.store.sqlite.messages.expiry import end_lease, expire
 from veilmq.store.sqlite.messages.places import (
     MANY,
     Place,

@@ -72,7 +72,7 @@ from veilmq.model.settings.queue import (
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues, alias_key
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.expiry import look_for_due
+from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.settings.fifo_delays import retime
 
 _RETURNS_MAX: Final = 1_000

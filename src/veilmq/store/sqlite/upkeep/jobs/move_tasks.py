@@ -32,8 +32,8 @@ from veilmq.store.options import MIB
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row, intact, pack_extras
+from veilmq.store.sqlite.leases.expiry import expire, return_due
 from veilmq.store.sqlite.messages.dead_letters import put_elsewhere, quarantine
-from veilmq.store.sqlite.messages.expiry import expire, return_due
 from veilmq.store.sqlite.messages.groups import update_rows
 from veilmq.store.sqlite.messages.places import Place, event_of, find_places, read_stored
 

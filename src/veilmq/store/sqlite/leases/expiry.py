@@ -1,4 +1,4 @@
-"""Leases, delays and messages that end by time.
+"""Ends leases, delays and messages whose time is over.
 
 Strategy: what is due is applied by the next command that looks at it (a claim, a use of a handle) or by the sweeper,
 whichever is first. It is recorded once, with the instant at which it was due.
