@@ -66,7 +66,7 @@ class Running:
     listeners: dict[str, Listener]
     shell: Shell
 
-    def __init__(self, directory: Path, keyring: Any, settings: Settings, options: Options) -> None:
+    def __init__(self, directory: Path, keyring: Any, settings: Settings, options: Options, port: int = 0) -> None:
         self.keyring = keyring or DevelopmentKeyring()
         self.settings = settings
         self.ports: dict[str, Any] = {}
@@ -82,7 +82,8 @@ class Running:
         self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         # With its protocol said, asyncio sets TCP_NODELAY on what it accepts; else each answer waits 40 ms for an ACK.
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self.socket.bind(("127.0.0.1", 0))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", port))
         self.socket.listen(100)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -149,9 +150,11 @@ def running(
     settings: Settings | None = None,
     options: Options = OPTIONS,
     prepare: Callable[[Running], None] = lambda server: None,
+    port: int = 0,
 ) -> Iterator[Running]:
-    """A server on that directory; without a keyring in development mode. `prepare` acts before the port is open."""
-    server = Running(directory, keyring, settings or Settings(), options)
+    """A server on that directory; without a keyring in development mode. `prepare` acts before the port is open.
+    port: of a server before, whose clients shall go on."""
+    server = Running(directory, keyring, settings or Settings(), options, port)
     prepare(server)
     server.start()
     try:

@@ -1,10 +1,15 @@
 """Chromium at the console: every error, and every request beyond the server, is kept and fails the test at its end."""
 
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -43,6 +48,7 @@ class Tab:
         self.page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
         self.page.on("console", self._told)
         self.page.on("request", self._asked)
+        self.page.on("dialog", self._asks)
 
     def _told(self, message: Any) -> None:
         if message.type in {"error", "warning"}:
@@ -51,6 +57,10 @@ class Tab:
     def _asked(self, request: Any) -> None:
         if not request.url.startswith(f"{self.origin}/"):
             self.faults.append(f"request beyond the server: {request.url}")
+
+    def _asks(self, dialog: Any) -> None:
+        self.faults.append(f"a script of somebody else's ran: {dialog.message}")
+        dialog.dismiss()
 
     def open(self, path: str) -> None:
         answer = self.page.goto(self.origin + path)
@@ -63,9 +73,58 @@ class Tab:
         self.page.click("button:text('Sign in')")
         assert self.page.url == f"{self.origin}/console/"
 
-    def close(self) -> None:
+    def look_for_news(self) -> None:
+        """At once, and not when it is time; call `page.clock.install()` before the page is opened."""
+        self.page.clock.fast_forward(3_000)
+
+    def close(self, *expected: str) -> None:
+        """expected: parts of faults that the test has made itself."""
         self.context.close()
-        assert self.faults == []
+        assert [fault for fault in self.faults if not any(part in fault for part in expected)] == []
+
+
+@contextmanager
+def proxy(target: str) -> Iterator[Any]:
+    """A reverse proxy that hands an answer on when it has all of it. While `is_down` is set it answers 502 itself."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            status, headers, content = 502, [("content-type", "text/html")], b"<h1>Bad gateway</h1>"
+            if not server.is_down:
+                headers_in = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+                upstream = HTTPConnection(urlsplit(target).netloc, timeout=30)
+                upstream.request(self.command, self.path, body, headers_in)
+                answer = upstream.getresponse()
+                status, headers, content = answer.status, answer.getheaders(), answer.read()
+                upstream.close()
+            self.send_response(status)
+            for name, value in headers:
+                if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
+                    self.send_header(name, value)
+            if status != HTTPStatus.NOT_MODIFIED:
+                self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.is_down = False
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def barriers(tab: Tab) -> list[str]:

@@ -68,6 +68,12 @@ class Api:
         lines = self.client.get("/api/v1/events", params={"from": "first"}).text.splitlines()
         return [re.findall(r'"kind":"(\w+)"', line)[0] for line in lines]
 
+    def acts(self) -> list[str]:
+        """What operators had done, in order."""
+        members = {"from": "first", "kind": "operator_command"}
+        lines = self.client.get("/api/v1/events", params=members).text.splitlines()
+        return [re.findall(r'"act":"(\w+)"', line)[0] for line in lines]
+
     def later(self, seconds: float) -> None:
         answer = self.client.post("/api/v1/clock", json={"advance_us": round(seconds * 1e6)})
         assert answer.status_code == 200, answer.text

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 from tests.admin import server as admin
-from tests.console.browsing import Tab, barriers, chromium
+from tests.console.browsing import Tab, barriers, chromium, proxy
 from tests.console.conftest import CONSOLE, QUEUES, Api
+from tests.console.hostile import HOSTILE
 from tests.console.test_timeout import live
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,7 @@ PAGES = [
     "/console/", "/console/?prefix=ord", ORDERS, f"{ORDERS}?state=hidden", f"{ORDERS}/send", f"{ORDERS}/purge",
     f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
     f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers", "/console/failures", "/console/accounts",
+    f"{ORDERS}/past?at=20+s&until=now",
 ]  # fmt: skip
 
 
@@ -151,6 +153,104 @@ def test_an_open_page_says_that_the_session_is_over(browser: Browser, server: An
     assert tab.page.url == f"{server.url}{ORDERS}", "the view is kept"
     assert [fault for fault in tab.faults if "401" not in fault] == []
     tab.context.close()
+
+
+def test_a_page_outlives_its_server(browser: Browser, tmp_path: Path) -> None:
+    """It says that the server does not answer, and goes on, still signed in, when it is back."""
+    with admin.running(tmp_path / "data") as server:
+        api = Api(server)
+        api.create("orders")
+        tab = Tab(browser, server.url)
+        tab.sign_in(admin.TOKEN)
+        tab.page.clock.install()
+        tab.open(ORDERS)
+        api.client.close()
+    tab.look_for_news()
+    tab.page.wait_for_selector("text=The server does not answer")
+    assert tab.page.locator("[data-live=visible]").inner_text() == "0"
+    with admin.running(tmp_path / "data", port=server.port) as server:
+        api = Api(server)
+        api.send("orders")
+        tab.look_for_news()
+        tab.page.wait_for_selector("[data-live=visible]:text-is('1')")
+        assert tab.page.locator("[data-pause]").inner_text() == "Pause"
+        tab.page.click("text=Send…")
+        assert tab.page.url == f"{server.url}{ORDERS}/send", "the session is still there"
+        api.client.close()
+        tab.close("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+
+
+def test_behind_a_proxy_that_buffers(browser: Browser, server: Any, api: Api, twice: str) -> None:
+    with proxy(server.url) as between:
+        tab = Tab(browser, between.url)
+        tab.sign_in(admin.TOKEN)
+        page = tab.page
+        page.clock.install()
+        tab.open(ORDERS)
+        api.send("orders")
+        tab.look_for_news()
+        page.wait_for_selector("[data-live=visible]:text-is('1')")
+        between.is_down = True
+        tab.look_for_news()
+        page.wait_for_selector("text=The server answers with error 502")
+        between.is_down = False
+        tab.look_for_news()
+        page.wait_for_selector("[data-pause]:text-is('Pause')")
+        page.click("text=Send…")
+        page.fill("textarea", "typed")
+        page.click("button:text('Send')")
+        assert page.inner_text(".said") == "Sent to orders."
+        tab.close("502")
+
+
+def test_what_is_clicked_twice_acts_once(tab: Tab, api: Api, twice: str) -> None:
+    page = tab.page
+    sent = api.kinds().count("sent")
+    tab.open(f"{ORDERS}/send")
+    page.fill("textarea", "typed")
+    page.dblclick("button:text('Send')")
+    page.wait_for_selector("text=Sent to orders.")
+    assert api.kinds().count("sent") == sent + 1
+    tab.open(f"{CONSOLE}/dead/move")
+    page.dblclick("button:text('Move 3 messages')")
+    page.wait_for_selector("text=The redrive of 3 messages has begun.")
+    tab.open(f"{ORDERS}/purge")
+    page.dblclick("button:text('Delete')")
+    page.wait_for_selector("text=of orders were deleted.")
+    acts = [each for each in api.acts() if each in {"move", "purge"}]
+    assert sorted(acts) == ["move", "purge"]
+
+
+def test_the_second_of_two_editors_is_told(browser: Browser, server: Any, tab: Tab, api: Api, twice: str) -> None:
+    other = Tab(browser, server.url)
+    other.sign_in(admin.TOKEN)
+    for each, typed in ((tab, "40 s"), (other, "50 s")):
+        each.open(f"{ORDERS}/settings")
+        each.page.fill("input[name=visibility_timeout_us]", typed)
+        each.page.click("button:text('Show what changes')")
+    api.later(1)
+    tab.page.click("button:text('Change it')")
+    assert tab.page.inner_text(".said") == "Changed: visibility timeout 40 s."
+    other.page.click("button:text('Change it')")
+    assert "someone else changed the queue meanwhile" in other.page.inner_text("[role=alert]")
+    assert api.kinds().count("queue_changed") == 1
+    other.close("409")
+
+
+def test_no_text_of_a_queue_runs(tab: Tab, api: Api) -> None:
+    """Some of what test_hostile.py has all of: a browser reads markup in its own way."""
+    api.create("orders")
+    texts = [each for each in HOSTILE if "alert(1)" in each or "evil" in each][::8]
+    ids = [api.send("orders", text, type=text[:256], attributes=[{"name": "a", "type": "String", "value": text}])
+           for text in texts]  # fmt: skip
+    tab.open(ORDERS)
+    assert tab.page.locator("tbody tr").count() == len(texts) > 8
+    for text, message in zip(texts, ids, strict=True):
+        assert text[:40].strip() in tab.page.inner_text(f"tr:has-text('{message}')")
+    tab.open(f"/console/messages/{ids[0]}")
+    tab.page.click("text=Show the body")
+    assert tab.page.inner_text("pre") == texts[0]
+    assert tab.page.locator("main img, main svg image, main iframe, main script").count() == 0
 
 
 def _acts(tab: Tab, api: Api) -> None:

@@ -3,6 +3,7 @@
 "use strict";
 
 const NEWS_MS = 3000;
+const ANSWER_MS = 10000;
 const UNITS = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
 
 function duration(seconds) {
@@ -40,29 +41,41 @@ function keepTimes() {
 function follow(path) {
   const pause = document.querySelector("[data-pause]");
   let paused = false;
+  let looking = false;
   let tag = null;
   pause.hidden = false;
   pause.addEventListener("click", () => {
     paused = !paused;
     pause.textContent = paused ? "Go on" : "Pause";
   });
-  const look = async () => {
-    if (document.hidden || paused) return;
+  const ask = async () => {
     const headers = { accept: "application/json" };
     if (tag) headers["if-none-match"] = tag;
-    let answer;
+    let news = null;
+    let trouble = "";
     try {
-      answer = await fetch(path, { headers, cache: "no-store" });
+      const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
+      if (answer.status === 401) return stop("Signed out: load the page again");
+      if (answer.ok) {
+        news = await answer.json();
+        tag = answer.headers.get("etag");
+      } else if (answer.status !== 304) {
+        trouble = `The server answers with error ${answer.status}`;
+      }
     } catch {
-      pause.textContent = "The server does not answer";
-      return;
+      trouble = "The server does not answer";
     }
-    if (answer.status === 401) return stop("Signed out: load the page again");
-    if (answer.status === 304) return;
-    if (!answer.ok) return;
-    tag = answer.headers.get("etag");
-    pause.textContent = "Pause";
-    const { cells, at } = await answer.json();
+    if (!paused) pause.textContent = trouble || "Pause";
+    if (news) show(news);
+  };
+  const look = async () => {
+    // One at a time: the answer of a slow server or proxy must not come after a newer one.
+    if (document.hidden || paused || looking) return;
+    looking = true;
+    await ask();
+    looking = false;
+  };
+  const show = ({ cells, at }) => {
     const served = document.querySelector(".as-of time");
     served.textContent = at;
     for (const each of document.querySelectorAll("[data-live]")) {
