@@ -5,7 +5,8 @@ import re
 
 import pytest
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
-from tests.console.test_pages import HOSTILE, plain, tags
+from tests.console.hostile import HOSTILE, tags
+from tests.console.test_pages import plain
 
 from veilmq.admin.api.inputs import ChangeInput
 from veilmq.console.pages.queue_acts import FormWrong
