@@ -249,9 +249,11 @@ def test_a_session_that_only_looks_changes_nothing(server: Any, api: Api) -> Non
         page = visitor.get(f"{CONSOLE}/orders").text
         assert "read-only" in page
         assert "Purge" not in page
-        for act in ("purge", "send", "move", "settings"):
-            fields = visitor.fields(f"{CONSOLE}/orders/{act}") | {"body": "x", "delay_us": "9 s", "confirmed": "yes"}
-            assert visitor.post(f"{CONSOLE}/orders/{act}", data=fields).status_code in (200, 403), act
+        for form, act in (("purge", "purge"), ("send", "send"), ("move", "job"), ("settings", "settings")):
+            target = f"{CONSOLE}/orders/{act}"
+            fields = visitor.fields(f"{CONSOLE}/orders/{form}", target)
+            fields |= {"body": "x", "delay_us": "9 s", "confirmed": "yes"}
+            assert visitor.post(target, data=fields).status_code in (200, 403), act
     assert api.kinds() == before
 
 

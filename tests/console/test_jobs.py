@@ -103,3 +103,26 @@ def test_a_job_needs_the_right_to_what_it_does(tmp_path: Path) -> None:
         assert "Act on all that match" not in visitor.get(ORDERS).text
         assert visitor.submit(f"{ORDERS}/job", act="delete", confirmed="yes").status_code == 403
         api.client.close()
+
+
+def test_a_redrive_is_counted_before_it_begins(api: Api, visitor: Visitor) -> None:
+    api.create("dead")
+    api.create("orders", redrive={"target": "dead", "receive_count_max": 2})
+    for _ in range(3):
+        api.send("dead")
+    refused = visitor.submit(f"{ORDERS}/move", f"{ORDERS}/job")
+    assert refused.status_code == 400
+    assert "it is nobody's dead-letter queue" in plain(refused.text)
+    form = f"{CONSOLE}/dead/job"
+    answer = visitor.submit(f"{CONSOLE}/dead/move", form, destination="orders", rate="1")
+    path = answer.headers["location"].partition("?")[0]
+    page = ended(visitor, path)
+    assert "Redrive 3 messages" in plain(page)
+    assert api.client.get(f"{QUEUES}/dead").json()["counts"]["visible"] == 3, "nothing has changed"
+    assert visitor.get(f"{path}/news").json()["over"] is True, "an open page is loaded again"
+    real = visitor.post(form, data=hidden(page, form)).headers["location"].partition("?")[0]
+    running = visitor.get(real).text
+    assert '<noscript><meta http-equiv="refresh"' in running
+    assert visitor.get(f"{real}/news").json()["over"] is False
+    answer = visitor.submit(real, f"{real}/cancel")
+    assert "The job ends" in visitor.get(answer.headers["location"]).text

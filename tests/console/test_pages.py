@@ -138,20 +138,6 @@ def test_a_purge_says_what_and_how_many(orders: Api, visitor: Visitor) -> None:
     assert orders.kinds().count("purged") == 1
 
 
-def test_a_redrive_begins_and_ends(orders: Api, visitor: Visitor) -> None:
-    for _ in range(2):
-        orders.send("dead")
-    refused = visitor.submit(f"{ORDERS}/move")
-    assert refused.status_code == 400
-    assert "source" in plain(refused.text)
-    answer = visitor.submit(f"{CONSOLE}/dead/move", destination="orders", rate_max="1")
-    page = visitor.get(answer.headers["location"])
-    assert "The redrive of 2 messages has begun." in page.text
-    (job,) = set(re.findall(r"/console/jobs/[0-9a-f-]{36}", page.text))
-    answer = visitor.submit(job, f"{job}/cancel")
-    assert "The job ends" in visitor.get(answer.headers["location"]).text
-
-
 def test_why_twice_in_a_sentence_and_a_picture(orders: Api, visitor: Visitor) -> None:
     message = orders.send("orders")
     handles = []

@@ -60,7 +60,7 @@ async def news(visit: Visit) -> Response:
     """The progress of one."""
     found = await _found(visit)
     cells = {name: count(found[name]) for name in ("seen", "matched", "done", "failed", "total")}
-    return visit.news(cells | {"status": found["status"]})
+    return visit.news(cells | {"status": found["status"]}, is_over=found["status"] not in _WAITING)
 
 
 async def begin_form(visit: Visit) -> Response:

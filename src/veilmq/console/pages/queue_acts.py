@@ -1,6 +1,6 @@
 """Acts on one queue: send, purge, redrive.
 
-Strategy: what cannot be taken back has a page before it that names what and how many.
+Strategy: what cannot be taken back has a page before it that names what and how many. A redrive is a job (jobs.py).
 """
 
 from typing import Any, Final
@@ -77,24 +77,8 @@ async def purge(visit: Visit) -> Response:
 
 
 async def move_form(visit: Visit) -> Response:
-    """Where a redrive would take the messages."""
+    """Where a redrive would take the messages: it begins as a job that counts them."""
     return await queue_page(visit, "move.html", None, visit.members)
-
-
-async def move(visit: Visit) -> Response:
-    """Begin a redrive."""
-    key = key_of(visit)
-
-    async def work(given: dict[str, str], once: str) -> Done:
-        members: dict[str, Any] = {}
-        if given.get("destination"):
-            members["destination"] = given["destination"]
-        if given.get("rate_max"):
-            members["rate_max"] = number("rate", given["rate_max"])
-        task = await visit.api.act("POST", queue_path(key, "/move"), members, once)
-        return Done(f"The redrive of {count(task['to_move'])} messages has begun.", console_path(key))
-
-    return await visit.act(work, lambda given, error: queue_page(visit, "move.html", error, given))
 
 
 def span_us(field: str, text: str) -> int:
@@ -124,5 +108,4 @@ QUEUE_ACTS: Final = (
     Page(PATH + "/purge", purge_form),
     Page(PATH + "/purge", purge, "POST"),
     Page(PATH + "/move", move_form),
-    Page(PATH + "/move", move, "POST"),
 )

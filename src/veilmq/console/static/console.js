@@ -75,7 +75,8 @@ function follow(path) {
     await ask();
     looking = false;
   };
-  const show = ({ cells, at }) => {
+  const show = ({ cells, at, over }) => {
+    if (over) return location.reload();
     const served = document.querySelector(".as-of time");
     served.textContent = at;
     for (const each of document.querySelectorAll("[data-live]")) {
