@@ -182,11 +182,14 @@ def test_buckets_agree_with_spark(spark: Any) -> None:
 
 MESSAGES = {"messages": 5_000}
 NEVER = {"lease": 60.0, "crashes_per_second": 0.0}
+SHORT = {"lease": 10.0, "receives_max": 8, "crashes_per_second": 1 / 2_000}
 CASES: dict[str, tuple[Law, dict[str, Any]]] = {
     "70 %: crashes, extended": (lognormal(20, 0.8), {"extend": 10.0, "crashes_per_second": 1 / 14}),
     "70 %: crashes, never extended": (lognormal(20, 0.8), {"lease": 300.0, "crashes_per_second": 1 / 14}),
     "70 %: given back at 14 s": (lognormal(20, 0.8), NEVER | {"gives_up": 14.0, "messages": 6_000}),
     "stale deletes": (lognormal(20, 0.8), {"messages": 4_000}),
+    "own length": (lognormal(12, 0.8), SHORT | {"keeps": True}),
+    "new length each time": (lognormal(12, 0.8), SHORT),
     "bimodal": (bimodal(2, 60, 0.2), {"messages": 20_000, "extend": 20.0, "crashes_per_second": 1 / 3_000}),
     "Pareto": (pareto(5, 1.5), {"messages": 20_000, "extend": 20.0, "crashes_per_second": 1 / 3_000}),
     "drifting": (drifting(5, 50, 0.5), {"messages": 20_000, "extend": 20.0, "crashes_per_second": 1 / 3_000}),
@@ -200,7 +203,7 @@ CASES: dict[str, tuple[Law, dict[str, Any]]] = {
     "few": (lognormal(20, 1.0), {"messages": 20, "lease": 600.0}),
 }
 """Law and workload; each is a queue of a history, that of the fast ones or that of the others."""
-FAST = ("stale deletes", "cut: bimodal", "plan: lognormal", "few")
+FAST = ("own length", "new length each time", "stale deletes", "cut: bimodal", "plan: lognormal", "few")
 
 
 def named(start: str) -> list[Any]:
@@ -268,6 +271,16 @@ def test_the_p99_is_not_capped_by_the_lease(cases: Callable[[str], Analysed]) ->
     row = cases("stale deletes").quantiles
     assert row.p99_s == pytest.approx(lognormal(20, 0.8).quantile(0.99), rel=0.1)
     assert row.redone_share > 0.2
+
+
+@for_each("name", ["own length", "new length each time"])
+def test_each_message_counts_once(cases: Callable[[str], Analysed], name: str) -> None:
+    """Under a timeout shorter than most work a long message is received many times, and is long each time or not."""
+    law, row = CASES[name][0], cases(name).quantiles
+    assert row.redelivered_share > 0.3
+    assert row.p50_s == pytest.approx(law.quantile(0.5), rel=0.1)
+    assert row.p99_s == pytest.approx(law.quantile(0.99), rel=0.1)
+    assert row.attempts == MESSAGES["messages"]
 
 
 @pytest.mark.slow

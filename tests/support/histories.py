@@ -124,6 +124,8 @@ class Workload:
     """After this many the message goes to the queue's dead-letter queue."""
     wait: float = 0.5
     """Average time until a visible message is received."""
+    keeps: bool = False
+    """A message takes equally long each time."""
 
 
 class _Events:
@@ -190,6 +192,7 @@ def _draw(number: int, workload: Workload, random: np.random.Generator, span: fl
         return np.maximum(1, random.exponential(workload.wait * _SECOND, number)).astype(np.int64)
 
     message, visible, granted, attempt = np.arange(count), sent, sent + wait(count), 0
+    own = workload.law.draw(random, np.clip((granted - start) / (span * _SECOND), 0, 1)) if workload.keeps else None
     lease = round(workload.lease * _SECOND)
     step = round((workload.extend or _FOREVER) * _SECOND)
     stop = round((workload.gives_up or _FOREVER) * _SECOND)
@@ -200,7 +203,8 @@ def _draw(number: int, workload: Workload, random: np.random.Generator, span: fl
             ended[message] = granted
             break
         share = np.clip((granted - start) / (span * _SECOND), 0, 1)
-        takes = (np.minimum(workload.law.draw(random, share), _FOREVER) * _SECOND).astype(np.int64) + 1
+        drawn = workload.law.draw(random, share) if own is None else own[message]
+        takes = (np.minimum(drawn, _FOREVER) * _SECOND).astype(np.int64) + 1
         crash: Any = random.exponential(1, len(message)) / max(workload.crashes_per_second, 1e-12)
         crash = (np.minimum(crash, _FOREVER) * _SECOND).astype(np.int64) + 1
         extensions = (np.minimum(np.minimum(takes, crash), stop) - 1) // step

@@ -70,7 +70,7 @@ def sample_of(rows: Any) -> Sample:
         part = rows[rows.ended == ended]
         np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
     unknown = rows[rows.ended.isin((CRASHED, WATCHED))]
-    exposure = float(rows.held_s.sum() - unknown.held_s.sum())
+    exposure = float(rows[rows.ended.isin((DONE, STOPPED))].held_s.sum())
     if unknown.empty:
         return Sample(finished, stopped, 0.0, exposure)
     renewals = float(rows.renewals.sum())

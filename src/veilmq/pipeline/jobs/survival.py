@@ -70,7 +70,8 @@ def curve(cells: "DataFrame") -> "DataFrame":
 def quantiles(cells: "DataFrame") -> "DataFrame":
     """From a histogram, one row per queue and type; see `QUANTILES_SCHEMA`.
 
-    A quantile's basis is `curve`, `lognormal` or `at least`: then it is null, and the work takes `at_least_s` or more.
+    attempts: first leases, so each message counts once. A quantile's basis is `curve`, `lognormal` or `at least`: then
+    it is null, and the work takes `at_least_s` or more.
     """
     return by_group(cells, GROUP, _quantiles, QUANTILES_SCHEMA)
 
