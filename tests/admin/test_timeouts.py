@@ -187,11 +187,11 @@ def test_blocks_and_rows_do_not_matter(stage: Stage, monkeypatch: pytest.MonkeyP
     assert found(stage) == [], "what was a day ago says nothing about today"
 
 
-def live(http: httpx.Client, lengths_s: list[int], **members: Any) -> None:
+def live(http: httpx.Client, lengths_s: list[int], lease_us: int | None = None, **members: Any) -> None:
     """All messages are received at once, and each is deleted after so long. 30 s is the lease; who is late deletes all
     the same."""
     http.post(JOBS + "/messages", json={"messages": [{"body": "x"} | members for _ in lengths_s]})
-    taken = http.post(JOBS + "/receive", json={"count": len(lengths_s)}).json()["messages"]
+    taken = http.post(JOBS + "/receive", json={"count": len(lengths_s), "lease_us": lease_us}).json()["messages"]
     handles, past = [each["handle"] for each in taken], 0
     for length in sorted(set(lengths_s)):
         http.post("/api/v1/clock", json={"advance_us": (length - past) * SECOND_US})
@@ -232,7 +232,13 @@ def test_the_answer(http: httpx.Client) -> None:
     assert [(each["type"], each["messages"]) for each in told["types"]] == [("short", 32), ("long", 8)]
     assert told["types"][0]["recommended_us"] == 30 * SECOND_US
     http.patch(JOBS, json={"visibility_timeout_us": 3_600 * SECOND_US})
-    assert got(http, JOBS + "/timeout")["advice"] == "lower"
+    lower = got(http, JOBS + "/timeout")
+    assert lower["advice"] == "lower"
+    assert "a plan" not in lower["why"]
+    live(http, [5, 20] * 25, lease_us=LEASE_S * SECOND_US)
+    named = got(http, JOBS + "/timeout")
+    assert named["leases"]["by"] == {"queue": 40, "receive": 50, "plan": 0}
+    assert "But 56 % of the leases were as long as their receive or a plan said" in named["why"]
     assert http.get(JOBS + "/timeout", params={"timeout_us": -1}).json()["field"] == "timeout_us"
 
 

@@ -25,6 +25,7 @@ from veilmq.store import Reader
 TYPES_SHOWN_MAX: Final = 10
 _EXTENDING: Final = 0.1
 """Share of messages: if so many leases are extended, workers extend."""
+_MOSTLY: Final = 0.5
 _GRID_MAX: Final = 3.0
 """The curve goes on to so many times the longest lease or work."""
 
@@ -49,7 +50,7 @@ def timeout_page(reader: Reader, live: LivePart, wanted: TimeoutInput) -> dict[s
         | {"today": _effect(estimate.effect(today_us / SECOND_US)), "asked": asked}
         | _shown(estimate)
         | {"leases": _leases(found, today_us)}
-        | _advice(estimate, today_us)
+        | _advice(estimate, today_us, _named_share(found.leases))
         | {"curve": _curve(estimate, today_us), "types": _types(found.leases)}
     )
 
@@ -88,7 +89,12 @@ def _ran_out(granted: Granted) -> bool:
     return granted.lease.late or granted.lease.ended is Ended.SILENT
 
 
-def _advice(estimate: Estimate, today_us: int) -> dict[str, Any]:
+def _named_share(leases: Sequence[Granted]) -> float:
+    """Of leases whose length the queue's timeout did not decide."""
+    return sum(each.source != LeaseSource.QUEUE for each in leases) / max(len(leases), 1)
+
+
+def _advice(estimate: Estimate, today_us: int, named_share: float) -> dict[str, Any]:
     """{advice, why, recommended_us, at_least_us, extend}."""
     best_s = estimate.recommended_s()
     best_us = None if best_s is None else round(best_s * SECOND_US)
@@ -108,6 +114,10 @@ def _advice(estimate: Estimate, today_us: int) -> dict[str, Any]:
         advice, why = "keep", _of_kept(estimate, today_us, best_us)
     else:
         advice, why = ("raise" if best_us > today_us else "lower"), _of_changed(estimate, today_us, best_us)
+    if named_share > _MOSTLY:
+        why += (
+            f" But {percent(named_share)} of the leases were as long as their receive or a plan said: there it counts."
+        )
     extend = {"lease_us": lease_us, "every_us": every_us}
     return {"advice": advice, "why": why, "recommended_us": best_us, "at_least_us": at_least_us, "extend": extend}
 
