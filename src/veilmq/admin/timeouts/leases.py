@@ -23,7 +23,7 @@ from veilmq.store import View
 EVENTS_MAX: Final = 300_000
 """So many of the newest events are looked at."""
 LEASES_MAX: Final = 20_000
-"""So many leases are gathered; half of them may run on."""
+"""So many leases are gathered, those that run on and those of later receives among them."""
 MESSAGES_ENOUGH: Final = 2_000
 """Leases that ended on the first receive of their messages."""
 BACK_US_MAX: Final = DAY_US
