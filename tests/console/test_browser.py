@@ -262,6 +262,9 @@ def _acts(tab: Tab, api: Api) -> None:
     page.fill("input[name=type]", "t")
     page.click("button:text('Send')")
     assert page.inner_text(".said") == "Sent to orders."
+    tab.open(f"{ORDERS}/send")
+    page.click("button:text('Fill in')")
+    assert (page.input_value("textarea[name=body]"), page.url.endswith("/send/fill")) == ("typed", True)
     tab.open(ORDERS)
     page.click("text=Change settings…")
     page.fill("input[name=visibility_timeout_us]", "45 s")

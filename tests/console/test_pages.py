@@ -91,7 +91,7 @@ def test_messages_of_a_queue_by_state_and_filter(orders: Api, visitor: Visitor) 
 
 
 def test_a_form_sends(orders: Api, visitor: Visitor) -> None:
-    fields = {"body": "a\r\nb", "type": "t", "delay": "1.5 min", "attribute": "n", "value": "v"}
+    fields = {"body": "a\r\nb", "type": "t", "delay": "1.5 min", "attributes": "n=v"}
     answer = visitor.submit(f"{ORDERS}/send", **fields)
     page = visitor.get(answer.headers["location"])
     assert "Sent to orders." in page.text

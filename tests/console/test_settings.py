@@ -9,8 +9,8 @@ from tests.console.hostile import HOSTILE, tags
 from tests.console.test_pages import plain
 
 from veilmq.admin.api.inputs import ChangeInput
-from veilmq.console.pages.queue_acts import FormWrong
-from veilmq.console.pages.settings import SETTINGS, tags_read, tags_typed
+from veilmq.console.pages.queue_acts import FormWrong, pairs_read, pairs_typed
+from veilmq.console.pages.settings import SETTINGS
 
 ORDERS = f"{CONSOLE}/orders"
 
@@ -132,12 +132,12 @@ def test_what_the_api_refuses_is_said_and_what_was_typed_stays(orders: Api, visi
 def test_tags_are_text_and_come_back_as_they_were(orders: Api, visitor: Visitor) -> None:
     for text in [*HOSTILE, "a\nb", " a ", "{", "a=b"]:
         for given in ({text: "value"}, {"name": text}):
-            typed = tags_typed(given)
+            typed = pairs_typed(given)
             kept = html.unescape(html.escape(typed)).replace("\n", "\r\n")
-            assert tags_read("tags", kept) == given, typed
+            assert pairs_read("tags", kept) == given, typed
     for wrong in ('{"a": 1}', "{", "[1]", "=a"):
         with pytest.raises(FormWrong):
-            tags_read("tags", wrong)
+            pairs_read("tags", wrong)
     known = {tag for tag, _ in tags(visitor.get(f"{ORDERS}/settings").text).found}
     hostile = "<script>alert(1)</script>"
     assert orders.client.patch(f"{QUEUES}/orders", json={"tags": {hostile: hostile}}).status_code == 200

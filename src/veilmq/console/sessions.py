@@ -5,8 +5,8 @@ has: here is its hash. A session is void when it was not used for `IDLE_US`, at 
 when the server has another token. A browser's own session id is never taken over (fixation). Sessions are rows of the
 store, so a restart ends none. Of a row nobody can guess the token or a key's secret: its proof needs the session's.
 
-Before changing it: links, wrong attempts and what acts did (`Session.acts`) are in memory. After a restart the API
-knows an act by its key.
+Before changing it: links, wrong attempts, what acts did and what was sent (`Session.acts`, `sent`) are in memory. After
+a restart the API knows an act by its key.
 """
 
 import asyncio
@@ -38,6 +38,9 @@ STORED_US: Final = MINUTE_US
 """How often the store learns that a session is in use."""
 LINK_US: Final = 2 * MINUTE_US
 LINKS_MAX: Final = 100
+SENT_MAX: Final = 10
+SENT_CHARACTERS_MAX: Final = 32_768
+"""Of all messages that a session keeps to be filled in again."""
 ACTS_MAX: Final = 200
 """Acts that a session remembers."""
 FREE_FAILURES: Final = 3
@@ -77,6 +80,8 @@ class Session:
         self.used = self.stored = used
         """When it was used last; and what the store has of that."""
         self.acts: OrderedDict[str, Done] = OrderedDict()
+        self.sent: list[dict[str, str]] = []
+        """What was typed of the messages that were sent last, newest first; only in memory."""
         self.turn = asyncio.Lock()
         """Acts of one session follow each other, so that a second click meets what the first one did."""
 
@@ -85,6 +90,17 @@ class Session:
         self.acts[once] = done
         while len(self.acts) > ACTS_MAX:
             self.acts.popitem(last=False)
+
+    def keep_sent(self, typed: dict[str, str]) -> None:
+        """Keep what was sent, and of earlier messages as many as there is room for."""
+        kept: list[dict[str, str]] = []
+        left = SENT_CHARACTERS_MAX
+        for each in [typed, *(one for one in self.sent if one != typed)][:SENT_MAX]:
+            characters = sum(map(len, each.values()))
+            if characters <= left:
+                kept.append(each)
+                left -= characters
+        self.sent = kept
 
     @property
     def ends(self) -> Instant:

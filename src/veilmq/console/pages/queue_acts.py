@@ -1,17 +1,25 @@
 """Acts on one queue: send, purge, redrive.
 
 Strategy: what cannot be taken back has a page before it that names what and how many. A redrive is a job (jobs.py).
+What was sent last can be filled in again: the session keeps it in memory, within a bound, so that no body is in an
+address or in a browser's storage.
 """
 
+import json
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from veilmq.admin.api.inputs import message_id
 from veilmq.console.calls import ApiRefused, queue_path
 from veilmq.console.pages.queue import PATH, UNITS_US, console_path, key_of
 from veilmq.console.sessions import Done
 from veilmq.console.showing import count
 from veilmq.console.visit import Page, Visit
+from veilmq.model.messages.message import id_text
+
+_FIELDS: Final = ("body", "delay", "ttl", "priority", "type", "group", "attributes")
+"""Of a message that was sent, to be filled in again: a deduplication id would make the next one the same."""
 
 
 class FormWrong(ApiRefused):
@@ -34,7 +42,38 @@ async def queue_page(
 
 async def send_form(visit: Visit) -> Response:
     """A form to send a message."""
-    return await queue_page(visit, "send.html", None, visit.members)
+    return await _send_page(visit, None, {})
+
+
+async def _send_page(visit: Visit, error: ApiRefused | None, given: dict[str, str]) -> Response:
+    return await queue_page(visit, "send.html", error, given, sent=visit.session.sent)
+
+
+async def fill(visit: Visit) -> Response:
+    """The form as one of the last messages was sent, or with what a message has. To read that is to read its body."""
+    given, _ = await visit.checked_form()
+    if "message" in given:
+        try:
+            return await _send_page(visit, None, await _as_typed(visit, given["message"]))
+        except FormWrong as error:
+            return await _send_page(visit, error, {})
+    place = given.get("again", "")
+    sent = visit.session.sent
+    return await _send_page(visit, None, sent[int(place)] if place in map(str, range(len(sent))) else {})
+
+
+async def _as_typed(visit: Visit, message: str) -> dict[str, str]:
+    """A message as the form's fields have it. Raises FormWrong, ApiRefused."""
+    if not visit.shows_bodies:
+        raise FormWrong("message", "this server's console shows no bodies (console_bodies)")
+    found = await visit.api.get(f"/api/v1/messages/{id_text(message_id(message))}", bodies="true")
+    place = next(iter(found["places"]), None)
+    if place is None:
+        raise FormWrong("message", "it is no longer there")
+    if place.get("body") is None:
+        raise FormWrong("message", "its body is no text: download it, and send it with a program")
+    typed = {name: place[name] for name in ("body", "type", "group") if place.get(name)}
+    return typed | {"attributes": attributes_typed(place.get("attributes") or [])}
 
 
 async def send(visit: Visit) -> Response:
@@ -42,22 +81,75 @@ async def send(visit: Visit) -> Response:
     key = key_of(visit)
 
     async def work(given: dict[str, str], once: str) -> Done:
-        # A browser writes the ends of lines as CR LF, whatever was typed.
-        message: dict[str, Any] = {"body": given.get("body", "").replace("\r\n", "\n")}
-        for name in ("group", "type", "deduplication_id"):
-            if given.get(name):
-                message[name] = given[name]
-        if given.get("delay"):
-            message["delay_us"] = span_us("delay", given["delay"])
-        if given.get("attribute"):
-            value = given.get("value", "")
-            message["attributes"] = [{"name": given["attribute"], "type": "String", "value": value}]
-        answer = await visit.api.act("POST", queue_path(key, "/messages"), {"messages": [message]}, once)
+        members = {"messages": [_message(given)]}
+        answer = await visit.api.act("POST", queue_path(key, "/messages"), members, once)
+        visit.session.keep_sent({name: given[name] for name in _FIELDS if given.get(name)})
         (sent,) = answer["messages"]
         how = "It was there already (deduplication)." if sent["duplicate"] else f"Sent to {key.name}."
         return Done(how, f"/console/messages/{sent['id']}")
 
-    return await visit.act(work, lambda given, error: queue_page(visit, "send.html", error, given))
+    return await visit.act(work, lambda given, error: _send_page(visit, error, given))
+
+
+def _message(given: dict[str, str]) -> dict[str, Any]:
+    """What the API is to send. Raises FormWrong."""
+    # A browser writes the ends of lines as CR LF, whatever was typed.
+    message: dict[str, Any] = {"body": given.get("body", "").replace("\r\n", "\n")}
+    message |= {name: given[name] for name in ("group", "type", "deduplication_id") if given.get(name)}
+    for name, label in (("delay", "delay"), ("ttl", "time to live")):
+        if given.get(name):
+            message[f"{name}_us"] = span_us(label, given[name])
+    if given.get("priority"):
+        message["priority"] = number("priority", given["priority"])
+    if given.get("attributes", "").strip():
+        message["attributes"] = attributes_read(given["attributes"])
+    return message
+
+
+def attributes_typed(attributes: list[dict[str, str]]) -> str:
+    """A line of name=value for each; a JSON list if not all are of the type String."""
+    if all(each["type"] == "String" for each in attributes):
+        return pairs_typed({each["name"]: each["value"] for each in attributes})
+    return json.dumps(attributes, ensure_ascii=False)
+
+
+def attributes_read(text: str) -> list[dict[str, str]]:
+    """The same back. Raises FormWrong."""
+    if not text.lstrip().startswith("["):
+        pairs = pairs_read("attributes", text)
+        return [{"name": name, "type": "String", "value": value} for name, value in pairs.items()]
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FormWrong("attributes", "expected a JSON list of {name, type, value}") from None
+    assert isinstance(found, list)  # the API looks at what is in it
+    return found
+
+
+def pairs_typed(pairs: dict[str, str]) -> str:
+    """A line of name=value for each; as JSON if lines could not say it."""
+    parts = [part for pair in pairs.items() for part in pair]
+    odd = any(len(part.splitlines()) > 1 or part != part.strip() for part in parts)
+    if odd or "=" in "".join(pairs) or next(iter(pairs), "").startswith("{"):
+        return json.dumps(pairs, ensure_ascii=False)
+    return "\n".join(f"{name}={value}" for name, value in pairs.items())
+
+
+def pairs_read(field: str, text: str) -> dict[str, str]:
+    """The same back. Raises FormWrong."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise FormWrong(field, "expected a JSON object of texts, or a line of name=value for each")
+        return found
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if not line.partition("=")[0].strip() or "=" not in line:
+            raise FormWrong(field, f"expected name=value, not {line!r}")
+    return {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
 
 
 async def purge_form(visit: Visit) -> Response:
@@ -105,6 +197,7 @@ def number(field: str, text: str) -> int:
 QUEUE_ACTS: Final = (
     Page(PATH + "/send", send_form),
     Page(PATH + "/send", send, "POST"),
+    Page(PATH + "/send/fill", fill, "POST"),
     Page(PATH + "/purge", purge_form),
     Page(PATH + "/purge", purge, "POST"),
     Page(PATH + "/move", move_form),

@@ -5,7 +5,6 @@ said. The form shows what would change before it does, and carries when the queu
 it meanwhile, the page says so and nothing is changed. A setting whose inputs a form lacks stays as it is.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +12,14 @@ from starlette.responses import Response
 
 from veilmq.console.calls import ApiRefused, queue_path
 from veilmq.console.pages.queue import PATH, console_path, duration_typed, key_of
-from veilmq.console.pages.queue_acts import FormWrong, number, queue_page, span_us
+from veilmq.console.pages.queue_acts import (
+    FormWrong,
+    number,
+    pairs_read,
+    pairs_typed,
+    queue_page,
+    span_us,
+)
 from veilmq.console.sessions import Done
 from veilmq.console.showing import count, duration, size
 from veilmq.console.visit import Page, Visit, Work
@@ -156,32 +162,6 @@ def _allow_typed(value: Any) -> Given:
     return {"permission": value["permission"], "sources": " ".join(value["sources"])}
 
 
-def tags_typed(tags: dict[str, str]) -> str:
-    """A line of name=value for each; as JSON if lines could not say it."""
-    parts = [part for pair in tags.items() for part in pair]
-    odd = any(len(part.splitlines()) > 1 or part != part.strip() for part in parts)
-    if odd or "=" in "".join(tags) or next(iter(tags), "").startswith("{"):
-        return json.dumps(tags, ensure_ascii=False)
-    return "\n".join(f"{name}={value}" for name, value in tags.items())
-
-
-def tags_read(field: str, text: str) -> dict[str, str]:
-    """The same back. Raises FormWrong."""
-    if text.lstrip().startswith("{"):
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise FormWrong(field, "expected a JSON object of texts, or a line of name=value for each")
-        return found
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
-        if not line.partition("=")[0].strip() or "=" not in line:
-            raise FormWrong(field, f"expected name=value, not {line!r}")
-    return {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
-
-
 def _tags_said(tags: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(tags.items())) or "none"
 
@@ -218,7 +198,7 @@ SETTINGS: Final = (
     _flag("throughput_per_group", "throughput for each group", "Needs deduplication within each group"),
     Setting(
         "tags", "tags", (Input("tags", "Tags", "A line of name=value for each", long=True),),
-        lambda tags: {"tags": tags_typed(tags)}, lambda given: tags_read("tags", given["tags"]), _tags_said,
+        lambda tags: {"tags": pairs_typed(tags)}, lambda given: pairs_read("tags", given["tags"]), _tags_said,
     ),
 )  # fmt: skip
 

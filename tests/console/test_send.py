@@ -1,0 +1,126 @@
+"""Sending from the console: what was sent, or is there, can be filled in again; and where that is kept."""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.admin import server as admin
+from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
+from tests.console.hostile import SOME, tags
+from tests.console.test_pages import plain
+
+from veilmq.console import sessions
+from veilmq.server.config.settings import Settings
+
+SEND = f"{CONSOLE}/orders/send"
+FILL = f"{SEND}/fill"
+
+
+@pytest.fixture
+def orders(api: Api) -> Api:
+    api.create("orders")
+    return api
+
+
+def form(page: str) -> dict[str, str]:
+    """What the form to send has in its fields."""
+    found = dict(re.findall(r'<input name="(\w+)" value="([^"]*)"', page))
+    return found | dict(re.findall(r'<textarea name="(\w+)"[^>]*>\n(.*?)</textarea>', page, re.DOTALL))
+
+
+def test_what_was_sent_is_filled_in_again(orders: Api, visitor: Visitor) -> None:
+    assert "Sent before" not in visitor.get(SEND).text
+    first = {"body": "first", "type": "t", "delay": "1 min", "ttl": "1 h", "priority": "3", "attributes": "a=b=c\nd="}
+    assert visitor.submit(SEND, **first, deduplication_id="once").status_code == 303
+    visitor.submit(SEND, body="second")
+    visitor.submit(SEND, body="second")
+    page = visitor.get(SEND).text
+    assert len(re.findall(r'name="again"', page)) == 2, "the same once"
+    again = visitor.post(FILL, data=hidden(page, FILL) | {"again": "1"})
+    assert {name: value for name, value in form(again.text).items() if value} == first
+    visitor.post(SEND, data=hidden(again.text, SEND) | form(again.text) | {"body": "changed"})
+    bodies = [each["body"] for each in orders.client.get(f"{QUEUES}/orders/peek?count=9").json()["messages"]]
+    assert sorted(bodies) == ["second", "second"], "the others are delayed"
+    listed = orders.client.get(f"{QUEUES}/orders/messages?state=hidden").json()["messages"]
+    assert [each["type"] for each in listed] == ["t", "t"]
+    assert visitor.post(FILL, data=hidden(page, FILL) | {"again": "99"}).status_code == 200
+    assert all("second" not in str(answer.url) for answer in (again, visitor.get(SEND)))
+
+
+def test_another_session_sees_nothing_of_it(orders: Api, server: Any, visitor: Visitor) -> None:
+    visitor.submit(SEND, body="mine")
+    with Visitor(server) as other:
+        other.sign_in(secret=admin.TOKEN)
+        assert "Sent before" not in other.get(SEND).text
+
+
+def test_what_is_kept_has_a_bound(orders: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SENT_CHARACTERS_MAX", 50)
+    monkeypatch.setattr(sessions, "SENT_MAX", 4)
+    for body in ("a" * 20, "b" * 20, "c" * 51, "d", "e" * 20):
+        visitor.submit(SEND, body=body)
+    kept = re.findall(r"<td class=\"wide\"><code>(\w+)</code>", visitor.get(SEND).text)
+    assert kept == ["e" * 20, "d", "b" * 20]
+
+
+def test_a_message_is_filled_in_as_it_is(orders: Api, visitor: Visitor) -> None:
+    attributes = [
+        {"name": "n", "type": "Number", "value": "9007199254740993"},
+        {"name": "b", "type": "Binary", "value": base64.b64encode(b"\xff").decode()},
+    ]
+    message = orders.send("orders", "first line\n<b>", type="t", attributes=attributes)
+    page = visitor.submit(f"/console/messages/{message}").text
+    before = orders.kinds()
+    filled = visitor.post(FILL, data=hidden(page, FILL))
+    assert orders.kinds() == [*before, "peeked"], "to fill it in is to read it"
+    assert "first line\n&lt;b&gt;</textarea>" in filled.text
+    listed = re.findall(r"\[\{.*\}\]", "".join(tags(filled.text).text))
+    typed = {"body": "first line\n<b>", "type": "t", "attributes": listed[0]}
+    sent = visitor.post(SEND, data=hidden(filled.text, SEND) | typed).headers["location"]
+    copy = re.findall(r"/console/messages/([0-9a-f-]{36})", sent)[0]
+    places = [orders.client.get(f"/api/v1/messages/{each}?bodies=true").json()["places"][0] for each in (message, copy)]
+    same = [{name: place[name] for name in ("body", "type", "attributes", "md5")} for place in places]
+    assert same[0] == same[1]
+    gone = visitor.post(FILL, data=hidden(page, FILL) | {"message": "0" * 32})
+    assert (gone.status_code, "it is no longer there" in gone.text) == (400, True)
+    assert visitor.post(FILL, data=hidden(page, FILL) | {"message": "<b>"}).status_code == 400
+
+
+def test_a_dead_letter_is_sent_again_to_where_it_came_from(api: Api, visitor: Visitor) -> None:
+    api.create("dead")
+    api.create("orders", redrive={"target": "dead", "receive_count_max": 1}, visibility_timeout_us=30_000_000)
+    message = api.send("orders", "mend me")
+    api.act("orders", "receive")
+    api.later(31)
+    api.act("orders", "receive")
+    page = visitor.submit(f"/console/messages/{message}").text
+    assert "Send like this to dead…" in plain(page)
+    assert "Send like this to orders…" in plain(page)
+    assert form(visitor.post(FILL, data=hidden(page, FILL)).text)["body"] == "mend me"
+
+
+def test_where_bodies_are_not_shown_none_is_filled_in(tmp_path: Path) -> None:
+    with (
+        admin.running(tmp_path / "data", settings=Settings(console_bodies=False)) as server,
+        Visitor(server) as visitor,
+    ):
+        api = Api(server)
+        api.create("orders")
+        message = api.send("orders", "needle")
+        visitor.sign_in(secret=admin.TOKEN)
+        answer = visitor.post(FILL, data=visitor.fields(SEND) | {"message": message})
+        assert (answer.status_code, "needle" in answer.text) == (400, False)
+        assert "peeked" not in api.kinds()
+        api.client.close()
+
+
+def test_what_was_sent_is_text(orders: Api, visitor: Visitor) -> None:
+    visitor.submit(SEND, body="harmless", type="harmless")
+    known = {tag for tag, _ in tags(visitor.get(SEND).text).found}
+    for text in SOME:
+        visitor.submit(SEND, body=text, type=text[:256])
+        page = visitor.get(SEND).text
+        filled = visitor.post(FILL, data=hidden(page, FILL) | {"again": "0"}).text
+        assert {tag for tag, _ in tags(page).found} | {tag for tag, _ in tags(filled).found} <= known, text
