@@ -241,13 +241,16 @@ class SqliteView:
         return int(self._connection.execute(_QUARANTINED_COUNT).get)
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
-        """See `View.oldest_sent`: a few index seeks a queue."""
+        """See `View.oldest_sent`: an index seek a line; more only for groups and messages that were given back."""
         found = {}
+        execute = self._connection.execute
         unflushed = oldest_unflushed(self._connection)
         for queue, lines in queues:
             assert isinstance(queue, LiveQueue)
             if queue.visible or queue.in_flight:
-                each = (oldest_sent(self._connection.execute, queue.generation, lines), unflushed.get(queue.generation))
+                returned, grouped = queue.returned > 0, queue.groups is not None
+                stored = oldest_sent(execute, queue.generation, lines, returned=returned, grouped=grouped)
+                each = (stored, unflushed.get(queue.generation))
                 sent = min((instant for instant in each if instant is not None), default=None)
                 if sent is not None:
                     found[queue.incarnation] = sent
