@@ -116,6 +116,19 @@ def test_move_tasks_of_sqs_are_in_the_same_list(orders: httpx.Client) -> None:
     assert orders.post(f"{JOBS}/{task['id']}/cancel").json()["status"] == "cancelling"
 
 
+def test_a_job_is_looked_up_and_not_searched_in_the_list(orders: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    redrive = {"redrive": {"target": "orders", "receive_count_max": 1}}
+    assert orders.patch(QUEUES + "/other", json=redrive).status_code == 200
+    task = orders.post(QUEUES + "/orders/move", json={"destination": "other", "rate_max": 1}).json()["id"]
+    job = start(orders, "delete", queue="other", dry_run=True)["id"]
+    monkeypatch.setattr("veilmq.admin.api.jobs.all_jobs", lambda reader: [])
+    for each, act in ((task, "redrive"), (job, "delete")):
+        assert orders.get(f"{JOBS}/{each}").json()["act"] == act
+    assert orders.post(f"{JOBS}/{task}/cancel").json()["status"] == "cancelling"
+    assert orders.delete(QUEUES + "/orders").status_code == 200
+    assert orders.get(f"{JOBS}/{task}").status_code == 404, "its queue is gone"
+
+
 def test_what_cannot_be_is_refused(orders: httpx.Client) -> None:
     for members, status, field in (
         ({"act": "explode"}, 400, "act"),

@@ -305,6 +305,10 @@ class View(Protocol):
         """The session of the console whose secret has that digest."""
         ...
 
+    def job(self, id_: bytes) -> JobInfo | MoveInfo | None:
+        """The job or move task of that id."""
+        ...
+
     def head(self) -> tuple[int, int, str]:
         """Mark of the lease clock, next event offset, epoch in hexadecimal."""
         ...

@@ -110,6 +110,12 @@ def all_jobs(reader: Reader) -> list[AnyJob]:
     return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
 
 
+def find_job(reader: Reader, job: bytes) -> AnyJob | None:
+    """The job or move task of that id. Blocks."""
+    with reader.look() as view:
+        return view.job(job)
+
+
 def place_of(job: AnyJob) -> str:
     """What names the page after the one that ends with it."""
     return f"{job.started}-{job.id.hex()}"

@@ -106,10 +106,10 @@ class Jobs:
         wanted = inputs.message_id(request.path_params["job"], "job")
         caller = caller_of(request)
         caller.check(Action.DESCRIBE_QUEUE)
-        for job in await run_in_threadpool(jobs.all_jobs, self._service.reader):
-            if job.id == wanted and caller.may(Action.DESCRIBE_QUEUE, job.source.account, job.source.name):
-                return job
-        raise jobs.missing(request.path_params["job"])
+        job = await run_in_threadpool(jobs.find_job, self._service.reader, wanted)
+        if job is None or not caller.may(Action.DESCRIBE_QUEUE, job.source.account, job.source.name):
+            raise jobs.missing(request.path_params["job"])
+        return job
 
     def _queue(self, request: Request, given: str | inputs.KeyInput) -> QueueKey:
         if not isinstance(given, str):

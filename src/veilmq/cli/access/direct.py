@@ -198,10 +198,10 @@ class DirectAccess:
     def _job(self, job: str) -> AnyJob:
         with _failures():
             wanted = inputs.message_id(job, "job")
-            for each in jobs.all_jobs(self._store.reader):
-                if each.id == wanted:
-                    return each
-            raise jobs.missing(job)
+            found = jobs.find_job(self._store.reader, wanted)
+            if found is None:
+                raise jobs.missing(job)
+            return found
 
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
         """See `AdminAccess.start_job`."""

@@ -282,6 +282,10 @@ class SqliteView:
             return StoredSession(digest, proof, key, client, bool(reads_only), *instants)
         return None
 
+    def job(self, id_: bytes) -> JobInfo | MoveInfo | None:
+        """See `View.job`."""
+        return jobs.find(self._connection, id_) or move_tasks.find(self._connection, id_)
+
     def head(self) -> tuple[int, int, str]:
         """See `View.head`."""
         rows: Any = self._connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")

@@ -12,7 +12,7 @@ What was sent after the start stays, and so does what is in flight, unless the a
 message that matches but cannot be moved keeps all of its group that is behind it: a group never overtakes itself.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 import msgspec
@@ -270,6 +270,12 @@ def every(connection: apsw.Connection) -> list[JobInfo]:
     """All jobs, newest first, for readers."""
     rows: list[Row] = connection.execute(f"{_SHOWN} ORDER BY j.number DESC").fetchall()
     return [_Job(*row[4:]).info(QueueKey(*row[:3]), row[3]) for row in rows]
+
+
+def find(connection: apsw.Connection, id_: bytes) -> JobInfo | None:
+    """The job of that id, for readers."""
+    row: Any = connection.execute(f"{_SHOWN} WHERE j.id = ?", (id_,)).fetchone()
+    return None if row is None else _Job(*row[4:]).info(QueueKey(*row[:3]), row[3])
 
 
 def _keep(writer: Writer, job: _Job) -> None:

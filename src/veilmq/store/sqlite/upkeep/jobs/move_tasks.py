@@ -53,9 +53,9 @@ _ACTIVE_OF: Final = (
     " WHERE status IN ('running', 'cancelling') AND account = ? AND region = ?"
 )
 _LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
-_EVERY: Final = (
+_SHOWN: Final = (
     f"SELECT account, region, name, {', '.join(f't.{each}' for each in _COLUMNS.split(', '))} FROM move_task t"
-    " JOIN queue ON incarnation = t.source WHERE deleted IS NULL ORDER BY number DESC LIMIT ?"
+    " JOIN queue ON incarnation = t.source WHERE deleted IS NULL"
 )
 _IN_LINE: Final = (
     "SELECT sequence FROM message INDEXED BY message_line"
@@ -202,8 +202,14 @@ def _latest(writer: Writer, source: LiveQueue, count_max: int) -> list[_Task]:
 
 def every(connection: apsw.Connection, count_max: int) -> list[MoveInfo]:
     """The latest tasks of all existing queues, newest first, for readers."""
-    rows: list[tuple[Any, ...]] = connection.execute(_EVERY, (count_max,)).fetchall()
+    rows: list[tuple[Any, ...]] = connection.execute(f"{_SHOWN} ORDER BY number DESC LIMIT ?", (count_max,)).fetchall()
     return [_Task(*row[3:]).info(QueueKey(*row[:3])) for row in rows]
+
+
+def find(connection: apsw.Connection, id_: bytes) -> MoveInfo | None:
+    """The task of that id, for readers."""
+    row: Any = connection.execute(f"{_SHOWN} AND t.id = ?", (id_,)).fetchone()
+    return None if row is None else _Task(*row[3:]).info(QueueKey(*row[:3]))
 
 
 class _Room(msgspec.Struct):
