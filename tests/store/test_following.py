@@ -26,5 +26,6 @@ class FollowedMachine(StoreMachine):
     factory = FollowedFactory
 
 
+@pytest.mark.timeout(600)
 def test_random_commands_give_the_same_tables() -> None:
-    play(FollowedMachine, examples=20, steps=60)
+    play(FollowedMachine, examples=12, steps=40)

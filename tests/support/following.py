@@ -1,13 +1,16 @@
-"""A SQLite store with a follower: each commit is shipped as what it changed, and applied to a second file.
+"""A SQLite store with two followers: one gets what each commit changed, the other each batch's commands.
 
 Strategy: the effects are taken by SQLite's session extension, as a cluster will ship them: a patchset of the tables
 with bodies and events, which are only inserted and deleted, and a changeset of the others, whose old values make every
 divergence a conflict. There is no redo log, so every batch is a transaction. After each commit the tables of both
 files must be equal. What a start and an end write is shipped too; tables that belong to one machine are not.
+
+The other follower, the twin, is a store of its own. It applies the same commands at the same instants, with the ids
+that the owner drew, and must give the same outcomes and the same tables: a batch depends on nothing else.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
@@ -16,7 +19,9 @@ import apsw
 import msgspec
 from tests.support.sqlite import SMALL, SqliteFactory
 
+from veilmq.model.commands import AnyCommand
 from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Applied
 from veilmq.store import Store
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.rows import add_functions
@@ -105,11 +110,7 @@ class Follower:
 
     def compare(self, owner: apsw.Connection) -> None:
         """Raises Diverged if a table differs from the owner's."""
-        for table in tables(owner):
-            statement = f"SELECT * FROM {table}"
-            ours, theirs = (each.execute(statement).fetchall() for each in (owner, self._connection))
-            if ours != theirs and Counter(ours) != Counter(theirs):  # not all tables are in the order of their keys
-                raise Diverged(f"{table}: {Counter(ours) - Counter(theirs)} != {Counter(theirs) - Counter(ours)}")
+        compare(owner, self._connection)
 
     def close(self) -> None:
         """Close the file."""
@@ -126,8 +127,23 @@ def tables(connection: apsw.Connection) -> list[str]:
     return [str(name) for (name,) in rows.fetchall() if name not in LOCAL]
 
 
+def compare(owner: apsw.Connection, follower: apsw.Connection) -> None:
+    """Raises Diverged if a table differs."""
+    for table in tables(owner):
+        statement = f"SELECT * FROM {table}"
+        ours, theirs = (each.execute(statement).fetchall() for each in (owner, follower))
+        if ours != theirs and Counter(ours) != Counter(theirs):  # not all tables are in the order of their keys
+            raise Diverged(f"{table}: {Counter(ours) - Counter(theirs)} != {Counter(theirs) - Counter(ours)}")
+
+
+Apply = Callable[[Sequence[AnyCommand], Instant], Applied]
+TwinsApply = Callable[[SqliteStore, Sequence[AnyCommand], Instant], Applied]
+
+
 class FollowedStore(SqliteStore):
-    """Compares the follower after each commit."""
+    """Compares the follower after each commit, and the twin after each batch."""
+
+    _within_apply = False
 
     def __init__(
         self, path: Path, options: Options | None = None, at_point: Callable[[str], None] = lambda point: None
@@ -149,8 +165,38 @@ class FollowedStore(SqliteStore):
             self._capture.begin()
         self._follower: Follower | None = Follower(_follower_of(path))
         self._follow(self._capture.record())
+        self._twin: SqliteStore | None = SqliteStore(_copied_directory(path, writer.connection), options)
+        self._next_id, self._ids = writer.next_id, deque[bytes]()
+        writer.next_id = self._drawn_id  # type: ignore[method-assign]
+        self._twin._writer.next_id = self._ids.popleft  # type: ignore[method-assign]
         writer.begin, writer.commit = self._begin_captured, self._commit_shipped  # type: ignore[method-assign]
         writer.rollback, writer.close = self._rollback_captured, self._close_captured  # type: ignore[method-assign]
+
+    def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        """See `Store.apply`; the twin does the same."""
+        return self._both(super().apply, SqliteStore.apply, commands, now)
+
+    def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        """See `Store.apply_each`. A twin whose batch fails does so by itself."""
+        if self._within_apply:
+            return super().apply_each(commands, now)
+        return self._both(super().apply_each, SqliteStore.apply_each, commands, now)
+
+    def _both(self, ours: Apply, theirs: TwinsApply, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        self._ids.clear()
+        self._within_apply = True
+        applied = ours(commands, now)
+        self._within_apply = False
+        if self._twin is not None:
+            assert theirs(self._twin, list(commands), now) == applied
+            if not self._writer.open:
+                compare(self._writer.connection, self._twin._writer.connection)
+        return applied
+
+    def _drawn_id(self) -> bytes:
+        drawn = self._next_id()
+        self._ids.append(drawn)
+        return drawn
 
     def _begin_captured(self, now: Instant) -> None:
         self._capture.begin()
@@ -160,15 +206,23 @@ class FollowedStore(SqliteStore):
         record = self._capture.record()
         self._commit()
         self._follow(record)
+        if self._twin is not None and self._twin._writer.open:
+            self._twin.commit()
+            compare(self._writer.connection, self._twin._writer.connection)
 
     def _rollback_captured(self) -> None:
         self._rollback()
         self._capture.begin()
+        if self._twin is not None and self._twin._writer.open:
+            self._twin._writer.rollback()
 
     def _close_captured(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
         self._capture.close()
         self._close(how, waits=waits)
         self.stop_shipping()
+        if self._twin is not None:
+            self._twin.close()
+            self._twin = None
 
     def _follow(self, record: Record) -> None:
         if self._follower is None:
@@ -185,6 +239,19 @@ class FollowedStore(SqliteStore):
 
 def _follower_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-follower.db")
+
+
+def _twin_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-twin")
+
+
+def _copied_directory(path: Path, connection: apsw.Connection) -> Path:
+    """A data directory with the same content, unless there is one."""
+    twin = _twin_of(path)
+    if not twin.exists():
+        twin.mkdir(mode=0o700)
+        _copy(connection, twin / "veilmq.db")
+    return twin
 
 
 def _copy(connection: apsw.Connection, path: Path) -> None:
@@ -216,17 +283,18 @@ class FollowedFactory(SqliteFactory):
         """See `SqliteFactory.kill`: nobody is shipped what the close writes."""
         assert isinstance(store, FollowedStore)
         store.stop_shipping()
-        (self.path / "redo").touch()
-        super().kill(store)
-        (self.path / "redo").unlink()
+        twin, store._twin = store._twin, None
+        for path, each in ((self.path, store), (_twin_of(self.path), twin)):
+            assert each is not None
+            (path / "redo").touch()
+            SqliteFactory(path).kill(each)
+            (path / "redo").unlink()
 
     def damage(self, sequence: int) -> None:
-        """See `StoreFactory.damage`: the same bit flips on both disks."""
+        """See `StoreFactory.damage`: the same bit flips on all disks."""
         super().damage(sequence)
-        path = self.path / "veilmq.db"
-        with (
-            closing(apsw.Connection(str(path))) as owner,
-            closing(apsw.Connection(str(_follower_of(self.path)))) as other,
-        ):
+        with closing(apsw.Connection(str(self.path / "veilmq.db"))) as owner:
             body = owner.execute("SELECT body FROM message WHERE sequence = ?", (sequence,)).get
-            other.execute("UPDATE message SET body = ? WHERE sequence = ?", (body, sequence))
+        for path in (_follower_of(self.path), _twin_of(self.path) / "veilmq.db"):
+            with closing(apsw.Connection(str(path))) as other:
+                other.execute("UPDATE message SET body = ? WHERE sequence = ?", (body, sequence))
