@@ -227,7 +227,7 @@ def test_a_backup_has_no_sessions(tmp_path: Path) -> None:
 
 
 def test_a_key_has_the_rights_that_it_was_granted(tmp_path: Path) -> None:
-    with admin.running(tmp_path / "data", KEYS) as server, Visitor(server) as visitor:
+    with admin.running(tmp_path / "data", admin.Keys(*KEYS._keys.values())) as server, Visitor(server) as visitor:
         assert visitor.sign_in(key="AKLOOK", secret="wrong").status_code == 403
         assert visitor.sign_in(key="AKLOOK", secret="look-secret").status_code == 303
         assert "AKLOOK" in visitor.get("/console/").text
