@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,10 @@ def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run) -> None:
         veilmq("send", "orders", body, "--type", "t" if body != "one" else "o")
     (job,) = veilmq("jobs", "start", "delete", "orders", "--type", "t", "--yes", "--id", "j", "--json").json
     assert (job["act"], job["filter"], job["total"], job["dry_run"]) == ("delete", {"type": "t"}, 3, False)
-    for _ in range(200):
-        done = veilmq("jobs", "show", job["id"], "--json").json[0]
-        if done["status"] == "completed":
-            break
+    done, end = job, time.monotonic() + 60
+    while done["status"] != "completed" and time.monotonic() < end:
         veilmq("queues", "create", "other")  # on a directory, each command that writes carries a job on
+        done = veilmq("jobs", "show", job["id"], "--json").json[0]
     assert (done["seen"], done["matched"], done["done"]) == (3, 2, 2)
     again = veilmq("jobs", "start", "delete", "orders", "--type", "t", "--yes", "--id", "j", "--json").json
     assert again == [job]
