@@ -156,18 +156,18 @@ def rates_of(reader: Reader, live: LiveRates, minutes: int) -> dict[int, dict[st
     span = range(present - minutes + 1, present + 1)
     with reader.look() as view:
         stored = view.minutes(list(live.minutes), span.start, span.stop - 1)
+    idle = [0 if each in stored.ran or each == present else None for each in span]
     shown = {}
     for incarnation, unstored in live.minutes.items():
         found = unstored | stored.found.get(incarnation, {})
-        ran = stored.ran | found.keys() | {present}
-        columns = {
-            name: [found.get(each, _NOTHING).numbers.get(key, 0) if each in ran else None for each in span]
-            for key, name in enumerate(_RATED)
-        }
-        recent = span[-_RATE_MINUTES:]
-        ends = [(each * MINUTE_US, min((each + 1) * MINUTE_US, live.now)) for each in recent if each in ran]
+        columns = {name: idle.copy() for name in _RATED}
+        for minute in found.keys() & span:
+            for key, column in enumerate(columns.values()):
+                column[minute - span.start] = found[minute].numbers.get(key, 0)
+        ran = [each for each in span[-_RATE_MINUTES:] if columns[_RATED[0]][each - span.start] is not None]
+        ends = [(each * MINUTE_US, min((each + 1) * MINUTE_US, live.now)) for each in ran]
         time_us = sum(max(0, end - max(begin, live.created[incarnation])) for begin, end in ends)
-        sums = {name: sum(each or 0 for each in column[-len(recent) :]) for name, column in columns.items()}
+        sums = {name: sum(each or 0 for each in column[-_RATE_MINUTES:]) for name, column in columns.items()}
         per_second = {name: round(count * SECOND_US / max(time_us, SECOND_US), 3) for name, count in sums.items()}
         shown[incarnation] = {"from": span.start * MINUTE_US, "per_second": per_second} | columns
     return shown
