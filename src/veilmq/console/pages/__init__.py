@@ -10,7 +10,6 @@ from veilmq.console.pages.queue_acts import QUEUE_ACTS
 from veilmq.console.pages.server import SERVER_PAGES
 from veilmq.console.pages.settings import SETTINGS_PAGES
 from veilmq.console.pages.start import START_PAGES
-from veilmq.console.pages.topics import TOPIC_PAGES
 from veilmq.console.pages.workers import WORKER_PAGES
 from veilmq.console.visit import Page
 
@@ -23,6 +22,5 @@ PAGES: Final[tuple[Page, ...]] = (
     *JOB_PAGES,
     *MESSAGE_PAGES,
     *WORKER_PAGES,
-    *TOPIC_PAGES,
     *SERVER_PAGES,
 )

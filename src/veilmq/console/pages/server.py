@@ -1,4 +1,5 @@
-"""The server: whether it is ready, its clock, and every setting with what it means; the accounts with keys and grants.
+"""The server: whether it is ready, its clock, every setting with what it means; accounts with keys and grants; topics
+with each subscription, where its copies go, and how its pushes stand.
 
 Strategy: settings that differ from their defaults come first. Secrets and the places of secrets are not shown, for the
 API does not tell them.
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 import veilmq
 from veilmq.console.calls import ApiRefused
+from veilmq.console.pages.queue import key_of
 from veilmq.console.sessions import Done
 from veilmq.console.showing import duration
 from veilmq.console.visit import Page, Visit
@@ -17,6 +19,8 @@ from veilmq.server.config.settings import FIELDS, Address
 
 PATH: Final = "/console/server"
 ACCOUNTS_A_PAGE: Final = 50
+TOPICS_A_PAGE: Final = 50
+_TOPIC: Final = "/console/topics/{account}/{region}/{name}"
 NEAR: Final = 0.9
 """From this share of a limit on an account needs a look."""
 _COUNTED: Final = {"queues": "Queues", "topics": "Topics", "subscriptions": "Subscriptions"}
@@ -98,9 +102,41 @@ async def _accounts(visit: Visit) -> dict[str, Any]:
     return found
 
 
+async def topics(visit: Visit) -> Response:
+    """A page of topics by name."""
+    members = visit.members
+    found = await visit.api.get(
+        "/api/v1/topics",
+        account=visit.account,
+        prefix=members.get("prefix"),
+        after=members.get("after"),
+        limit=TOPICS_A_PAGE,
+    )
+    after = found["after"] if found["more"] else None
+    return visit.show("topics.html", topics=[_counted(each) for each in found["topics"]], after=after, nav="topics")
+
+
+def _counted(topic: dict[str, Any]) -> dict[str, Any]:
+    """The topic with what its subscriptions are, and which of them need a look."""
+    subscriptions = topic["subscriptions"]
+    pushes = [each for each in subscriptions if each["push"] is not None]
+    waiting = sum(each["push"]["waiting"]["total"] for each in pushes if each["push"]["waiting"])
+    down = sum(each["push"].get("available") is False for each in pushes)
+    return topic | {"pushes": len(pushes), "waiting": waiting, "down": down}
+
+
+async def topic(visit: Visit) -> Response:
+    """One topic."""
+    key = key_of(visit)
+    found = await visit.api.get(f"/api/v1/topics/{key.account}/{key.region}/{key.name}")
+    return visit.show("topic.html", topic=_counted(found), nav="topics")
+
+
 SERVER_PAGES: Final = (
     Page(PATH, server),
     Page(PATH + "/clock", accept_clock, "POST"),
+    Page("/console/topics", topics),
+    Page(_TOPIC, topic),
     Page("/console/accounts", accounts),
     Page("/console/accounts/export", export_accounts),
 )
