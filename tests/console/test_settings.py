@@ -103,6 +103,10 @@ def test_every_setting_is_typed_shown_and_set(orders: Api, visitor: Visitor) -> 
         "tags": {"team": "a = b", "env": "prod"},
     }
     assert {name: settings[name] for name in expected} == expected
+    shown = plain(visitor.get(f"{CONSOLE}/orders.fifo").text)
+    assert "message size 2 KiB messages a second 70 first lease, at least 2 min alias other-name" in shown
+    assert "dead letters from a.fifo, b.fifo" in shown
+    assert "message size" not in plain(visitor.get(ORDERS).text)
     page = visitor.get(f"{CONSOLE}/orders.fifo/settings").text
     assert "team=a = b\nenv=prod" in page, "as it was typed"
     none = {"alias": "", "receives_per_second_max": "", "first_lease_min_us": "", "permission": "", "tags": ""}

@@ -12,10 +12,10 @@ from veilmq.admin.api.inputs import queue_key
 from veilmq.console.calls import queue_path
 from veilmq.console.pictures.charts import SPANS, charts
 from veilmq.console.pictures.effects import effects
-from veilmq.console.showing import count, duration
+from veilmq.console.showing import count, duration, size
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.queue import QueueKey, QueueSettings
 
 PATH: Final = "/console/queues/{account}/{region}/{name}"
 MESSAGES_A_PAGE: Final = 50
@@ -156,6 +156,22 @@ async def export_messages(visit: Visit) -> Response:
     return visit.download(f"{key.name}-messages", found["messages"] or ())
 
 
+def _allowed(allow: dict[str, Any]) -> str:
+    return ", ".join(each["name"] for each in allow["sources"]) or str(allow["permission"])
+
+
+_DEFAULTS: Final = QueueSettings()
+_IF_CHANGED: Final = (
+    ("message_bytes_max", "message size", size),
+    ("receives_per_second_max", "messages a second", count),
+    ("first_lease_min_us", "first lease, at least", duration),
+    ("alias", "alias", str),
+    ("xml_body", "bodies of Azure and MNS", str),
+    ("redrive_allow", "dead letters from", _allowed),
+)
+"""Settings that are shown if they are not as in a new queue: name, label, and how the value is said."""
+
+
 def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
     """The settings that matter, as name and text."""
     redrive = settings["redrive"]
@@ -170,6 +186,11 @@ def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("order", "FIFO" if settings["fifo"] else "standard"),
         ("timeout plans", str(settings["adaptive"])),
+    ]
+    shown += [
+        (label, said(settings[name]))
+        for name, label, said in _IF_CHANGED
+        if settings[name] not in (None, getattr(_DEFAULTS, name))
     ]
     if settings["tags"]:
         shown.append(("tags", ", ".join(f"{name}={value}" for name, value in sorted(settings["tags"].items()))))
