@@ -99,7 +99,8 @@ def _advice(estimate: Estimate, today_us: int, named_share: float) -> dict[str, 
     best_s = estimate.recommended_s()
     best_us = None if best_s is None else round(best_s * SECOND_US)
     if not estimate.enough:
-        reason = f"{estimate.finished} messages are known to have been worked on to the end; {FINISHED_MIN} are needed."
+        known = "1 message is" if estimate.finished == 1 else f"{estimate.finished} messages are"
+        reason = f"{known} known to have been worked on to the end; {FINISHED_MIN} are needed."
         return {"advice": "too_few", "why": reason, "recommended_us": None, "at_least_us": None, "extend": None}
     schedule = estimate.schedule()
     lease_us, every_us = (round(each) * SECOND_US for each in (schedule.first, schedule.first - schedule.margin))
