@@ -16,7 +16,6 @@ import pytest
 from tests.support.commands import Run
 
 from veilmq.testing.for_each import for_each
-from veilmq.testing.local import VEILMQ
 
 WAIT_S = 120
 HISTORY = (
@@ -53,8 +52,12 @@ def restart(tmp_path: Path) -> Iterator[Restart]:
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
+# Whoever was started in the background by a shell ignores SIGINT, and so do its children.
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from veilmq.cli import main; main()"
+
+
 def verifying(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([*VEILMQ, "verify", *arguments], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", HEEDING, "verify", *arguments], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
