@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ from tests.support.commands import Run, in_process
 from veilmq.testing.local import VEILMQ
 
 WAIT_S = 30.0
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""A process that a shell started in the background ignores SIGINT, and so do its children: the tests, and a command."""
+INTERRUPTIBLE = [sys.executable, "-c", f"{HEEDING}; from veilmq.cli import main; main()"]
+"""The command, to be interrupted however the tests were started."""
 
 
 class Server:

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.cli.conftest import WAIT_S, Serve, Server
-
-# Whoever was started in the background by a shell ignores SIGINT, and so do its children.
-PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from veilmq.cli import main; main()"
+from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve, Server
 
 
 class Follower:
@@ -26,7 +22,7 @@ class Follower:
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.said: SimpleQueue[str] = SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "events", "--follow", "--json", *arguments],
+            [*INTERRUPTIBLE, "events", "--follow", "--json", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,13 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import WAIT_S
+from tests.cli.conftest import HEEDING, WAIT_S
 
 import veilmq
 
 HANDLERS = "import time\n\ndef handle(job):\n    time.sleep(60)\n"
-HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-"""Whoever runs the tests may ignore SIGINT, and so would the command."""
 PROGRAM = f"{HEEDING}; from veilmq.__main__ import main; print('begun', flush=True); main()"
 QUIET = {0, 130, -signal.SIGINT}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.admin import server as admin
+from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.commands import WAYS, Run, reaching
 
 from veilmq.cli.output import duration, instant, printable
@@ -533,10 +534,7 @@ def test_follow_prints_what_comes_until_it_is_interrupted(run: Run, tmp_path: Pa
     with admin.running(tmp_path / "data") as server:
         where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
         assert run("queues", "create", "orders", *where).code == 0
-        # Whoever was started in the background by a shell ignores SIGINT, and so do its children.
-        heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        program = f"{heeding}; from veilmq.cli import main; main()"
-        command = [sys.executable, "-c", program, "events", "--follow", "--json", *where]
+        command = [*INTERRUPTIBLE, "events", "--follow", "--json", *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
             assert follower.stdout is not None
             watchdog = threading.Timer(30, follower.kill)

@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.cli.conftest import WAIT_S, Serve
+from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve
 from tests.users import other_user
 
 import veilmq
@@ -318,10 +318,8 @@ def test_events_that_are_given_up_are_no_success(tmp_path: Path) -> None:
     token.write_text("t" * 16)
     with socket.create_server(("127.0.0.1", 0)) as server:
         admin = f"127.0.0.1:{server.getsockname()[1]}"
-        interrupted = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        asking = subprocess.Popen(  # whoever runs the tests may ignore SIGINT
-            [sys.executable, "-c", f"{interrupted} from veilmq.cli import main; main()",
-             "events", "--admin", admin, "--token-file", str(token)],
+        asking = subprocess.Popen(
+            [*INTERRUPTIBLE, "events", "--admin", admin, "--token-file", str(token)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         peer, _ = server.accept()

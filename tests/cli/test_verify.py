@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.commands import Run
 
 from veilmq.testing.for_each import for_each
@@ -52,12 +53,8 @@ def restart(tmp_path: Path) -> Iterator[Restart]:
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-# Whoever was started in the background by a shell ignores SIGINT, and so do its children.
-HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from veilmq.cli import main; main()"
-
-
 def verifying(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", HEEDING, "verify", *arguments], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([*INTERRUPTIBLE, "verify", *arguments], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow

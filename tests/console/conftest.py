@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,19 @@ class Api:
     def later(self, seconds: float) -> None:
         answer = self.client.post("/api/v1/clock", json={"advance_us": round(seconds * 1e6)})
         assert answer.status_code == 200, answer.text
+
+
+@contextmanager
+def bodiless(directory: Path) -> Iterator[tuple[Api, Visitor, str]]:
+    """A server whose console shows no bodies, somebody signed in there, and a message with the body `needle`."""
+    settings = Settings(console_bodies=False)
+    with admin.running(directory / "data", settings=settings) as server, Visitor(server) as visitor:
+        api = Api(server)
+        api.create("orders")
+        message = api.send("orders", "needle")
+        visitor.sign_in(secret=admin.TOKEN)
+        yield api, visitor, message
+        api.client.close()
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from tests.admin import server as admin
-from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
+from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, bodiless, hidden
 
 from veilmq.console.bodies import shown_body
-from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
 ORDERS = f"{CONSOLE}/orders"
@@ -178,20 +177,12 @@ def test_a_body_is_downloaded_as_it_is(orders: Api, visitor: Visitor) -> None:
 
 
 def test_bodies_can_be_switched_off(tmp_path: Path) -> None:
-    with (
-        admin.running(tmp_path / "data", settings=Settings(console_bodies=False)) as server,
-        Visitor(server) as visitor,
-    ):
-        api = Api(server)
-        api.create("orders")
-        message = api.send("orders", "needle")
-        visitor.sign_in(secret=admin.TOKEN)
+    with bodiless(tmp_path) as (api, visitor, message):
         fields = visitor.fields("/console/", "/console/sign-out")
         assert visitor.post(f"/console/messages/{message}", data=fields).status_code == 403
         assert "shows no bodies" in visitor.get(f"/console/messages/{message}").text
         assert message in visitor.get(f"{ORDERS}?text=other").text, "no way to search in bodies"
         assert "peeked" not in api.kinds()
-        api.client.close()
 
 
 def test_nothing_is_known_of_a_message(visitor: Visitor) -> None:

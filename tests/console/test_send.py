@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from tests.admin import server as admin
-from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
+from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, bodiless, hidden
 from tests.console.hostile import SOME, tags
 from tests.console.test_pages import plain
 
 from veilmq.console import sessions
-from veilmq.server.config.settings import Settings
 
 SEND = f"{CONSOLE}/orders/send"
 FILL = f"{SEND}/fill"
@@ -102,18 +101,10 @@ def test_a_dead_letter_is_sent_again_to_where_it_came_from(api: Api, visitor: Vi
 
 
 def test_where_bodies_are_not_shown_none_is_filled_in(tmp_path: Path) -> None:
-    with (
-        admin.running(tmp_path / "data", settings=Settings(console_bodies=False)) as server,
-        Visitor(server) as visitor,
-    ):
-        api = Api(server)
-        api.create("orders")
-        message = api.send("orders", "needle")
-        visitor.sign_in(secret=admin.TOKEN)
+    with bodiless(tmp_path) as (api, visitor, message):
         answer = visitor.post(FILL, data=visitor.fields(SEND) | {"message": message})
         assert (answer.status_code, "needle" in answer.text) == (400, False)
         assert "peeked" not in api.kinds()
-        api.client.close()
 
 
 def test_what_was_sent_is_text(orders: Api, visitor: Visitor) -> None:
