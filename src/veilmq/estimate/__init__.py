@@ -119,7 +119,8 @@ class Estimate:
         slow = [_sample(each) for each in firsts]
         crashed = self.silent and self.reading in ("crashes", "unknown")
         other, crashes = _with_crashes(firsts, slow) if crashed else (slow, 0)
-        self.curve = Curve(other if self.reading == "crashes" else slow)
+        judged = other if self.reading == "crashes" else slow
+        self.curve = Curve(judged)
         self._lowest = Curve(other) if self.reading == "unknown" else self.curve
         """If all silent leases were crashes."""
         self.finished = self.curve.finished
@@ -129,8 +130,7 @@ class Estimate:
         self.costs = msgspec.structs.replace(believed, crashes_per_second=rate)
         self.law = _law(firsts, again, leases)
         self._survival = Survival(half_life=None)
-        for each in other if self.reading == "crashes" else slow:
-            (self._survival.finished if each.finished else self._survival.censored)(each.seconds)
+        self._survival.add(judged)
         self._areas, self._moments = _integrals(self.curve)
 
     @property
@@ -251,7 +251,7 @@ def _reading(firsts: Sequence[Lease], again: Sequence[Lease], leases: Sequence[L
 def _with_crashes(firsts: Sequence[Lease], slow: list[Sample]) -> tuple[list[Sample], int]:
     """The samples with crashes where they most likely happened, and their number."""
     longest_s = max((each.alive_s for each in firsts if each.ended is Ended.DONE), default=0.0)
-    # Whoever may still work will be heard of later.
+    # A worker that may still be at work is heard of later.
     places = [at for at, each in enumerate(firsts) if each.ended is Ended.SILENT and each.age_s >= longest_s]
     samples = [each for each, lease in zip(slow, firsts, strict=True) if lease.ended is not Ended.SILENT]
     for _ in range(_PLACINGS):

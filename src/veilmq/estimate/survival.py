@@ -95,6 +95,11 @@ class Survival:
         """An attempt was alive at `seconds`; its end is unknown."""
         self._censored[bucket_of(seconds)] += self._weight()
 
+    def add(self, samples: "Iterable[Sample]") -> None:
+        """Attempts that finished or did not."""
+        for each in samples:
+            (self.finished if each.finished else self.censored)(each.seconds)
+
     @property
     def weight(self) -> float:
         """The total weight of all attempts remembered; a new attempt has weight 1."""

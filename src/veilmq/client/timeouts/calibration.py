@@ -61,8 +61,7 @@ def calibrate(samples: Sequence[Sample], costs: Costs | None = None) -> Calibrat
     if min(each.seconds for each in samples) < 0:
         raise ValueError("a processing time cannot be below 0")
     curve, learnt = Curve(samples), Survival(half_life=None)
-    for each in samples:
-        (learnt.finished if each.finished else learnt.censored)(each.seconds)
+    learnt.add(samples)
     finished = sorted(each.seconds for each in samples if each.finished)
     failed = [each.seconds for each in samples if not each.finished]
     plan = plan_of(learnt.curve(), costs, shortest=LEASE_MIN)
