@@ -4,6 +4,7 @@ Strategy: an `Instant` is an int with a name, so that the type checker keeps ins
 costs nothing. Durations are ints whose names end in `_us`. Nothing here reads a clock.
 """
 
+from datetime import UTC, datetime, timedelta
 from typing import Final, NewType
 
 Instant = NewType("Instant", int)
@@ -21,6 +22,13 @@ FOREVER: Final = Instant(2**62)
 def after(instant: Instant, duration_us: int) -> Instant:
     """The instant `duration_us` later, at most `FOREVER`."""
     return Instant(min(instant + duration_us, FOREVER))
+
+
+def from_text(text: str) -> Instant:
+    """The instant that a text in ISO 8601 names; without an offset it is UTC. Raises ValueError."""
+    given = datetime.fromisoformat(text)
+    since = (given if given.tzinfo else given.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
+    return Instant(since // timedelta(microseconds=1))
 
 
 def seconds(instant: Instant) -> int:

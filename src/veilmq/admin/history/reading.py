@@ -4,6 +4,7 @@ Strategy: functions of a `View`, one committed state of the store; they block an
 one of them down to what a key may see.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,16 @@ _PIECE_BYTES_MAX: Final = 2_000_000
 """Bound of packed events; decoded, they are twenty times as large."""
 _WITH_ERRORS: Final = frozenset({Kind.RELEASED_FOR_RETRY, Kind.DEAD_LETTERED})
 _JSON: Final = msgspec.json.Encoder()
+_PACKED: Final = msgspec.msgpack.Encoder()
+_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
+"""An unsigned number in MessagePack."""
+
+
+def packed_beginning(incarnation: int, kinds: Iterable[int] = range(128)) -> bytes:
+    """A pattern of the first fields (kind, instant, queue) of a packed event of the queue, to be compiled with DOTALL:
+    a commit that has none of them need not be decoded."""
+    ones = b"".join(re.escape(_PACKED.encode(int(kind))) for kind in kinds)
+    return rb"\xdc\x00.[%b]%b%b" % (ones, _NUMBER, re.escape(_PACKED.encode(incarnation)))
 
 
 class Scope(NamedTuple):

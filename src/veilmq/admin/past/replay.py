@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.admin.history.reading import packed_beginning
 from veilmq.model.events import ENDED_BY_ITSELF, Event, HeldMessage, Kind, LeaseEnding, Part
 from veilmq.model.instant import FOREVER
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
@@ -18,8 +19,6 @@ from veilmq.model.settings.queue import PRIORITY_DEFAULT
 STATES: Final = ("visible", "delayed", "in flight", "quarantined")
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
-_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
-"""An unsigned number in MessagePack; match with DOTALL."""
 _UNCOUNTED: Final = frozenset({Kind.SNAPSHOT, Kind.POLLED, Kind.PEEKED, Kind.OPERATOR_COMMAND})
 _WITHOUT_EFFECT: Final = frozenset({Kind.DELETE_REFUSED, Kind.EXTEND_REFUSED, Kind.DUPLICATE_ABSORBED})
 """They may name a message that has expired."""
@@ -63,9 +62,8 @@ class PastQueue:
         self.messages: dict[int, Message] = {}
         self.retention_us = self._delay_us = FOREVER
         self._fifo = False
-        at, target = (re.escape(_PACKED.encode(each)) for each in (incarnation, incarnation))
-        named = rb"\xdc\x00.[\x00-\x7f]%b%b" % (_NUMBER, at)  # an event's first fields: kind, instant, queue
-        self._named = re.compile(named + rb"|\xa6target%b" % target, re.DOTALL)
+        target = rb"\xa6target" + re.escape(_PACKED.encode(incarnation))
+        self._named = re.compile(packed_beginning(incarnation) + b"|" + target, re.DOTALL)
 
     def events_in(self, packed: bytes) -> list[Event]:
         """Those that concern the queue."""

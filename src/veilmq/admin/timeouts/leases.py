@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from veilmq.admin.history.reading import packed_beginning
 from veilmq.estimate import Ended, Lease
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind
@@ -29,8 +30,6 @@ MESSAGES_ENOUGH: Final = 2_000
 BACK_US_MAX: Final = DAY_US
 _BLOCK: Final = 8_192
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
-_PACKED: Final = msgspec.msgpack.Encoder()
-_PACKED_INSTANT: Final = rb"\xcf.{8}"
 _RECEIVED: Final = int(Kind.RECEIVED)
 _EXTENSIONS: Final = (Kind.EXTENDED, Kind.LEASE_RESUMED)
 _OF_HANDLES: Final = frozenset({int(Kind.DELETED), int(Kind.DELETE_REFUSED), int(Kind.EXTEND_REFUSED)})
@@ -107,8 +106,7 @@ def _begin(view: View, start: int) -> int | None:
 
 def _backwards(view: View, incarnation: int, start: int, stop: int) -> Iterator[Event]:
     """Events about leases of the queue, newest first."""
-    kinds = b"".join(re.escape(_PACKED.encode(int(kind))) for kind in _OF_LEASES)
-    sought = re.compile(b"[%b]%b%b" % (kinds, _PACKED_INSTANT, re.escape(_PACKED.encode(incarnation))), re.DOTALL)
+    sought = re.compile(packed_beginning(incarnation, _OF_LEASES), re.DOTALL)
     rows = [row for row in view.oldest_first(start, stop) if sought.search(row[1])]
     for offset, packed in reversed(rows):
         events = _EVENTS.decode(packed)
@@ -148,7 +146,7 @@ class _Later:
 
 
 def _judged(grant: Event, later: _Later, now: int) -> Lease | None:
-    """The lease; None if nobody knows what became of it, as after a purge."""
+    """The lease; None if its events do not say how it ended, as after a purge."""
     granted, ends = grant.at, later.ends
     until = granted + (grant.lease_us or 0) if later.extended is None else later.until
     alive = max(later.extended or granted, granted)

@@ -162,14 +162,14 @@ class DirectAccess:
         lines = [(by_key[info.key], list(by_key[info.key].ready)) for info in outcome.queues]
         with _failures():
             ages = oldest_ages_us(self._store.reader, lines, self._clock.now())
+        rates: dict[int, dict[str, Any]] = {}
         if minutes:
             self._catch_up()
+            live = LiveRates.of(self._store.reader, outcome.queues, self._clock.now())
+            rates = rates_of(self._store.reader, live, minutes)
         for info in outcome.queues:
             shown = views.shown_listed(info, ages.get(info.incarnation))
-            if minutes:
-                live = LiveRates.of(self._store.reader, [info], self._clock.now())
-                shown |= {"rates": rates_of(self._store.reader, live, minutes)[info.incarnation]}
-            yield shown
+            yield shown | {"rates": rates[info.incarnation]} if minutes else shown
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.topics`. Without a server nothing is pushed."""

@@ -5,19 +5,18 @@ with the instant itself, so that a link shows a colleague the same. A form that 
 that the history does not cover, are said above the form.
 """
 
-from datetime import UTC, datetime
+from contextlib import suppress
 from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
+from veilmq.admin.past.replay import STATES
 from veilmq.console.calls import ApiRefused, queue_path
 from veilmq.console.pages.queue import MESSAGES_A_PAGE, PATH, key_of
 from veilmq.console.pages.queue_acts import FormWrong, span_us
 from veilmq.console.showing import clock_time, iso
 from veilmq.console.visit import Page, Visit
-from veilmq.model.instant import SECOND_US
-
-STATES: Final = ("visible", "delayed", "in flight", "quarantined")
+from veilmq.model.instant import from_text
 
 
 def instant_typed(field: str, text: str, now: int) -> tuple[int, bool]:
@@ -25,18 +24,13 @@ def instant_typed(field: str, text: str, now: int) -> tuple[int, bool]:
     FormWrong."""
     if text == "now":
         return now, False
+    with suppress(ValueError):
+        return max(1, from_text(text)), True
     try:
-        given = datetime.fromisoformat(text)
-    except ValueError:
-        given = None
-    if given is None:
-        try:
-            return now - span_us(field, text.removesuffix("ago")), False
-        except FormWrong:
-            words = f"expected an instant such as {iso(now)}, or how long ago, such as 10 min, not {text!r}"
-            raise FormWrong(field, words) from None
-    since = (given if given.tzinfo else given.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
-    return max(1, (since.days * 86_400 + since.seconds) * SECOND_US + since.microseconds), True
+        return now - span_us(field, text.removesuffix("ago")), False
+    except FormWrong:
+        words = f"expected an instant such as {iso(now)}, or how long ago, such as 10 min, not {text!r}"
+        raise FormWrong(field, words) from None
 
 
 def _asked(visit: Visit) -> tuple[dict[str, int], bool]:

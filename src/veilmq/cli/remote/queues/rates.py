@@ -6,7 +6,6 @@ Strategy: as in the package. A table has a line for each minute or hour: dashes 
 
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,6 +14,7 @@ import typer
 
 from veilmq.cli.output import duration, in_json, instant, print_json, table
 from veilmq.cli.remote.options import Everything, Queue, duration_us
+from veilmq.model.instant import from_text
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -143,11 +143,9 @@ def _when(option: str, text: str) -> int:
     if text == "now":
         return 0
     try:
-        given = datetime.fromisoformat(text)
+        return max(1, from_text(text))
     except ValueError:
         return -duration_us(option, text.removesuffix(" ago"))
-    given = given if given.tzinfo else given.replace(tzinfo=UTC)
-    return max(1, round((given - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6))
 
 
 def _counts(counts: Mapping[str, Any]) -> str:

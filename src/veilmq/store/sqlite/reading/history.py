@@ -30,6 +30,7 @@ _COMMITS: Final = (
     "SELECT offset, count, at, events FROM history WHERE offset >="
     " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset"
 )
+_NO_STOP: Final = (1 << 63) - 1
 _BACK: Final = {MINUTES: DAY_US // MINUTE_US, HOURS: 90 * DAY_US // HOUR_US}
 """How many periods a look for the last row before a range goes back."""
 _ROWS: Final = "SELECT r.id, r.numbers FROM carray(?) c CROSS JOIN {table} r ON r.id = c.value"
@@ -55,12 +56,7 @@ def bounds(connection: apsw.Connection) -> tuple[int, int]:
 
 def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
     """(offset, event) of all events from offset `start` on, as stored."""
-    rows = connection.cursor().execute(
-        "SELECT offset, events FROM history WHERE offset >="
-        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
-        (start,),
-    )
-    for first, packed in rows:
+    for first, _, _, packed in commits(connection, start, _NO_STOP):
         for place, event in enumerate(_EVENTS.decode(packed)):
             if first + place >= start:
                 yield first + place, event
