@@ -1,0 +1,72 @@
+"""The log that makes a batch durable before anybody is answered, where that is not this directory's own files.
+
+Strategy: a record is what one transaction of the store changed. Records of a shard are numbered without a gap, and each
+names the checksum of the one before, so a reader notices what is missing or of another history. A log takes one record
+at a time, and only from the server that owns the shard. Who owns it, and how the log finds out, is its own affair: the
+store calls `append` between its statements and its COMMIT, and needs to know three ends of it.
+"""
+
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What one transaction changed, as it is kept in the log."""
+
+    schema: int
+    """Number of the schema of the tables."""
+    clock: int
+    """The lease clock after it, in microseconds."""
+    before: int
+    """Checksum of the packed record before it; 0 before the first."""
+    patch: bytes
+    """Patchset of the tables with bodies and events."""
+    change: bytes
+    """Changeset of all others."""
+
+
+class Position(NamedTuple):
+    """How far a file has come in the log."""
+
+    lsn: int
+    """Number of the last record that it has; 0: none."""
+    epoch: int
+    """The epoch under which that was appended."""
+    checksum: int
+    """Checksum of that record, packed."""
+
+
+class NotAppended(Exception):
+    """The record is not in the log and never will be. The owner may go on after a rollback."""
+
+
+class NotOwner(NotAppended):
+    """The same, because another server owns the shard now. Nothing more may be appended."""
+
+
+class AppendUnknown(Exception):
+    """It cannot be known whether the record is in the log. Nobody may be answered, and nothing more may be appended."""
+
+
+class Log(Protocol):
+    """Where the owner of a shard puts its records. One call at a time, in any thread."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which the next record is appended. It may grow by a call that found out what became of a
+        record."""
+        ...
+
+    def append(self, lsn: int, record: bytes) -> None:
+        """Make a packed `Record` durable. Blocks. Raises NotAppended, NotOwner, AppendUnknown.
+
+        lsn: the number of the last record, plus one.
+        """
+        ...
+
+
+def checksum(record: bytes) -> int:
+    """What the next record calls `before`."""
+    return crc32(record)
