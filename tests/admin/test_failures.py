@@ -102,7 +102,7 @@ def test_a_bound_stops_at_a_minute_and_says_so(
     assert (len(whole["causes"]), whole["stopped"]) == (3, None)
     for bound in ("ROLLUPS_MAX", "FAILING_MAX"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"veilmq.admin.workers.failures.{bound}", 2)
+            patched.setattr(f"veilmq.admin.failures.{bound}", 2)
             found = all_failures(http)
             assert {each["error"] for each in found["causes"]} == {"second", "third"}, bound
             second = next(each for each in found["causes"] if each["error"] == "second")

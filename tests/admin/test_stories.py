@@ -11,8 +11,7 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.history.trace import shown_trace
-from veilmq.admin.story import shown_story
-from veilmq.admin.story.rules import RULES
+from veilmq.admin.story import RULES, shown_story
 from veilmq.engine.engine import Engine
 from veilmq.model.commands import (
     AfterExpiry,

@@ -13,8 +13,8 @@ from tests.support.contract.stage import TESTER, Stage, sending
 from tests.support.sqlite import SqliteFactory
 
 from veilmq import testing
-from veilmq.admin.timeouts import leases as reading
-from veilmq.admin.timeouts.leases import Granted, read
+from veilmq.admin import timeouts
+from veilmq.admin.timeouts import Granted, read
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, Undeliver
 from veilmq.model.instant import SECOND_US
@@ -173,16 +173,16 @@ def test_blocks_and_rows_do_not_matter(stage: Stage, monkeypatch: pytest.MonkeyP
     assert [each.lease.alive_s for each in whole] == [1.0] * 30
     assert all(each.lease.ended is Ended.OPEN for each in found(stage, "other"))
     for block in (1, 7, 64):
-        monkeypatch.setattr(reading, "_BLOCK", block)
+        monkeypatch.setattr(timeouts, "_BLOCK", block)
         assert found(stage) == whole
-    monkeypatch.setattr(reading, "EVENTS_MAX", 60)
+    monkeypatch.setattr(timeouts, "EVENTS_MAX", 60)
     assert 0 < len(found(stage)) < 30
     monkeypatch.undo()
-    monkeypatch.setattr(reading, "_BLOCK", 12)
-    monkeypatch.setattr(reading, "MESSAGES_ENOUGH", 3)
+    monkeypatch.setattr(timeouts, "_BLOCK", 12)
+    monkeypatch.setattr(timeouts, "MESSAGES_ENOUGH", 3)
     assert 3 <= len(found(stage)) <= 6
     monkeypatch.undo()
-    stage.later(reading.BACK_US_MAX + SECOND_US)
+    stage.later(timeouts.BACK_US_MAX + SECOND_US)
     stage.send(QUEUE, "today")
     assert found(stage) == [], "what was a day ago says nothing about today"
 

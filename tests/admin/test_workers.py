@@ -92,7 +92,7 @@ def test_pages_by_key_and_by_client(orders: httpx.Client) -> None:
 
 
 def test_a_page_says_that_it_was_stopped(orders: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilmq.admin.workers.holders.LOOKED_AT_MAX", 2)
+    monkeypatch.setattr("veilmq.admin.holders.LOOKED_AT_MAX", 2)
     page = holders(orders, client="mailer")
     assert (page["holders"], page["looked_at"]) == ([], 2)
     assert len(holders(orders, client="mailer", after=page["after"])["holders"]) == 1

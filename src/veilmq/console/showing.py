@@ -11,7 +11,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from veilmq.admin.story.rules import rounded, span
+from veilmq.admin.story import rounded, span
 from veilmq.model.instant import MILLISECOND_US, SECOND_US
 
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

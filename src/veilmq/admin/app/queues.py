@@ -23,14 +23,7 @@ from veilmq.admin.answers import (
 from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
-from veilmq.admin.history.messages import message_page, without_error
-from veilmq.admin.history.reading import oldest_ages_us
-from veilmq.admin.history.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
-from veilmq.admin.history.worst import Wanted, worst_page
-from veilmq.admin.past import PastInput, past_page
-from veilmq.admin.service import Service, knows
-from veilmq.admin.timeouts import TimeoutInput, timeout_page
-from veilmq.admin.workers.failures import (
+from veilmq.admin.failures import (
     AllFailuresInput,
     FailuresInput,
     Rights,
@@ -38,7 +31,14 @@ from veilmq.admin.workers.failures import (
     all_failures_page,
     failure_page,
 )
-from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
+from veilmq.admin.history.messages import message_page, without_error
+from veilmq.admin.history.reading import oldest_ages_us
+from veilmq.admin.history.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
+from veilmq.admin.history.worst import Wanted, worst_page
+from veilmq.admin.holders import HoldersInput, holder_page, shown_waiters
+from veilmq.admin.past import PastInput, past_page
+from veilmq.admin.service import Service, knows
+from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received

@@ -18,6 +18,14 @@ from veilmq.admin.api import inputs, jobs, operator, views
 from veilmq.admin.api.errors import Refused, described
 from veilmq.admin.api.jobs import AnyJob
 from veilmq.admin.api.operations import OPERATIONS, Asked
+from veilmq.admin.failures import (
+    AllFailuresInput,
+    FailuresInput,
+    Rights,
+    Unstored,
+    all_failures_page,
+    failure_page,
+)
 from veilmq.admin.history.messages import find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
@@ -31,17 +39,9 @@ from veilmq.admin.history.reading import (
 from veilmq.admin.history.rollups import LiveRates, live_part, rates_of, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
+from veilmq.admin.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
-from veilmq.admin.workers.failures import (
-    AllFailuresInput,
-    FailuresInput,
-    Rights,
-    Unstored,
-    all_failures_page,
-    failure_page,
-)
-from veilmq.admin.workers.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign

@@ -1,1 +1,0 @@
-"""Who holds the messages of queues, and why messages failed."""
