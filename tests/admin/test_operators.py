@@ -36,6 +36,25 @@ def test_a_call_that_is_repeated_is_answered_as_before_and_acts_once(http: httpx
     assert purged == [{"count": 1}, {"count": 1}]
 
 
+def test_a_change_to_an_older_version_is_refused_and_a_repeated_one_is_not(http: httpx.Client) -> None:
+    seen = http.put(ORDERS).json()["version"]
+    first = http.patch(ORDERS, json={"delay_us": 1, "if_version": seen}, headers=key("a"))
+    assert (first.status_code, first.json()["settings"]["delay_us"]) == (200, 1)
+    late = [http.patch(ORDERS, json={"delay_us": 2, "if_version": seen}, headers=key("b")) for _ in range(2)]
+    assert [(each.status_code, each.json()["error"]) for each in late] == [(409, "queue_changed")] * 2
+    assert late[0].json()["data"] == {"version": first.json()["version"]}
+    assert "someone else changed queue orders meanwhile" in late[0].json()["message"]
+    for version in (seen, first.json()["version"]):
+        again = http.patch(ORDERS, json={"delay_us": 1, "if_version": version}, headers=key("a"))
+        assert (again.status_code, again.json()) == (200, first.json()), "whoever repeats it may have looked again"
+    new = http.patch(ORDERS, json={"delay_us": 2, "if_version": first.json()["version"]}, headers=key("b"))
+    assert (new.status_code, new.json()["settings"]["delay_us"]) == (200, 2), "what was refused is not kept"
+    assert [each["detail"]["act"] for each in events(http) if each["kind"] == "operator_command"] == [
+        "create", "change", "change",
+    ]  # fmt: skip
+    assert http.put(QUEUES + "/new", json={"if_version": seen}).status_code == 400
+
+
 def test_an_id_of_another_call_is_refused(http: httpx.Client) -> None:
     http.put(ORDERS)
     http.put(QUEUES + "/other")

@@ -202,6 +202,10 @@ def test_what_is_not_named_stays(veilmq: Run) -> None:
     assert settings("--untag", "b", "--untag", "none", "--tag", "d=") == (("other", 7), {"a": "0", "c": "3", "d": ""})
     both = veilmq("queues", "set", "orders", "--tag", "a=1", "--untag", "a")
     assert (both.code, "--untag a" in both.err) == (2, True)
+    (seen,) = veilmq("queues", "list", "--json", "--prefix", "orders").json
+    for code in (0, 1):
+        changed = veilmq("queues", "set", "orders", "--delay", "1s", "--if-version", seen["version"])
+        assert (changed.code, "someone else changed queue orders" in changed.err) == (code, code == 1)
     assert settings("--dead-letters", "")[0] is None
     assert settings("--dead-letters", "failed")[0] == ("failed", 5)
 

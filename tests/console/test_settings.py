@@ -8,7 +8,7 @@ from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
 from tests.console.hostile import HOSTILE, tags
 from tests.console.test_pages import plain
 
-from veilmq.admin.api.inputs import ChangeInput
+from veilmq.admin.api.inputs import SettingsInput
 from veilmq.console.pages.queue_acts import FormWrong, pairs_read, pairs_typed
 from veilmq.console.pages.settings import SETTINGS
 
@@ -33,11 +33,11 @@ def test_settings_change_after_they_were_shown(orders: Api, visitor: Visitor) ->
     confirmed = dict(
         re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', shown.text.partition("<main")[2])
     )
-    orders.later(1)
     orders.client.patch(f"{QUEUES}/orders", json={"delay_us": 5_000_000})
     late = visitor.post(path, data=confirmed)
     assert late.status_code == 409
-    assert "someone else changed the queue meanwhile" in plain(late.text)
+    assert "someone else changed queue orders meanwhile" in plain(late.text)
+    assert ('value="5 s"' in late.text, 'value="1 min"' in late.text) == (True, False), "the settings as they are now"
     fresh = visitor.submit(path, **(typed | {"delay_us": "5 s", "target": "", "receive_count_max": ""}))
     confirmed = dict(
         re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', fresh.text.partition("<main")[2])
@@ -55,7 +55,7 @@ def test_settings_change_after_they_were_shown(orders: Api, visitor: Visitor) ->
 
 
 def test_the_form_has_all_that_the_api_can_set() -> None:
-    assert {each.name for each in SETTINGS} == set(ChangeInput.__struct_fields__)
+    assert {each.name for each in SETTINGS} == set(SettingsInput.__struct_fields__)
 
 
 def changed(visitor: Visitor, path: str, **fields: str) -> str:

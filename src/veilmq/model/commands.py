@@ -175,6 +175,8 @@ class ChangeQueue(Command, tag=True, kw_only=True, gc=False):
     change: SettingsChange
     expected: SettingsChange = {}
     """Change nothing unless these settings have these values (`labels` and `tags`: all of them)."""
+    if_version: str | None = None
+    """Change nothing unless this is the queue's version (`QueueInfo.version`)."""
 
 
 class DeleteQueue(Command, tag=True, kw_only=True, gc=False):

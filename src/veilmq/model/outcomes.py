@@ -73,7 +73,7 @@ class QueueChanged(msgspec.Struct, gc=False):
 
     info: QueueInfo
     changed: bool = True
-    """False: a setting did not have the expected value, and nothing was changed."""
+    """False: a setting did not have the expected value, or the queue has another version, and nothing was changed."""
 
 
 class QueueDeleted(msgspec.Struct, gc=False):

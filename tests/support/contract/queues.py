@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect, refused
 
-from veilmq.model.commands import CreateQueue, DescribeQueue, ListQueues
+from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue, ListQueues
 from veilmq.model.errors import QueueDeletedRecently, QueueExists, QueueMissing, RedriveRefused
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDeleted, QueuesListed
@@ -69,6 +69,28 @@ class TestQueues:
         changed = expect(stage.change(KEY, visibility_timeout_us=7), QueueChanged).info
         assert changed.settings == QueueSettings(delay_us=SECOND_US, visibility_timeout_us=7)
         assert (changed.created, changed.modified) == (stage.now - HOUR_US, stage.now)
+
+    def test_of_two_changes_to_one_version_the_second_is_refused(self, stage: Stage) -> None:
+        stage.create()
+        seen = stage.describe(KEY).version
+        both = [
+            ChangeQueue(queue=KEY, origin=TESTER, change={"delay_us": delay_us}, if_version=seen)
+            for delay_us in (SECOND_US, HOUR_US)
+        ]
+        first, second = (expect(each, QueueChanged) for each in stage.batch(both).outcomes)
+        assert (first.changed, second.changed) == (True, False)
+        assert second.info.settings.delay_us == SECOND_US
+        assert seen != first.info.version == second.info.version
+        for delay_us in (0, SECOND_US):
+            stage.change(KEY, delay_us=delay_us)
+        assert stage.describe(KEY).version != first.info.version, "changed and changed back within one microsecond"
+        info = stage.describe(KEY)
+        stage.reopen(kill=True)
+        assert stage.describe(KEY) == info
+        stage.drop(KEY)
+        stage.create()
+        late = ChangeQueue(queue=KEY, origin=TESTER, change={"delay_us": 5}, if_version=info.version)
+        assert not expect(stage.do(late), QueueChanged).changed, "the version of a queue that is no more"
 
     @pytest.mark.parametrize("kill", [None, True])
     def test_a_deleted_queue_is_gone_with_its_messages(self, stage: Stage, kill: bool | None) -> None:

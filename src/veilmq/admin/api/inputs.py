@@ -167,8 +167,8 @@ class RedriveAllowInput(_Input):
     sources: Annotated[list[Name | KeyInput], Meta(max_length=10)] = []
 
 
-class ChangeInput(_Input):
-    """Settings to change; null removes a redrive policy."""
+class SettingsInput(_Input):
+    """Settings of a queue; null removes a redrive policy."""
 
     visibility_timeout_us: Lease | UnsetType = UNSET
     delay_us: Delay | UnsetType = UNSET
@@ -188,7 +188,13 @@ class ChangeInput(_Input):
     tags: Annotated[dict[str, str], Meta(max_length=50)] | UnsetType = UNSET
 
 
-class CreateInput(ChangeInput):
+class ChangeInput(SettingsInput):
+    """Settings to change, if the queue still has the version that the caller saw."""
+
+    if_version: Annotated[str, Meta(min_length=1, max_length=64)] | UnsetType = UNSET
+
+
+class CreateInput(SettingsInput):
     """Settings of a new queue; the others get their defaults."""
 
     fifo: bool | UnsetType = UNSET
@@ -274,12 +280,6 @@ class PeekInput(_Input):
     count: Count = 10
 
 
-class ClockInput(_Input):
-    """How far to move the clock."""
-
-    advance_us: Annotated[int, Meta(ge=1, le=400 * DAY_US)]
-
-
 class ListInput(_Input):
     """Which queues, after which name. Account `*` means all accounts and regions; then `after` is a key.
 
@@ -310,12 +310,6 @@ class DropInput(_Input):
     """Ids of messages to delete from quarantine."""
 
     messages: Annotated[list[str], Meta(min_length=1, max_length=ENTRIES_MAX)]
-
-
-class AccountInput(_Input):
-    """The account; default: the only one."""
-
-    account: Account | None = None
 
 
 class FilterInput(_Input, omit_defaults=True):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from veilmq.admin.api import inputs, views
-from veilmq.admin.api.errors import described
+from veilmq.admin.api.errors import Refused, described
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
@@ -95,12 +95,16 @@ def _create(asked: Asked, wanted: inputs.CreateInput) -> Sequence[AnyCommand]:
 
 
 def _change(asked: Asked, wanted: inputs.ChangeInput) -> Sequence[AnyCommand]:
-    return (ChangeQueue(queue=asked.queue, origin=asked.origin, change=_change_of(asked.queue, wanted)),)
+    version = None if wanted.if_version is UNSET else wanted.if_version
+    change = _change_of(asked.queue, wanted)
+    return (ChangeQueue(queue=asked.queue, origin=asked.origin, change=change, if_version=version),)
 
 
-def _change_of(queue: QueueKey, wanted: inputs.ChangeInput) -> SettingsChange:
+def _change_of(queue: QueueKey, wanted: inputs.SettingsInput) -> SettingsChange:
     change: SettingsChange = {
-        name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not UNSET
+        name: value
+        for name in wanted.__struct_fields__
+        if name != "if_version" and (value := getattr(wanted, name)) is not UNSET
     }
     for text in (text for tag in change.get("tags", {}).items() for text in tag):
         _check_name("tags", text)
@@ -273,6 +277,9 @@ def _first(outcomes: Sequence[Outcome]) -> Outcome:
 def _show_queue(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     outcome = _first(outcomes)
     assert isinstance(outcome, QueueDescribed | QueueChanged | QueueCreated)
+    if isinstance(outcome, QueueChanged) and not outcome.changed:
+        words = f"someone else changed queue {outcome.info.key.name} meanwhile: look at its settings, and try again"
+        raise Refused(409, "queue_changed", words, version=outcome.info.version)
     shown = views.shown_queue(outcome.info)
     return shown | {"new": outcome.created} if isinstance(outcome, QueueCreated) else shown
 

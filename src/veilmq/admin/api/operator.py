@@ -12,8 +12,10 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from veilmq.admin.api.errors import Refused
+from veilmq.admin.api.inputs import ChangeInput
 from veilmq.model.commands import COMMAND_ID_CHARACTERS_MAX, AnyCommand, Operate, Origin
 from veilmq.model.errors import VeilError
 from veilmq.model.outcomes import Operated, Outcome
@@ -42,8 +44,10 @@ class Asked(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Differs for every other call."""
-        return sha256(_JSON.encode([self.act, self.target, self.members])).digest()
+        """Differs for every other call. Who lost the answer to a change sees another version when they repeat it."""
+        is_change = isinstance(self.members, ChangeInput)
+        members = msgspec.structs.replace(self.members, if_version=UNSET) if is_change else self.members
+        return sha256(_JSON.encode([self.act, self.target, members])).digest()
 
     def shown(self) -> dict[str, Any]:
         """The members for the history: no bodies, no handles, and no more than fits."""

@@ -8,7 +8,7 @@ sees itself and its account.
 from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from veilmq.admin.access import Caller
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.api.errors import Refused
-from veilmq.admin.api.inputs import PAGE_MAX, Account, AccountInput, convert
+from veilmq.admin.api.inputs import PAGE_MAX, Account, convert
 from veilmq.admin.service import Account as KnownAccount
 from veilmq.admin.service import Keys, Service, home_region, knows
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant
@@ -24,6 +24,12 @@ from veilmq.server.config.settings import Settings
 from veilmq.store.reader import AccountCounts
 
 NOTHING: Final = AccountCounts(0, 0, 0)
+
+
+class AccountInput(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The account; default: the only one."""
+
+    account: Account | None = None
 
 
 class AccountsInput(AccountInput, kw_only=True):

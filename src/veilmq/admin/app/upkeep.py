@@ -8,9 +8,10 @@ mode.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from veilmq.admin.api import inputs, operator, views
 from veilmq.admin.api.errors import Refused
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
+from veilmq.model.instant import DAY_US
 from veilmq.model.settings.access import Action
 from veilmq.store.errors import DatabaseFailed, Progress
 
@@ -30,6 +32,12 @@ _STEPS_KEPT_MAX: Final = 64
 _PAUSE_S: Final = 0.001
 
 Step = Callable[[str, int, int], None]
+
+
+class ClockInput(msgspec.Struct, forbid_unknown_fields=True):
+    """How far to move the clock."""
+
+    advance_us: Annotated[int, Meta(ge=1, le=400 * DAY_US)]
 
 
 class Upkeep:
@@ -80,7 +88,7 @@ class Upkeep:
     async def move_clock(self, request: Request) -> Response:
         """Move the clock: everything that becomes due has happened when this answers."""
         answers.caller_of(request).check(Action.SETTINGS)
-        wanted = inputs.decode(await answers.body_of(request), inputs.ClockInput)
+        wanted = inputs.decode(await answers.body_of(request), ClockInput)
         answers.no_command_id(request)
         if self._service.keyring.checks:
             raise Refused(403, "clock_fixed", "the clock moves in development mode alone: start without --credentials")

@@ -1,8 +1,8 @@
 """The settings of a queue: a form with all that `/api/v1` can set, what would change, and the change.
 
 Strategy: one row of `SETTINGS` for each setting: its inputs in the form, how a value is typed there, read back and
-said. The form shows what would change before it does, and carries when the queue was modified: if someone else changed
-it meanwhile, the page says so and nothing is changed. A setting whose inputs a form lacks stays as it is.
+said. The form shows what would change before it does, and carries the version that was shown: if someone else changed
+the queue meanwhile, the store refuses and the page says so. A setting whose inputs a form lacks stays as it is.
 """
 
 from collections.abc import Callable, Mapping
@@ -235,16 +235,18 @@ async def change_settings(visit: Visit) -> Response:
         return await _page(visit, error, given)
     if "confirmed" not in given:
         return await _page(visit, None, given, changes)
-    return await visit.act(_changing(visit, key, change, changes), lambda form, error: _page(visit, error, form))
+
+    async def refused(given: Given, error: ApiRefused) -> Response:
+        # What was typed is about settings that are no more: the form shows those of now.
+        return await _page(visit, error, {} if error.error == "queue_changed" else given)
+
+    return await visit.act(_changing(visit, key, change, changes), refused)
 
 
 def _changing(visit: Visit, key: QueueKey, change: dict[str, Any], changes: list[tuple[str, str, str]]) -> Work:
     async def work(given: Given, once: str) -> Done:
-        found = await visit.api.get(queue_path(key))
-        if str(found["modified"]) != given.get("modified"):
-            words = "someone else changed the queue meanwhile: look at its settings of now, and try again"
-            raise ApiRefused(409, {"error": "changed", "message": words})
-        await visit.api.act("PATCH", queue_path(key), change, once)
+        seen = {"if_version": given.get("version", "")}
+        await visit.api.act("PATCH", queue_path(key), change | seen, once)
         return Done("Changed: " + "; ".join(f"{name} {new}" for name, _, new in changes) + ".", console_path(key))
 
     return work

@@ -238,3 +238,8 @@ class QueueInfo(msgspec.Struct, frozen=True, gc=False):
     settings: QueueSettings
     counts: QueueCounts
     plan: PlanState = NO_PLAN
+
+    @property
+    def version(self) -> str:
+        """Another one after each change of the settings: `modified` grows with each, even in one microsecond."""
+        return f"{self.incarnation}-{self.modified}"

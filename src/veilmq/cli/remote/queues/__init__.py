@@ -178,6 +178,10 @@ def change_queue(
     untag: Annotated[
         list[str] | None, typer.Option("--untag", metavar="NAME", help="Take a tag away; may be repeated.")
     ] = None,
+    if_version: Annotated[
+        str | None,
+        typer.Option("--if-version", metavar="VERSION", help="Only if this is its version (`queues list --json`)."),
+    ] = None,
 ) -> None:
     """Change settings of a queue; what is not named stays."""
     change = _plain(visibility_timeout, delay, retention, wait, message_bytes_max)
@@ -186,7 +190,9 @@ def change_queue(
         raise Failure(Exit.USAGE, f"--untag {name}: --tag sets it")
     present: Mapping[str, Any] = {}
     if redrive.is_partial or new_tags or gone:
-        present = asked.run("describe", queue)["settings"]
+        found = asked.run("describe", queue)
+        present, seen = found["settings"], found["version"]
+        if_version = if_version or seen
     if redrive != (None, None):
         change["redrive"] = redrive.merged(present.get("redrive"))
     if new_tags or gone:
@@ -194,6 +200,8 @@ def change_queue(
         change["tags"] = kept | new_tags
     if not change:
         raise Failure(Exit.USAGE, "nothing to change", "Name a setting, such as --visibility-timeout 60s.")
+    if if_version is not None:
+        change["if_version"] = if_version
     # Unlike other calls, a null removes a setting.
     _show(asked, asked.run_with("change", queue, change), f"changed {queue}")
 

@@ -45,6 +45,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.events import Event, Kind
+from veilmq.model.instant import Instant
 from veilmq.model.outcomes import (
     Outcome,
     Purged,
@@ -220,6 +221,8 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         return QueueMissing(queue=str(command.queue))
     if any(getattr(queue.settings, name) != value for name, value in command.expected.items()):
         return QueueChanged(queue.info(), changed=False)
+    if command.if_version not in {None, queue.info().version}:
+        return QueueChanged(queue.info(), changed=False)
     settings = with_change(queue.settings, command.change)
     wrong = _wrong_kind(settings, queue.settings.fifo) or _wrong_alias(writer, queue.key, settings.alias)
     if wrong is not None:
@@ -229,9 +232,10 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         if refused is not None:
             return refused
     writer.touch(queue)
+    queue.modified = Instant(max(writer.now, queue.modified + 1))  # no two changes make one version
     writer.write(
         "UPDATE queue SET settings = ?, modified = ? WHERE incarnation = ?",
-        (SETTINGS_ENCODER.encode(settings), writer.now, queue.incarnation),
+        (SETTINGS_ENCODER.encode(settings), queue.modified, queue.incarnation),
     )
     detail: dict[str, object] = {"change": _plain(command.change)}
     if settings.retention_us != queue.settings.retention_us:
@@ -248,7 +252,6 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         writer.queues.redrive(queue.key, settings.redrive)
         writer.undo(lambda: writer.queues.redrive(queue.key, policy))
     queue.settings = settings
-    queue.modified = writer.now
     _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)
     reconsider_plans(writer, queue, command.origin)
     return QueueChanged(queue.info())

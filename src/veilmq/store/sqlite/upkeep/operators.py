@@ -17,7 +17,7 @@ from veilmq.model.errors import StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
 from veilmq.model.messages.message import id_text
-from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueCreated, Recorded, Result
+from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueChanged, QueueCreated, Recorded, Result
 from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, UseSession
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.batch.writer import Writer
@@ -78,7 +78,11 @@ def _unpacked(name: str, packed: msgspec.Raw) -> Outcome:
 
 def _changed(outcome: Outcome) -> bool:
     """Whether the command may have changed something."""
-    return not isinstance(outcome, VeilError) and not (isinstance(outcome, QueueCreated) and not outcome.created)
+    if isinstance(outcome, QueueCreated):
+        return outcome.created
+    if isinstance(outcome, QueueChanged):
+        return outcome.changed
+    return not isinstance(outcome, VeilError)
 
 
 def _incarnation(writer: Writer, command: Operate) -> int | None:
