@@ -16,7 +16,7 @@ from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.pipeline.session import make_place
 from veilmq.cli.serve import _in_the_way, _keys
 from veilmq.cli.sources import resolve
-from veilmq.cli.work import open_queue, parameters
+from veilmq.cli.work.command import open_queue, parameters
 from veilmq.client.errors import TransportError
 from veilmq.server.config.settings import Settings
 

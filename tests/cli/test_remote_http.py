@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Serve
 
+from veilmq.cli import history
 from veilmq.cli.access import http
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, Unreachable
-from veilmq.cli.history import events
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import read_holder
 from veilmq.testing.for_each import for_each
@@ -67,15 +67,15 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
         assert pieces < 10
         door.run("send", QUEUE, {"messages": [{"body": "more"}]})
 
-    monkeypatch.setattr(events, "_print", print_and_send)
-    monkeypatch.setattr(events, "_PIECE", 1)
+    monkeypatch.setattr(history, "_print", print_and_send)
+    monkeypatch.setattr(history, "_PIECE", 1)
 
     class Asked:
         door: HttpAccess
 
     asked: Any = Asked()
     asked.access = door
-    events.print_events(asked)
+    history.print_events(asked)
     assert pieces >= 1
     door.close()
 

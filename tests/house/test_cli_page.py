@@ -50,9 +50,7 @@ def test_what_is_not_there_is_not_found() -> None:
     assert not is_shown(("sen",))
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("work", "work_options"), ("calibrate", "work_options"), ("verify", "verify")]
-)
+@pytest.mark.parametrize(("name", "module"), [("work", "work"), ("calibrate", "work"), ("verify", "verify")])
 def test_every_option_is_there(name: str, module: str) -> None:
     _, begin, rest = PAGE.partition(f"<!-- options of veilmq {name}: printed from veilmq.cli.{module} -->")
     assert begin

@@ -22,9 +22,8 @@ from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.pipeline.options import Asked
-from veilmq.cli.pipeline.output import print_json
 from veilmq.cli.pipeline.run import _write_analysis
-from veilmq.cli.pipeline.session import reported
+from veilmq.cli.pipeline.session import print_json, reported
 from veilmq.pipeline import tables
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.loop import Loop

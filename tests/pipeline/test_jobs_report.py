@@ -11,7 +11,7 @@ from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
 from veilmq.cli.pipeline.options import Asked
-from veilmq.cli.pipeline.output import show
+from veilmq.cli.pipeline.session import show
 from veilmq.pipeline.report import Analysis, figures, page
 from veilmq.pipeline.report.figures import ROLES, say
 from veilmq.testing.for_each import for_each

@@ -1,26 +1,40 @@
 """Commands that look: at messages in any state, at what happened to one, and at the history.
 
 Strategy: functions of the context (`Asked`), to which `veilmq.cli.remote` adds the common options. Nothing is leased.
+
+`veilmq events` prints the history and follows it across restarts of the server. An offset is all that a reader must
+remember, so a follower asks a new access for the same offset until one answers. An incomplete piece is not printed, and
+a printed one is not requested again. The first answer must come at once. Afterwards the command waits for the server,
+unless waiting cannot help.
 """
 
 import inspect
+import json
+import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.history.events import print_events
-from veilmq.cli.output import instant, print_json, printable
+from veilmq.cli.failures import Exit, Failure, Unreachable
+from veilmq.cli.output import instant, print_json, printable, tamed
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote import command_of
-from veilmq.cli.remote.options import OfGroup, OfType, Older, Queue, Receives, Text, filter_of
+from veilmq.cli.remote.options import OfGroup, OfType, Older, Queue, Receives, Text, filter_of, queue_names
 
 if TYPE_CHECKING:
+    from veilmq.cli.access import Piece
+    from veilmq.cli.access.http import HttpAccess
     from veilmq.cli.remote import Asked
 
 _SCAN_MAX: Final = 100_000
+_FOLLOW_S: Final = 20.0
+_PAUSE_S: Final = 0.5
+_PIECE: Final = 10_000
+_PIECE_MAX: Final = 320_000
+"""Offsets searched at once when few events match."""
 
 
 def list_messages(
@@ -100,6 +114,209 @@ def trace(
         raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
     if not found["complete"]:
         print("its send is no longer in the history, or too far back", file=sys.stderr)
+
+
+def _kinds(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from veilmq.model.events import Kind
+
+    return [name for kind in Kind if (name := kind.name.lower()).startswith(incomplete)]
+
+
+def print_events(
+    asked: "Asked",
+    start: Annotated[
+        str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
+    ] = "first",
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", metavar="QUEUE", help="Only those of this queue.", autocompletion=queue_names),
+    ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="KIND", help="Only these, say sent; may be repeated.", autocompletion=_kinds),
+    ] = None,
+    message: Annotated[str | None, typer.Option("--message", metavar="MESSAGE_ID", help="Only this message's.")] = None,
+) -> None:
+    """Print the history, oldest first."""
+    if not re.fullmatch(r"\d{1,18}|first|next|snapshot", start):
+        raise Failure(Exit.USAGE, f"--from: expected an offset, first, next or snapshot, not {start!r}")
+    if last is not None and start != "first":
+        raise Failure(Exit.USAGE, "--from and --last: give one of them")
+    given = {"queue": _queue(asked, queue), "kind": ",".join(kinds or []), "message": message}
+    wanted = {name: text for name, text in given.items() if text}
+    # Without --follow, stop at the current end: a busy server's history grows for ever.
+    end = asked.access.events("next", 1, 0.0, wanted).start
+    left = sys.maxsize if limit is None else limit
+    shown = 0
+    if last is not None and wanted:
+        found = _last(asked, last, end, wanted)[:left]
+        _print(asked, found)
+        shown = len(found)
+        start, left = str(end), left - shown
+    elif last is not None:
+        start = str(max(asked.access.events("first", 1, 0.0).start, end - last))
+    if follow:
+        _follow(asked, start, left, wanted)
+    elif not _show_until(asked, start, left, end, wanted) + shown and wanted:
+        if not asked.as_json:
+            print("no such events", file=sys.stderr)
+        _tell_unknown(asked, wanted)
+
+
+def _show_until(asked: "Asked", start: str, left: int, end: int, wanted: Mapping[str, str]) -> int:
+    """Print the events before offset `end`, at most `left`; return the number of lines."""
+    at, shown = start, 0
+    while left > 0 and at != str(end):
+        piece = asked.access.events(at, _PIECE if wanted else min(left, _PIECE), 0.0, wanted)
+        lines = piece.lines.splitlines(keepends=True)[:left]
+        _print(asked, lines)
+        shown += len(lines)
+        if piece.following == piece.start or piece.following >= end:
+            break
+        left -= len(lines) if wanted else piece.following - piece.start
+        at = str(piece.following)
+    return shown
+
+
+def _tell_unknown(asked: "Asked", wanted: Mapping[str, str]) -> None:
+    """Report a name that neither a queue nor an event has: it may be mistyped."""
+    if "queue" not in wanted:
+        return
+    *place, name = wanted["queue"].split("/")
+    account, region = place or ("*", None)
+    if any(each["name"] == name for each in asked.access.queues(account, region, name)):
+        return
+    at, end = "first", asked.access.events("next", 1, 0.0).start
+    while True:
+        piece = asked.access.events(at, _PIECE_MAX, 0.0, {"queue": wanted["queue"]})
+        if piece.lines:
+            return
+        if piece.following >= end or piece.following == piece.start:
+            break
+        at = str(piece.following)
+    where = f" in account {account}, region {region}" if place else ""
+    _tell(f"there is no queue {name}{where}, and no event of one in the history. `veilmq queues list --all` shows all.")
+
+
+def _queue(asked: "Asked", name: str | None) -> str | None:
+    """The queue filter: of all accounts and regions, unless one is named."""
+    if name is None or asked.named == (None, None):
+        return name
+    return f"{asked.account}/{asked.region}/{name}"
+
+
+def _last(asked: "Asked", count: int, end: int, wanted: Mapping[str, str]) -> list[bytes]:
+    """The last `count` lines before offset `end`, searched backwards in growing pieces."""
+    first = asked.access.events("first", 1, 0.0).start
+    found: list[bytes] = []
+    size = _PIECE
+    while end > first and len(found) < count:
+        begin = max(first, end - size)
+        found = (_between(asked, begin, end, wanted) + found)[-count:]
+        end, size = begin, min(size * 2, _PIECE_MAX)
+    return found
+
+
+def _between(asked: "Asked", begin: int, end: int, wanted: Mapping[str, str]) -> list[bytes]:
+    lines: list[bytes] = []
+    while begin < end:
+        piece = asked.access.events(str(begin), min(end - begin, _PIECE), 0.0, wanted)
+        lines += piece.lines.splitlines(keepends=True)
+        begin = piece.following
+    return lines
+
+
+def _follow(asked: "Asked", start: str, left: int, wanted: Mapping[str, str]) -> None:
+    follower = _Follower(asked, start, wanted)
+    try:
+        _tell_unknown(asked, wanted)  # the follower has its offset already
+        while left > 0:
+            piece = follower.next(_PIECE if wanted else min(left, _PIECE))
+            lines = piece.lines.splitlines(keepends=True)[:left]
+            _print(asked, lines)
+            left -= len(lines) if wanted else piece.following - piece.start
+    except KeyboardInterrupt:  # the regular end of following
+        return
+    finally:
+        follower.close()
+
+
+class _Follower:
+    """A follower's offset in the history, and its access."""
+
+    def __init__(self, asked: "Asked", start: str, wanted: Mapping[str, str]) -> None:
+        """Raises Failure, also if no server answers now."""
+        self._asked, self._wanted = asked, wanted
+        self._access: HttpAccess | None = None
+        # `next` would mean another offset after a restart.
+        piece = self._ask(start, 1, 0.0)
+        self._offset, self._epoch = piece.start, piece.epoch
+
+    def next(self, limit: int) -> "Piece":
+        """The next events, up to `limit` offsets; may be empty. Raises Failure if waiting cannot help."""
+        try:
+            piece = self._ask(str(self._offset), limit, _FOLLOW_S)
+        except Unreachable:
+            piece = self._await(limit)
+        if piece.epoch != self._epoch:
+            raise Failure(
+                Exit.WRONG,
+                f"the server has another history now, of a restored backup; the old one was read up to {self._offset}",
+                "Begin again with --from first, or with --from next.",
+            )
+        self._offset = piece.following
+        return piece
+
+    def _await(self, limit: int) -> "Piece":
+        """Ask until a server answers. The first failure is not reported: perhaps only the connection had ended."""
+        told = False
+        while True:
+            self.close()
+            try:
+                piece = self._ask(str(self._offset), limit, 0.0)
+            except Unreachable as failure:
+                if not told:
+                    _tell(f"{failure}: waiting for it, to go on from offset {self._offset}")
+                told = True
+                time.sleep(_PAUSE_S)
+                continue
+            if told:
+                _tell(f"the server is back: continuing from offset {self._offset}")
+            return piece
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        if self._access is not None:
+            self._access.close()
+        self._access = None
+
+    def _ask(self, start: str, limit: int, follow_s: float) -> "Piece":
+        if self._access is None:
+            self._access = self._asked.again()
+        if self._access is None:
+            advice = "Start one with `veilmq serve`, or leave --follow out."
+            raise Unreachable(Exit.ADDRESS, "no server holds the directory", advice)
+        return self._access.events(start, limit, follow_s, self._wanted)
+
+
+def _tell(message: str) -> None:
+    print(f"veilmq: {message}", file=sys.stderr, flush=True)
+
+
+def _print(asked: "Asked", lines: list[bytes]) -> None:
+    if not lines:
+        return
+    if asked.as_json:
+        sys.stdout.write(tamed(b"".join(lines).decode()))
+    else:
+        from veilmq.cli.remote.tables import event_table
+
+        event_table([json.loads(line) for line in lines])
+    sys.stdout.flush()
 
 
 def register(app: typer.Typer) -> None:

@@ -11,8 +11,7 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
-from veilmq.cli.pipeline.output import print_json
-from veilmq.cli.pipeline.session import make_place, reported, started
+from veilmq.cli.pipeline.session import make_place, print_json, reported, started
 from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable

@@ -1,7 +1,7 @@
 """The work of the pipeline's commands on the history, and of `veilmq events export`.
 
-Strategy: what all share is in session.py and output.py. `--out` gets tables and, of `report`, a page. `health --follow`
-checks before Spark starts that the table is a stream's and not a job's: neither may overwrite the other.
+Strategy: what all share is in session.py. `--out` gets tables and, of `report`, a page. `health --follow` checks before
+Spark starts that the table is a stream's and not a job's: neither may overwrite the other.
 """
 
 import signal
@@ -15,17 +15,21 @@ from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
 from veilmq.cli.output import bar
 from veilmq.cli.pipeline.options import Asked
-from veilmq.cli.pipeline.output import PLACE, ROWS_SHOWN, print_json, records, show
 from veilmq.cli.pipeline.session import (
     JOB_CODES,
+    PLACE,
+    ROWS_SHOWN,
     SERVER_DEFAULT,
     as_url,
     hush,
     make_place,
     options_of,
+    print_json,
+    records,
     reported,
     server_of,
     session,
+    show,
     token_of,
 )
 from veilmq.pipeline.errors import OptionInvalid

@@ -93,7 +93,7 @@ def _work(
     second one stops now.
     """
     given = dict(locals())
-    from veilmq.cli.work import work
+    from veilmq.cli.work.command import work
 
     raise typer.Exit(int(work(given.pop("handler"), given.pop("queue"), given)))
 
@@ -111,6 +111,6 @@ def _calibrate(
 
     The messages are worked for real: what is done is deleted. It ends early when the queue is empty.
     """
-    from veilmq.cli.work import calibrate
+    from veilmq.cli.work.command import calibrate
 
     raise typer.Exit(int(calibrate(handler, queue, count, concurrency, kind, wait, as_json=as_json)))
