@@ -12,7 +12,7 @@ import os
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,10 +23,11 @@ from veilmq.cli.output import bar
 from veilmq.model.instant import SECOND_US
 from veilmq.store.directory import DATABASE, REDO, DirectoryHeld
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, Report, SchemaRefused, SqliteTooOld
-from veilmq.store.sqlite.repair.repair import repair as repair_directory
-from veilmq.store.sqlite.repair.report import MissingMessage, QueueContent, Repair
 from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
+
+if TYPE_CHECKING:
+    from veilmq.store.sqlite.repair.report import MissingMessage, QueueContent, Repair
 
 _HEAD: Final = b"SQLite format 3\0"
 """The file's first bytes (SQLite Database File Format, 1.3)."""
@@ -161,6 +162,8 @@ _PARTS: Final = (DATABASE, f"{DATABASE}-wal", REDO)
 
 def write_new(data: Path, destination: Path, backup: Path | None, *, as_json: bool) -> Exit:
     """Write the new directory and print the report. Raises Failure."""
+    from veilmq.store.sqlite.repair.repair import repair as repair_directory
+
     check_directory(destination, "--repair")
     for directory, option, names in ((data, "--data", _PARTS), (backup, "--backup", _PARTS[:1])):
         if directory is not None and not any((directory / name).is_file() for name in names):
@@ -179,7 +182,7 @@ def write_new(data: Path, destination: Path, backup: Path | None, *, as_json: bo
     return Exit.DONE if report.is_whole else Exit.WRONG
 
 
-def _shown_repair(report: Repair, data: Path) -> str:
+def _shown_repair(report: "Repair", data: Path) -> str:
     """The report for people."""
     lines = [f"found: {each}" for each in report.found]
     lines += [_shown_queue(each) for each in report.queues]
@@ -203,13 +206,13 @@ def _shown_repair(report: Repair, data: Path) -> str:
     return "\n".join([*lines, f"{data} is as it was; serve the new one with: veilmq serve --data {report.directory}"])
 
 
-def _shown_queue(queue: QueueContent) -> str:
+def _shown_queue(queue: "QueueContent") -> str:
     states = ("visible", "delayed", "in flight", "in quarantine", "missing for certain")
     counts = (queue.visible, queue.delayed, queue.in_flight, queue.quarantined, queue.missing)
     told = ", ".join(f"{count} {state}" for count, state in zip(counts, states, strict=True) if count)
     return f"queue {queue.queue}: {told or 'empty'}"
 
 
-def _shown_missing(message: MissingMessage) -> str:
+def _shown_missing(message: "MissingMessage") -> str:
     sent = datetime.fromtimestamp(message.sent / SECOND_US, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"missing for certain: {message.id}, sent {sent} to {message.queue}"

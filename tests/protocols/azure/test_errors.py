@@ -8,7 +8,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.azure import errors
 from veilmq.protocols.azure.errors import Fault, fault_of
-from veilmq.protocols.azure.operations.table import OPERATIONS, TABLE
+from veilmq.protocols.azure.operations import OPERATIONS, TABLE
 from veilmq.testing.for_each import for_each
 
 COMMAND = Delete(

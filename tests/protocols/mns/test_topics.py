@@ -12,7 +12,7 @@ from veilmq.model.messages.message import Attribute
 from veilmq.model.settings.access import Action, Grant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES, TopicKey, hidden_queue
-from veilmq.protocols.mns.operations.table import ACCOUNT_QUEUE
+from veilmq.protocols.mns.operations import ACCOUNT_QUEUE
 from veilmq.testing.for_each import for_each
 
 TOPIC = "/topics/news"

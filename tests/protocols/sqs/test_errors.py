@@ -35,7 +35,7 @@ from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueS
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Codec
 from veilmq.protocols.sqs.errors import QUERY_WORDS, fault_of
-from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations import OPERATIONS
 from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"

@@ -13,7 +13,7 @@ from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.auth.authorize import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.auth.policy import AccessRequest, Decision, PolicyInvalid, evaluate, read_policy
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
-from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations import OPERATIONS
 from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 from veilmq.testing.for_each import for_each
 

@@ -9,7 +9,7 @@ from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Endpoint
 from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal
 from veilmq.protocols.sqs.forms import query_form
-from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations import OPERATIONS
 from veilmq.testing.for_each import for_each
 
 URL = "QueueUrl=http%3A%2F%2Flocalhost%3A9324%2F000000000000%2Fjobs"

@@ -15,15 +15,14 @@ from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import Action, NamedAccount, NamedAccounts
-from veilmq.protocols.azure import cors, errors, limits
+from veilmq.protocols.azure import cors, errors, limits, operations
 from veilmq.protocols.azure.addresses import Endpoint, check_timeout, read_place, read_query
 from veilmq.protocols.azure.auth import Tokens, Verifier
 from veilmq.protocols.azure.auth.sas import check_permission, policies_of, with_policy
 from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, Way, origin_of, service_queue
+from veilmq.protocols.azure.cors import CorsRule
 from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated
 from veilmq.protocols.azure.instants import print_iso
-from veilmq.protocols.azure.operations import table
-from veilmq.protocols.azure.operations.properties import CorsRule
 from veilmq.protocols.azure.operations.service import properties_from
 from veilmq.protocols.azure.xml import CONTENT_TYPE, write_error
 from veilmq.protocols.http import Request, Response
@@ -70,7 +69,7 @@ class Codec:
             if request.method == "OPTIONS":
                 return self._preflight(asked)
             asked.caller = self._verifier.verify(request, place, parameters, version, wall)
-            row = table.find(asked)
+            row = operations.find(asked)
             check_timeout(parameters)
             _authorize(asked, row)
             questions = self._questions(asked)
@@ -84,7 +83,7 @@ class Codec:
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The response to a call, from the outcomes of its commands in order; or the call that follows it."""
         asked = call.asked
-        if call.row is table.SET_PROPERTIES:
+        if call.row is operations.SET_PROPERTIES:
             self._rules.pop(asked.sender.account.name, None)
         try:
             if call.question:

@@ -14,7 +14,6 @@ import msgspec
 
 from veilmq.protocols.azure import errors
 from veilmq.protocols.azure.errors import Refusal, bad_header
-from veilmq.protocols.azure.operations.properties import CorsRule
 from veilmq.protocols.http import Request, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -24,6 +23,16 @@ _ANY: Final = "*"
 _VARY: Final = ((b"vary", b"Origin"),)
 _ALWAYS: Final = (b"Content-Type", b"Content-Length", b"Date")
 """Headers that the listener adds to every response."""
+
+
+class CorsRule(msgspec.Struct, frozen=True):
+    """What pages of some origins may do."""
+
+    origins: tuple[str, ...]
+    methods: tuple[str, ...]
+    allowed_headers: tuple[str, ...]
+    exposed_headers: tuple[str, ...]
+    max_age_s: int
 
 
 class CorsHeaders(msgspec.Struct, frozen=True):

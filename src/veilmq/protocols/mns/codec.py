@@ -14,11 +14,10 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import Action, Keyring
 from veilmq.protocols.http import Request, Response, external_path
-from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns import errors, limits, operations
 from veilmq.protocols.mns.addresses import Endpoint, read_place, url_start
 from veilmq.protocols.mns.call import Asked, Call
 from veilmq.protocols.mns.errors import Fault, Refusal
-from veilmq.protocols.mns.operations import table
 from veilmq.protocols.mns.parameters import read_query
 from veilmq.protocols.mns.signature import Verifier
 from veilmq.protocols.mns.xml import CONTENT_TYPE, error_body
@@ -51,7 +50,7 @@ class Codec:
             place = read_place(request.path)
             parameters = read_query(request.query)
             asked = Asked(request, caller, place, parameters, arrived, self._endpoint)
-            row = table.find(asked)
+            row = operations.find(asked)
             _check_md5(request)
             commands, memo = row.plan(asked)
             call = Call(caller.key, commands, row, asked, memo)

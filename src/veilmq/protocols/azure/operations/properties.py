@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.cors import CorsRule
 from veilmq.protocols.azure.errors import bad_node, bad_xml, missing_node
 from veilmq.protocols.azure.xml import DECLARATION, members_of, only, read_document
 from veilmq.protocols.xml import Element, escape
@@ -47,16 +48,6 @@ class Metrics(msgspec.Struct, frozen=True):
     include_apis: bool | None = None
     retention: Retention = Retention()
     version: str = "1.0"
-
-
-class CorsRule(msgspec.Struct, frozen=True):
-    """What pages of some origins may do."""
-
-    origins: tuple[str, ...]
-    methods: tuple[str, ...]
-    allowed_headers: tuple[str, ...]
-    exposed_headers: tuple[str, ...]
-    max_age_s: int
 
 
 class Properties(msgspec.Struct, frozen=True):

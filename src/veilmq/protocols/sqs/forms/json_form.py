@@ -19,7 +19,7 @@ from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.call import Operation, Result
 from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, Refusal, binary_character
 from veilmq.protocols.sqs.forms.shapes import EMPTY
-from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations import OPERATIONS
 from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 
 CONTENT_TYPE: Final = b"application/x-amz-json-1.0"

@@ -32,7 +32,7 @@ from veilmq.protocols.sqs.forms.shapes import (
     ListQueueTagsResult,
     ReceiveMessageResult,
 )
-from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations import OPERATIONS
 
 CONTENT_TYPE: Final = b"application/x-www-form-urlencoded"
 
