@@ -116,6 +116,11 @@ class Theatre:
             )
         )
 
+    @property
+    def incarnation(self) -> int:
+        """Of `orders`."""
+        return self.store.reader.queues[QUEUE].incarnation
+
     def fail(self, who: Origin, handle: str, error: str, seconds: int = 60) -> None:
         self.extend(who, handle, seconds, Report(Reported.RETRY, Failure("", "ValueError", error)))
 
@@ -586,6 +591,36 @@ def test_what_was_trimmed_is_said_with_the_rest(theatre: Theatre) -> None:
     assert story is not None
     assert story["sentence"].endswith(" What was before 10:02:31 is no longer kept.")
     assert shown_story([], theatre.clock.now, is_complete=False) is None
+
+
+ADVISED: Final = {
+    "advice": (
+        {"recommended_us": 90 * SECOND_US, "at_least_us": None},
+        "a lease of 90 s, the best timeout for all messages of orders, or leases of 20 s, extended every 10 s, avoid",
+    ),
+    "unknown": (
+        {"recommended_us": None, "at_least_us": 60 * SECOND_US},
+        "a lease of 60 s or more, the best timeout for all messages of orders, or leases of 20 s, extended every 10 s,"
+        " avoid",
+    ),
+    "longer than usual": (
+        {"recommended_us": 15 * SECOND_US, "at_least_us": None},
+        "the best timeout for all messages of orders is 15 s, and this one takes longer: leases of 20 s, extended every"
+        " 10 s, avoid",
+    ),
+    "too few": ({"extend": None}, "a lease of 60 s or extending every 15 s avoids"),
+}
+
+
+@for_each("what", ADVISED, fresh="theatre")
+def test_the_advice_is_that_of_the_queue_or_says_why_not(theatre: Theatre, what: str) -> None:
+    timeout, advice = ADVISED[what]
+    shown = {"extend": {"lease_us": 20 * SECOND_US, "every_us": 10 * SECOND_US}} | timeout
+    done_twice(theatre)
+    with theatre.store.reader.look() as view:
+        message, now = theatre.message, theatre.clock.now
+        story = shown_trace(view, message, 1_000_000, Scope(), now, {theatre.incarnation: shown}.get)["story"]
+    assert story["sentence"].endswith(f"Longest work seen: 51 s; {advice} this.")
 
 
 def event(kind: str, at: int, **fields: Any) -> EventRecord:

@@ -15,6 +15,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq import testing
 from veilmq.admin import timeouts
 from veilmq.admin.timeouts import Granted, read
+from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_US
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, Undeliver
 from veilmq.model.instant import SECOND_US
@@ -257,6 +258,45 @@ def test_what_nobody_saw_is_not_recommended(http: httpx.Client) -> None:
     above = [each for each in told["curve"] if not each["seen"]]
     assert above
     assert all(each["duplicates"]["low"] == 0 < each["duplicates"]["high"] for each in above)
+
+
+def test_an_answer_that_was_costly_is_given_for_a_minute(http: httpx.Client) -> None:
+    http.put(JOBS, json={"visibility_timeout_us": LEASE_S * SECOND_US})
+    for _ in range(8):
+        live(http, [0] * 100)
+    first = got(http, JOBS + "/timeout")
+    assert first["events"] >= COSTLY_EVENTS
+    live(http, [50] * 40)
+    assert got(http, JOBS + "/timeout") == first
+    asked = got(http, JOBS + "/timeout", timeout_us=SECOND_US)
+    assert (asked["messages"], asked["asked"]["timeout_us"]) == (840, SECOND_US), "what nobody asked before is made"
+    again = got(http, JOBS + "/timeout")
+    assert again == asked | {"asked": None}
+    http.patch(JOBS, json={"visibility_timeout_us": 2 * LEASE_S * SECOND_US})
+    changed = got(http, JOBS + "/timeout")
+    assert changed["today"]["timeout_us"] == 2 * LEASE_S * SECOND_US
+    live(http, [0] * 10)
+    assert got(http, JOBS + "/timeout") == changed
+    http.post("/api/v1/clock", json={"advance_us": KEPT_US})
+    assert got(http, JOBS + "/timeout")["messages"] == 850
+
+
+def test_a_message_is_told_what_its_queue_is_told(http: httpx.Client) -> None:
+    http.put(JOBS, json={"visibility_timeout_us": LEASE_S * SECOND_US})
+
+    def told() -> str:
+        (late,) = http.post(JOBS + "/messages", json={"messages": [{"body": "x"}]}).json()["messages"]
+        taken = http.post(JOBS + "/receive", json={}).json()["messages"][0]["handle"]
+        http.post("/api/v1/clock", json={"advance_us": 50 * SECOND_US})
+        assert http.post(JOBS + "/delete", json={"handles": [taken]}).status_code == 200
+        sentence: str = got(http, f"/api/v1/trace/{late['id']}")["story"]["sentence"]
+        return sentence
+
+    assert told().endswith("Longest work seen: 50 s; a lease of 60 s or extending every 15 s avoids this.")
+    live(http, [5, 10, 15, 20] * 8 + [50] * 8)
+    of_queue = got(http, JOBS + "/timeout")
+    assert of_queue["recommended_us"] == 90 * SECOND_US
+    assert "a lease of 90 s, the best timeout for all messages of jobs, or leases of " in told()
 
 
 def test_who_may_see_it(tmp_path: Path) -> None:

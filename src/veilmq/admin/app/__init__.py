@@ -29,6 +29,7 @@ from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.service import Service
+from veilmq.admin.timeouts.kept import Timeouts
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.settings.access import Action
@@ -43,7 +44,8 @@ _SECRET: Final = frozenset({"credentials", "tls_key"})
 
 def create_app(service: Service, settings: Settings, token: str) -> Starlette:
     """The application over a running server. `token` (at least 16 characters) may do everything."""
-    queues = Queues(service)
+    timeouts = Timeouts(service.reader)
+    queues = Queues(service, timeouts)
     metrics = Metrics(service, queues.commands)
     copies = Copies(service)
 
@@ -76,7 +78,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Route("/api/v1/settings", settings_of, methods=["GET"]),
             *Accounts(service, settings).routes(),
             *queues.routes(),
-            *Messages(service).routes(),
+            *Messages(service, timeouts).routes(),
             *Topics(service).routes(),
             *Jobs(service).routes(),
             *Quarantine(service).routes(),

@@ -16,6 +16,7 @@ from veilmq.admin.history.messages import Located, find_message, quarantine_page
 from veilmq.admin.history.reading import Scope, covers
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service
+from veilmq.admin.timeouts.kept import Timeouts
 from veilmq.model.commands import Origin
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import Action
@@ -25,8 +26,9 @@ from veilmq.model.settings.queue import QueueKey
 class Messages:
     """The routes of one message."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, timeouts: Timeouts) -> None:
         self._service = service
+        self._timeouts = timeouts
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -67,7 +69,8 @@ class Messages:
 
     def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, Any]:
         with self._service.reader.look() as view:
-            return shown_trace(view, message, scan_max, scope, self._service.shell.now())
+            now = self._service.shell.now()
+            return shown_trace(view, message, scan_max, scope, now, lambda queue: self._timeouts.of(view, queue, now))
 
 
 class Quarantine:

@@ -38,13 +38,15 @@ from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.service import Service, knows
-from veilmq.admin.timeouts import TimeoutInput, timeout_page
+from veilmq.admin.timeouts import TimeoutInput
+from veilmq.admin.timeouts.kept import Timeouts
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.port import may_lead
+from veilmq.store.reader import QueueState
 
 _PATH = "/api/v1/queues/{account}/{region}/{name}"
 
@@ -52,8 +54,9 @@ _PATH = "/api/v1/queues/{account}/{region}/{name}"
 class Queues:
     """Runs operations on the service's shell. `commands` counts them by type, for the metrics."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, timeouts: Timeouts) -> None:
         self._service = service
+        self._timeouts = timeouts
         self.commands: Counter[type] = Counter()
         self._looking_back = asyncio.Lock()
         self._estimating = asyncio.Lock()
@@ -181,8 +184,12 @@ class Queues:
         key = self._key(request, Action.DESCRIBE_QUEUE)
         wanted = inputs.convert(members_of(request), TimeoutInput)
         async with self._estimating:
-            live = live_part(self._service.reader, key, self._service.shell.now())
-            return answer(await run_in_threadpool(timeout_page, self._service.reader, live, wanted))
+            queue = live_part(self._service.reader, key, self._service.shell.now()).queue
+            return answer(await run_in_threadpool(self._estimated, queue, wanted))
+
+    def _estimated(self, queue: QueueState, wanted: TimeoutInput) -> dict[str, Any]:
+        with self._service.reader.look() as view:
+            return self._timeouts.page(view, queue, self._service.shell.now(), wanted)
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(request: Request) -> Response:

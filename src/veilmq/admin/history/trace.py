@@ -15,6 +15,7 @@ import msgspec
 
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.story import shown_story
+from veilmq.admin.story.life import TimeoutOf, unknown
 from veilmq.model.events import Event, EventRecord, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
@@ -84,10 +85,12 @@ def _with_target(view: View, detail: dict[str, Any] | None) -> dict[str, Any] | 
     return detail if detail is None or target is None else detail | {"target_queue": target[2]}
 
 
-def shown_trace(view: View, message: bytes, scan_max: int, scope: Scope, now: Instant) -> dict[str, Any]:
+def shown_trace(
+    view: View, message: bytes, scan_max: int, scope: Scope, now: Instant, timeout_of: TimeoutOf = unknown
+) -> dict[str, Any]:
     """The trace as `GET /api/v1/trace/ID` shows it, with its story."""
     found = trace(view, message, scan_max, scope)
-    story = shown_story(found.events, now, is_complete=found.complete)
+    story = shown_story(found.events, now, is_complete=found.complete, timeout_of=timeout_of)
     shown = {"complete": found.complete, "scanned": found.scanned, "story": story, "events": found.events}
     return {"message": id_text(message)} | shown
 

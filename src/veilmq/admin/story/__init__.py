@@ -6,11 +6,11 @@ the second, with the date where it is not the day of the first event. What a rea
 command line and the API show the same sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from veilmq.admin.story.life import Lease, Life, life_of
+from veilmq.admin.story.life import Lease, Life, TimeoutOf, life_of, unknown
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US, Instant
 
@@ -93,13 +93,31 @@ def _advice(life: Life) -> str:
     longest_us = max((lease.worked_us for lease in life.leases), default=0)
     if longest_us <= 0:
         return ""
+    late = _late(life)
+    of_queue = _of_all_messages(life.timeout_of(late[0].incarnation), longest_us, late[0].queue) if late else ""
+    if of_queue:
+        return f" Longest work seen: {span(longest_us)}; {of_queue}."
     needed_s = longest_us * _ROOM / SECOND_US
     lease_s = next((each for each in _LEASES_S if each >= needed_s), _LEASES_S[-1])
-    granted_us = max(min((lease.lease_us for lease in _late(life)), default=0), SECOND_US)
+    granted_us = max(min((lease.lease_us for lease in late), default=0), SECOND_US)
     return (
         f" Longest work seen: {span(longest_us)}; a lease of {span(lease_s * SECOND_US)} or extending every"
         f" {span(granted_us // 2)} avoids this."
     )
+
+
+def _of_all_messages(timeout: Mapping[str, Any] | None, longest_us: int, queue: str) -> str:
+    """What the queue's page advises, if it does, and whether that would have been enough for this message."""
+    if timeout is None or timeout["extend"] is None:
+        return ""
+    extend, best_us = timeout["extend"], timeout["recommended_us"]
+    extending = f"leases of {span(extend['lease_us'])}, extended every {span(extend['every_us'])},"
+    best = f"{span(timeout['at_least_us'])} or more" if best_us is None else span(best_us)
+    if longest_us > (timeout["at_least_us"] if best_us is None else best_us):
+        return (
+            f"the best timeout for all messages of {queue} is {best}, and this one takes longer: {extending} avoid this"
+        )
+    return f"a lease of {best}, the best timeout for all messages of {queue}, or {extending} avoid this"
 
 
 def _deleter(life: Life) -> Lease | None:
@@ -430,9 +448,11 @@ RULES: Final = (
 """The first that applies counts."""
 
 
-def shown_story(events: Sequence[EventRecord], now: Instant, *, is_complete: bool) -> dict[str, Any] | None:
+def shown_story(
+    events: Sequence[EventRecord], now: Instant, *, is_complete: bool, timeout_of: TimeoutOf = unknown
+) -> dict[str, Any] | None:
     """{rule, sentence}; None if there is no event."""
     if not events:
         return None
-    rule, sentence = told(life_of(events, now, is_complete=is_complete))
+    rule, sentence = told(life_of(events, now, is_complete=is_complete, timeout_of=timeout_of))
     return {"rule": rule, "sentence": sentence}

@@ -7,8 +7,8 @@ refused handle) is added to that lease. The sentence (`story`) and the picture o
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -26,6 +26,14 @@ _LABEL_CHARACTERS_MAX: Final = 40
 _NAMED: Final = re.compile(r"veilmq/\S+ \(([^()]{1,100})\)")
 
 
+TimeoutOf = Callable[[int], Mapping[str, Any] | None]
+"""What the leases of a queue say about its timeout, by incarnation; see `veilmq.admin.timeouts.timeout_page`."""
+
+
+def unknown(incarnation: int) -> None:
+    """Nothing is known of the queue's leases."""
+
+
 class Refused(msgspec.Struct):
     """A handle that no longer counted."""
 
@@ -40,6 +48,8 @@ class Lease(msgspec.Struct):
     """One receive's hold."""
 
     queue: str
+    incarnation: int
+    """Of the queue."""
     attempt: int
     who: str
     began: Instant
@@ -115,6 +125,7 @@ class Life(msgspec.Struct):
     ended_by: str = ""
     count: int = 0
     """With how many others it was purged, itself included."""
+    timeout_of: TimeoutOf = unknown
 
     def name(self, lease: Lease) -> str:
         """The holder of a lease: by its own name if no other lease had it, else by its turn."""
@@ -135,9 +146,10 @@ class Life(msgspec.Struct):
         return [lease for lease in self.leases if lease.began >= moved]
 
 
-def life_of(events: Sequence[EventRecord], now: Instant, *, is_complete: bool) -> Life:
+def life_of(events: Sequence[EventRecord], now: Instant, *, is_complete: bool, timeout_of: TimeoutOf = unknown) -> Life:
     """The life that these events tell; there must be at least one."""
     life = Life(now=now, is_complete=is_complete, first=events[0].at, queue=events[0].queue or "")
+    life.timeout_of = timeout_of
     by_attempt: dict[tuple[int | None, int | None], Lease] = {}
     for event in events:
         _take(life, by_attempt, event)
@@ -165,6 +177,7 @@ def _take(life: Life, by_attempt: dict[tuple[int | None, int | None], Lease], ev
         since = event.visible_since
         lease = Lease(
             queue=event.queue or "",
+            incarnation=event.incarnation or 0,
             attempt=event.attempt or 0,
             who=label(event),
             began=at,

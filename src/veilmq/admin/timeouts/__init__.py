@@ -20,14 +20,14 @@ from msgspec import Meta
 
 from veilmq.admin.api.views import shown_key
 from veilmq.admin.history.reading import packed_beginning
-from veilmq.admin.history.rollups import LivePart
 from veilmq.admin.story import span
 from veilmq.estimate import FINISHED_MIN, MARGIN, Effect, Ended, Estimate, Lease
 from veilmq.estimate.survival import USUAL, Between, rounded_up
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.store import Reader, View
+from veilmq.store import View
+from veilmq.store.reader import QueueState
 
 EVENTS_MAX: Final = 300_000
 """So many of the newest events are looked at."""
@@ -195,13 +195,12 @@ class TimeoutInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout_us: Annotated[int, Meta(ge=0, le=7 * DAY_US)] | None = None
 
 
-def timeout_page(reader: Reader, live: LivePart, wanted: TimeoutInput) -> dict[str, Any]:
+def timeout_page(view: View, queue: QueueState, wanted: TimeoutInput, now: int) -> dict[str, Any]:
     """What the queue's leases say about its timeout; see docs/admin-api.md, "Timeouts". Blocks."""
-    with reader.look() as view:
-        found = read(view, live.queue.incarnation, live.now)
-    today_us = live.queue.settings.visibility_timeout_us
+    found = read(view, queue.incarnation, now)
+    today_us = queue.settings.visibility_timeout_us
     estimate = Estimate([each.lease for each in found.leases])
-    head = shown_key(live.queue.key) | {"incarnation": live.queue.incarnation, "at": live.now}
+    head = shown_key(queue.key) | {"incarnation": queue.incarnation, "at": now}
     asked = None if wanted.timeout_us is None else _effect(estimate.effect(wanted.timeout_us / SECOND_US))
     return (
         head

@@ -42,6 +42,7 @@ from veilmq.admin.history.worst import Wanted, worst_at_once
 from veilmq.admin.holders import HoldersInput, holder_page, shown_waiters
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
+from veilmq.admin.timeouts.kept import Timeouts
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
@@ -272,7 +273,8 @@ class DirectAccess:
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
             live = live_part(self._store.reader, checked, self._clock.now())
             wanted = inputs.convert({"timeout_us": tried_us}, TimeoutInput)
-            return timeout_page(self._store.reader, live, wanted)
+            with self._store.reader.look() as view:
+                return timeout_page(view, live.queue, wanted, live.now)
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.worst`."""
@@ -326,7 +328,10 @@ class DirectAccess:
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
         with _failures(), self._store.reader.look() as view:
-            found = shown_trace(view, inputs.message_id(message), _SCAN_MAX, Scope(), self._clock.now())
+            now = self._clock.now()
+            told = Timeouts(self._store.reader)
+            message_id = inputs.message_id(message)
+            found = shown_trace(view, message_id, _SCAN_MAX, Scope(), now, lambda queue: told.of(view, queue, now))
         return to_builtins(found)  # type: ignore[no-any-return]
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
