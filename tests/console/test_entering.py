@@ -10,7 +10,7 @@ from tests.console.conftest import CONSOLE, Api, Visitor, hidden
 
 from veilmq.admin.access import Caller
 from veilmq.cli.access.http import HttpAccess
-from veilmq.console.guard import HEADERS
+from veilmq.console.app import HEADERS
 from veilmq.console.sessions import (
     ADDRESSES_MAX,
     DELAY_US_MAX,
@@ -39,7 +39,7 @@ def cookie_of(answer: httpx.Response) -> str:
 def test_every_answer_has_the_headers_and_no_page_is_shown_without_a_session(server: Any) -> None:
     with Visitor(server) as visitor:
         for path in ("/console", "/console/", f"{CONSOLE}/a", "/console/messages/x", "/console/static/console.js",
-                     "/console/static/../guard.py", "/console/none", "/console/sign-in"):  # fmt: skip
+                     "/console/static/../app.py", "/console/none", "/console/sign-in"):  # fmt: skip
             answer = visitor.get(path)
             assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, path
         answer = visitor.get(f"{CONSOLE}/orders?state=hidden")

@@ -14,8 +14,8 @@ from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent
 from veilmq.client.wrapping import Wrapping
+from veilmq.driver import Plan, Run
 from veilmq.driver.recorded import Recorded, Recording
-from veilmq.driver.rounds import Plan, Run
 
 
 class Cut(Wrapping):

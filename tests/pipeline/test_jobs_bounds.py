@@ -21,7 +21,7 @@ from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.run import _write_analysis
 from veilmq.cli.pipeline.session import print_json, reported
 from veilmq.pipeline import tables

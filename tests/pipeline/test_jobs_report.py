@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
-from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.session import show
 from veilmq.pipeline.report import Analysis, figures, page
 from veilmq.pipeline.report.figures import ROLES, say

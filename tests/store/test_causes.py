@@ -13,8 +13,16 @@ from veilmq.model.commands import Sweep
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages.reports import ERROR_CHARACTERS_MAX, TYPE_CHARACTERS_MAX, Report, Reported, failure_of
 from veilmq.model.settings.queue import RedrivePolicy
-from veilmq.store.rollups import COUNTS, DEAD_LETTERED, FAILED, LEASE_EXPIRED, Rollup
-from veilmq.store.rollups.causes import CAUSES_MAX, LINE_CHARACTERS_MAX, Seen
+from veilmq.store.rollups import (
+    CAUSES_MAX,
+    COUNTS,
+    DEAD_LETTERED,
+    FAILED,
+    LEASE_EXPIRED,
+    LINE_CHARACTERS_MAX,
+    Rollup,
+    Seen,
+)
 
 _ROW_BYTES_MAX = CAUSES_MAX * (4 * (TYPE_CHARACTERS_MAX + LINE_CHARACTERS_MAX) + 64) + 8_192
 

@@ -21,8 +21,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store import Reader
 from veilmq.store.reader import Worst
-from veilmq.store.rollups import COUNTS, DEAD_LETTERED, FAILED, LEASE_EXPIRED, Rollup
-from veilmq.store.rollups.causes import Cause, Seen
+from veilmq.store.rollups import COUNTS, DEAD_LETTERED, FAILED, LEASE_EXPIRED, Cause, Rollup, Seen
 
 KINDS: Final = (FAILED, LEASE_EXPIRED, DEAD_LETTERED)
 ROLLUPS_MAX: Final = 200_000

@@ -1,20 +1,27 @@
-"""The console's application: its routes, and what its errors look like.
+"""The console's application: its routes, what its errors look like, and what every request and answer must pass.
 
-Strategy: every answer passes the guard (guard.py); every page but the sign-in has a session (entering.py, sessions.py).
+Strategy: every answer passes the guard; every page but the sign-in has a session (entering.py, sessions.py).
+
+The guard is pure ASGI, around all routes. Host is compared with a list in every mode: a name that points at this
+machine (DNS rebinding) is not on it, and a literal address cannot be pointed elsewhere. A POST must bear an Origin, and
+that of this very host; browsers always send it, and a program sends its credentials instead. The headers forbid
+everything that the pages do not need.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.resources import files
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.admin.access import Access
 from veilmq.admin.api.errors import STATUS, Refused, described
@@ -22,12 +29,13 @@ from veilmq.admin.service import Service
 from veilmq.console import HOME
 from veilmq.console.calls import ApiRefused, Calls
 from veilmq.console.entering import SIGN_IN, Entrance, SignInNeeded
-from veilmq.console.guard import Guard
 from veilmq.console.pages import PAGES
 from veilmq.console.showing import page
 from veilmq.console.visit import Visit
 from veilmq.model.errors import VeilError
+from veilmq.server.auth import is_loopback_name
 from veilmq.server.config.settings import Settings
+from veilmq.server.http.intake import is_host
 
 _FILES: Final = {
     "console.css": "text/css; charset=utf-8",
@@ -151,3 +159,68 @@ def _error(request: Request, status: int, message: str, error: str = "refused") 
     if request.headers.get("accept") == "application/json" or "authorization" in request.headers:
         return JSONResponse({"error": error, "field": None, "message": message, "data": {}}, status)
     return page("error.html", status, code=status, message=message)
+
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_SAFE: Final = frozenset({"GET", "HEAD"})
+
+
+class Guard:
+    """ASGI middleware. hosts: names beside loopback's, without a port; domains: names below these."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], domains: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._suffixes = tuple(f".{domain.lower()}" for domain in domains)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        wrong = self._fault(scope)
+        app = self._app if wrong is None else PlainTextResponse(wrong + "\n", 403)
+        await app(scope, receive, send_guarded)
+
+    def _fault(self, scope: Scope) -> str | None:
+        """Why the request is refused; None if it is not."""
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self.takes(hosts[0]):
+            return "This Host is not one of this server's: name it in --console-hosts, or use 127.0.0.1."
+        if scope["method"] in _SAFE:
+            return None
+        if "authorization" in headers and "origin" not in headers:  # no page of another site can send that
+            return None
+        scheme, _, host = headers.get("origin", "").partition("://")
+        if scheme not in {"http", "https"} or host != hosts[0]:
+            return "Pages of this Origin may not act here."
+        return None
+
+    def takes(self, host: str) -> bool:
+        """Whether a Host header names this server."""
+        if not is_host(host.encode("latin-1")):
+            return False
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        return name in self._hosts or is_loopback_name(host, self._suffixes) or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -22,8 +22,8 @@ from tests.faults.suite.stage import Kind, Stage
 from tests.faults.suite.topics import Topics
 from tests.faults.suite.transactions import Transactions
 
+from veilmq.driver import Figures, Plan, Run
 from veilmq.driver.recorded import Recording
-from veilmq.driver.rounds import Figures, Plan, Run
 from veilmq.testing import Random
 from veilmq.testing import chance as seeded
 

@@ -21,7 +21,7 @@ from veilmq.client.adapters.connect import connect_account
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message
 from veilmq.client.queue import NativeSubscription
-from veilmq.driver.rounds import PATIENCE_SECONDS
+from veilmq.driver import PATIENCE_SECONDS
 from veilmq.model.errors import VeilError
 
 TOPIC, COPIES = "news", "copies"

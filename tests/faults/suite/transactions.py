@@ -14,7 +14,7 @@ from veilmq.client.adapters.connect import connect_account
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account
 from veilmq.client.transaction import ATTRIBUTE, Prepared, Times, TransactionQueue, Verdict
-from veilmq.driver.rounds import PATIENCE_SECONDS
+from veilmq.driver import PATIENCE_SECONDS
 from veilmq.model.errors import VeilError
 from veilmq.testing import chance
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
-from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.session import history_of, options_of, print_json, reported, server_of, session, token_of
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.server.clock import wall

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
 from veilmq.cli.output import bar
-from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.session import (
     JOB_CODES,
     PLACE,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory
 from veilmq.cli.output import in_json, time_text
-from veilmq.cli.pipeline.options import Asked
+from veilmq.cli.pipeline import Asked
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from veilmq.cli.options import seconds
 from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
+from veilmq.driver import ROUND_SECONDS, Figures, Kills, Plan, Run
 from veilmq.driver.recorded import Recording
-from veilmq.driver.rounds import ROUND_SECONDS, Figures, Kills, Plan, Run
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 _WORDS: Final = {Outcome.OK: "ok", Outcome.FAIL: "refused", Outcome.INFO: "unknown"}

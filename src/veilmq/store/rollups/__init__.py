@@ -1,4 +1,4 @@
-"""What happened to a queue in a minute or an hour: counts, and how long messages waited and were held.
+"""What happened to a queue in a minute or an hour: counts, how long messages waited and were held, and why they failed.
 
 Strategy: a rollup is one sparse table of small numbers: a key for each kind of event that is counted, and one for each
 step of two histograms. So an idle minute is empty, two minutes are added key by key, and an hour is the sum of its
@@ -7,9 +7,15 @@ of the time and a millisecond: an estimate is off by at most 6.25 % and 64 us. M
 step of Python for each: the kinds of a queue's events are bytes that are counted, and so are the steps of the
 histograms, cut out of the times as floats.
 
+Failures of one kind, with the same type of error and alike first lines, are a cause. Lines are alike if they differ
+only in words with a digit, such as ids. Words of fewer than four characters count, because `404` and `500` are not the
+same. A cause keeps its count and the newest line and message as the example. The first causes of a minute are kept,
+`CAUSES_MAX` of them; of the others only the number is known, from the counts.
+
 Before changing it: keys are stored, so never reuse one. Both ways to find a time's step must agree.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import compress
 from math import ceil
@@ -19,7 +25,69 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.model.events import Event, Kind
-from veilmq.store.rollups.causes import LINE_CHARACTERS_MAX, Causes, Seen
+
+CAUSES_MAX: Final = 16
+"""Of one queue and minute."""
+LINE_CHARACTERS_MAX: Final = 160
+"""Of an error's first line; at most 640 bytes."""
+_VARYING: Final = re.compile(r"(?<![\w-])(?=[\w-]*\d)[\w-]{4,}")
+
+
+class Cause(NamedTuple):
+    """What failures have in common."""
+
+    kind: int
+    error_type: str
+    alike: str
+
+
+class Seen(msgspec.Struct, array_like=True, gc=False):
+    """The failures of one cause, as stored."""
+
+    kind: int
+    """Key of the count (veilmq.store.rollups)."""
+    error_type: str
+    error: str
+    """First line of the newest."""
+    count: int
+    first: int
+    newest: int
+    message: bytes
+    """Of the newest."""
+
+    def cause(self) -> Cause:
+        """What they have in common."""
+        return Cause(self.kind, self.error_type, _VARYING.sub("#", self.error))
+
+    def add(self, later: "Seen") -> None:
+        """Add what was seen later."""
+        self.count += later.count
+        self.first = min(self.first, later.first)
+        if later.newest >= self.newest:
+            self.newest, self.message, self.error = later.newest, later.message, later.error
+
+
+class Causes:
+    """Of one queue and minute."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, seen: list[Seen] | None = None) -> None:
+        self.found = {each.cause(): each for each in seen or ()}
+
+    def add(self, seen: Seen) -> None:
+        """Add failures of one cause."""
+        cause = seen.cause()
+        known = self.found.get(cause)
+        if known is not None:
+            known.add(seen)
+        elif len(self.found) < CAUSES_MAX:
+            self.found[cause] = seen
+
+    def copy(self) -> "Causes":
+        """A copy that does not change with this one."""
+        return Causes([msgspec.structs.replace(each) for each in self.found.values()])
+
 
 COUNTS: Final = (
     "sent",
