@@ -8,6 +8,7 @@ for them. A body is stored as text, so base64 that does not decode to UTF-8 text
 """
 
 import binascii
+import os
 import re
 import struct
 from base64 import b64encode
@@ -23,6 +24,18 @@ from veilmq.model.settings.queue import QueueKey
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARKED = bytes(byte if byte in b"\t\n\r" or 0x20 <= byte < 0x7F else 0x80 for byte in range(256))
 _UUID = struct.Struct("8s4s4s4s12s")
+_IDS: Final = struct.Struct("16s" * 256)
+_VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
+_VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
+"""What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
+
+
+def fresh_ids() -> list[bytes]:
+    """256 message ids that nobody has: UUIDs of version 4, of 16 bytes."""
+    pool = bytearray(os.urandom(_IDS.size))
+    pool[6::16] = pool[6::16].translate(_VERSION_4)
+    pool[8::16] = pool[8::16].translate(_VARIANT)
+    return list(_IDS.unpack(pool))
 
 
 def id_text(message_id: bytes) -> str:

@@ -24,6 +24,7 @@ from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
+from veilmq.store.sqlite.effects import Shipping
 from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.rollups import Rolling
@@ -38,10 +39,13 @@ def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
     return row
 
 
-def load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots, Rolling]:
+def load(
+    connection: apsw.Connection, directory: DataDirectory, options: Options, shipping: Shipping | None
+) -> tuple[Writer, Snapshots, Rolling]:
     """Load all state that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does
-    not hold what was written; NotOurs, OSError."""
-    _insert_first_rows(connection)
+    not hold what was written; NotOurs, OSError, and as `Log.append`."""
+    with connection if shipping is None else shipping.transaction():
+        _insert_first_rows(connection)
     key, epoch = _row(connection, "SELECT receipts, epoch FROM secret")
     redo.recover(options.disk, directory.redo, connection, key)
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
@@ -53,7 +57,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     topics = _load_topics(connection)
     for topic, found in topics.items():
         loaded.subscriptions[topic.account] += len(found.subscriptions)
-    writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last)
+    writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last, shipping)
     (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
     writer.memtable.count(loaded)
     rolling = Rolling(connection)
@@ -63,9 +67,8 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
 
 def _insert_first_rows(connection: apsw.Connection) -> None:
     """Insert the rows that exist once into a new file."""
-    with connection:
-        connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
-        connection.execute("INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", schema.fresh_secret())
+    connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
+    connection.execute("INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", schema.fresh_secret())
 
 
 def _load_topics(connection: apsw.Connection) -> Topics:

@@ -23,6 +23,7 @@ from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.settings.topic import Topics
 from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
+from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.options import Options
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import queues
@@ -36,6 +37,7 @@ from veilmq.store.sqlite.disk.connections import (
     unusable,
     verdict,
 )
+from veilmq.store.sqlite.effects import shipping_of
 from veilmq.store.sqlite.handlers import serial_order
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.messages import groups
@@ -67,11 +69,19 @@ class SqliteStore:
     (SchemaOlder: `Options.migrates`), NotOurs, SqliteTooOld."""
 
     def __init__(
-        self, path: Path, options: Options | None = None, at_point: Callable[[str], None] = lambda point: None
+        self,
+        path: Path,
+        options: Options | None = None,
+        at_point: Callable[[str], None] = lambda point: None,
+        log: Log | None = None,
     ) -> None:
+        """log: makes the batches durable; the files are then a copy of what it has."""
         check_version()
         self.options = options or Options()
+        if log is not None:
+            self.options = msgspec.structs.replace(self.options, redo_bytes=0, synchronous="NORMAL")
         self._at_point = at_point
+        self._log = log
         self._origins = Origins()
         self.pins = ReadPins()
         """What readers of the history need; trimming leaves it alone."""
@@ -93,8 +103,9 @@ class SqliteStore:
         database = self.directory.database
         connection, freed = self._with_reserve(lambda: open_writer(database, self.options), DatabaseUnusable)
         try:
+            shipping = shipping_of(connection, self._log)
             (self._writer, self._snapshots, self._rolling), freed_now = self._with_reserve(
-                lambda: load(connection, self.directory, self.options), apsw.FullError
+                lambda: load(connection, self.directory, self.options, shipping), apsw.FullError
             )
             if freed or freed_now:
                 self._free_reserve(freed=True)
@@ -102,7 +113,7 @@ class SqliteStore:
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
             with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
                 connection.wal_checkpoint()
-        except NotOurs:
+        except (NotOurs, NotAppended, AppendUnknown):
             close_unchecked(connection)
             raise
         except (*_DAMAGE, OSError) as error:
@@ -200,19 +211,31 @@ class SqliteStore:
     @property
     def commit_takes_long(self) -> bool:
         """See `Store.commit_takes_long`."""
-        return self.checkpointer.is_behind
+        return self._log is not None or self.checkpointer.is_behind
 
     def commit(self) -> None:
         """See `Store.commit`."""
         self._at_point("before commit")
         try:
-            self._writer.commit()
-        except apsw.Error as error:
+            self._commit_batch()
+        except (apsw.Error, NotAppended, AppendUnknown) as error:
             self._roll_back(error)
             raise StoreFailed(reason=str(error)) from error
         self._at_point("after commit")
         self._checkpoint(lambda: self.checkpointer.committed(self._writer.wal_pages))
         self._at_point("after checkpoint")
+
+    def _commit_batch(self) -> None:
+        """Raises apsw.Error, and as `Log.append`. What the log has is committed: then a failure of this file stops the
+        store, but not the answers."""
+        shipping = self._writer.shipping
+        try:
+            self._writer.commit()
+        except apsw.Error as error:
+            if shipping is None or not shipping.is_ahead:
+                raise
+            self._broken = f"the log has a batch that {self.directory.database} lacks: {error}"
+            logger.error("%s", self._broken)
 
     def _checkpoint(self, step: Callable[[], None]) -> None:
         """Run a step of a checkpoint. Committed data is durable even if it fails, but after an I/O error the store
@@ -233,11 +256,11 @@ class SqliteStore:
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """See `Store.apply_each`."""
-        self._check_usable()
         self._writer.bytes_left = DELIVERED_BYTES_MAX
         visible: dict[Any, int] = {}
         outcomes: list[Outcome] = []
         for command in commands:
+            self._check_usable()
             outcomes.append(self._apply_alone(command, now))
             for key, count in self._writer.take_visible().items():
                 visible[key] = visible.get(key, 0) + count
@@ -265,7 +288,7 @@ class SqliteStore:
         (outcome,) = self._handlers[type(command)](writer, [command])
         self._finish()
         if writer.open:
-            writer.commit()
+            self._commit_batch()
         return outcome
 
     def _failed_alone(self, command: AnyCommand, error: Exception) -> StoreFailed:
@@ -306,7 +329,8 @@ class SqliteStore:
             try:
                 if self._writer.open:
                     self._writer.rollback()
-                self._apply_log()
+                if self._log is None:  # else the next owner flushes
+                    self._apply_log()
                 self._writer.release_redo()
             except _DAMAGE as error:
                 self._broken = str(error)
@@ -353,12 +377,17 @@ class SqliteStore:
         """Return to the state before the batch. Raises StoreUnknown if that state cannot be known."""
         if isinstance(error, apsw.Error):
             self._classified(error)
+        if isinstance(error, AppendUnknown):  # and the transaction stays open
+            self._broken = str(error)
+            raise StoreUnknown(reason=self._broken) from error
         try:
             self._writer.rollback()
             self.pins.forget()
         except _DAMAGE as second:
             self._broken = f"rollback failed: {second}"
             raise StoreUnknown(reason=self._broken) from second
+        if isinstance(error, NotOwner):
+            self._broken = str(error)
         if isinstance(error, apsw.FullError):
             self._free_reserve()
 

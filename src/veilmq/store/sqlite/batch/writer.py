@@ -8,9 +8,7 @@ transaction first copies that into the database.
 """
 
 import logging
-import os
 import re
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -25,6 +23,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
 from veilmq.model.message_type import MessageTypes
+from veilmq.model.messages.message import fresh_ids
 from veilmq.model.messages.receipt_handles import ReceiptKey
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
@@ -38,6 +37,7 @@ from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDAT
 from veilmq.store.sqlite.disk.redo.file import note_size
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.disk.rows import ORIGINS, MessageRow, Row, insert_rows, leniently, rows_of
+from veilmq.store.sqlite.effects import Shipping
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new clients are recorded without their user agent."""
@@ -47,13 +47,9 @@ DELIVERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bodies and attributes that one batch delivers. More than ten messages of 1 MiB, so no client gets less for it."""
 _PROCESS: Final = re.compile(r"; pid \d+")
 """The process id in a client name (veilmq.client.adapters.cloud)."""
-_IDS: Final = struct.Struct("16s" * 256)
-_VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
-_VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
-"""What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
 _NEXT_NUMBER: Final = "INSERT INTO last_number VALUES (?, 1) ON CONFLICT DO UPDATE SET last = last + 1 RETURNING last"
-_SYNCHRONOUS_NORMAL: Final = 1
-"""Commits to the WAL are not synced, checkpoints are."""
+_UNSYNCED: Final = "PRAGMA synchronous = 1"
+"""NORMAL: commits to the WAL are not synced, checkpoints are."""
 logger = logging.getLogger("veilmq.store")
 T = TypeVar("T")
 
@@ -94,10 +90,12 @@ class Writer:
         receipts: ReceiptKey,
         redo: Redo,
         last_commit: LastCommit,
+        shipping: Shipping | None = None,
     ) -> None:
         self.connection = connection
         self.redo = redo
         self.last_commit = last_commit
+        self.shipping = shipping
         self.queues = queues
         self.topics = topics
         self.mark = mark
@@ -132,9 +130,7 @@ class Writer:
         self._failed: apsw.Error | None = None
         """The error after which it is unknown whether the log was applied."""
         self._closed = False
-        synchronous = connection.pragma("synchronous")
-        self._synced = f"PRAGMA synchronous = {synchronous}"
-        self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
+        self._synced = f"PRAGMA synchronous = {connection.pragma('synchronous')}"
         self.history_bytes = history_end(connection)
         self.index = HistoryIndex(connection, mark.offset)
         self.rollups = Rollups(connection, queues, mark.offset)
@@ -177,10 +173,8 @@ class Writer:
             self.rollups.turn(self.now)
 
     def _judge_step(self, step_us_max: int) -> None:
-        """In the first batch: hold the expiry clock back if the lease clock is far ahead of the mark.
-
-        The batch that moves the mark writes it down too, so that no crash separates the two.
-        """
+        """In the first batch: hold the expiry clock back if the lease clock is far ahead of the mark. No crash
+        separates this from the new mark."""
         step_us = self.now - self.mark.clock
         self.undo(partial(setattr, self, "step_us_max", step_us_max))
         self.step_us_max = None
@@ -230,9 +224,11 @@ class Writer:
         return True
 
     def commit(self) -> None:
-        """Make the open batch durable."""
+        """Make the open batch durable. Raises apsw.Error, and as `Log.append`."""
         if self._entry is None:
             self._grew = False
+            if self.shipping is not None:
+                self.shipping.append(self.mark.clock)
             self._end_transaction("COMMIT")
             if self._grew:  # a transaction that changed nothing syncs nothing
                 self.redo.restart()
@@ -257,11 +253,15 @@ class Writer:
                 self._apply_log()
                 self._execute("BEGIN IMMEDIATE")
                 self._transacting = True
+                if self.shipping is not None:
+                    self.shipping.begin()
 
     def _end_transaction(self, how: str) -> None:
         if self._transacting:
             self._execute(how)
             self._transacting = False
+            if self.shipping is not None:
+                self.shipping.end(how)
 
     def apply_log(self) -> None:
         """Copy committed batches that only the redo log has into the database, for readers of the database. Any
@@ -284,7 +284,7 @@ class Writer:
             return
         self._commits_unsynced = True
         try:
-            self._execute(self._unsynced)
+            self._execute(_UNSYNCED)
             self._execute("BEGIN IMMEDIATE")
             following: Any = self._execute("SELECT offset FROM mark").get
             missing = [entry for entry in redo.unapplied if entry.offset >= following]
@@ -341,6 +341,8 @@ class Writer:
             self._closed = True
             self.redo.close()
             self.last_commit.close()
+            if self.shipping is not None:
+                self.shipping.close()
             how(self.connection)
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
@@ -445,10 +447,7 @@ class Writer:
     def next_id(self) -> bytes:
         """A UUID of version 4, from a pool."""
         if not self._ids:
-            pool = bytearray(os.urandom(_IDS.size))
-            pool[6::16] = pool[6::16].translate(_VERSION_4)
-            pool[8::16] = pool[8::16].translate(_VARIANT)
-            self._ids = list(_IDS.unpack(pool))
+            self._ids = fresh_ids()
         return self._ids.pop()
 
     def queue(self, key: QueueKey) -> LiveQueue | None:

@@ -327,10 +327,19 @@ CREATE TABLE console_session (
 CREATE INDEX console_session_ends ON console_session (ends);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS)
+_LOG_POSITION: Final = """
+CREATE TABLE log_position (
+    id       INTEGER PRIMARY KEY CHECK (id = 1),  -- no row: the server is alone, and no log has its batches
+    lsn      INTEGER NOT NULL,       -- number of the last record that is in the tables
+    epoch    INTEGER NOT NULL,       -- under which it was appended
+    checksum INTEGER NOT NULL        -- of that record
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    _FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS, _LOG_POSITION,
+)  # fmt: skip
 VERSION: Final = len(MIGRATIONS)
-SESSIONS_SINCE: Final = MIGRATIONS.index(_SESSIONS) + 1
-"""The version that has `console_session`: a backup may be of an earlier one."""
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 

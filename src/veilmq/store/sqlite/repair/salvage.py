@@ -26,7 +26,9 @@ from veilmq.store.sqlite.repair.tables import Table, accepts_schema, is_whole, m
 from veilmq.store.sqlite.tools.books import Entered, Recorded, entered
 
 NUMBER_MAX: Final = (1 << 63) - 1
-_LEFT_OUT: Final = frozenset({"secret", "receive_attempt", "redo_log", "snapshot", "history_index", "rollup_mark"})
+_LEFT_OUT: Final = frozenset(
+    {"secret", "receive_attempt", "redo_log", "snapshot", "history_index", "rollup_mark", "log_position"}
+)
 """Tables that mean nothing in the new database: it has a key of its own, and its history begins with a snapshot."""
 EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _JOURNAL: Final = msgspec.msgpack.Decoder(list[MessageRow])

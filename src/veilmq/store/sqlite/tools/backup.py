@@ -23,9 +23,11 @@ from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.schema import SESSIONS_SINCE, check_ours, fresh_secret
+from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
 
 _PAGES_STEP: Final = 1_024
+_OWN: Final = ("console_session", "log_position")
+"""Tables of the original alone."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the total."""
@@ -137,14 +139,16 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
 
 
 def renew(part: Path) -> None:
-    """Give the copy its own secret, sign everybody out of the console there, and make it a single file."""
+    """Give the copy its own secret, sign everybody out of the console there, take it out of its cluster, and make it a
+    single file."""
     connection = apsw.Connection(str(part))
     try:
         connection.pragma("journal_mode", "DELETE")  # the copy is in WAL mode, and its -wal would carry the part's name
         connection.pragma("synchronous", "EXTRA")
         connection.pragma("secure_delete", True)
         connection.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
-        if connection.pragma("user_version") >= SESSIONS_SINCE:
-            connection.execute("DELETE FROM console_session")
+        for table in _OWN:
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
+                connection.execute(f"DELETE FROM {table}")
     finally:
         connection.close()

@@ -1,0 +1,138 @@
+"""What a transaction changed: taken on the owner, kept in a log, applied by followers.
+
+Strategy: SQLite's session extension records the rows that a transaction changed. A patchset holds those of the tables
+with bodies and events, which are inserted and deleted, but not updated; a changeset would hold each body twice. A
+changeset holds the rows of all other tables with their old values, so a follower that differs notices it: SQLite calls
+that a conflict, and every conflict ends the follower. See docs/decisions/0027-effects.md.
+
+Before changing it: a session says nothing about what it skips. It skips a table without a primary key, a row that is
+inserted and deleted again, and a `DELETE` without WHERE that was compiled before the connection had any session. And
+SQLite skips a table that the follower does not have. So `apply` counts the changes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import apsw
+import msgspec
+
+from veilmq.store.errors import NotOurs
+from veilmq.store.log import Log, Position, Record, checksum
+from veilmq.store.sqlite.disk import schema
+
+BULKY: Final = ("history", "memtable", "message")
+"""Tables with bodies and events."""
+LOCAL: Final = ("log_position", "redo_log")
+"""Tables of one machine; they are not shipped."""
+_POSITION: Final = "SELECT lsn, epoch, checksum FROM log_position"
+_MOVE: Final = "INSERT OR REPLACE INTO log_position VALUES (1, ?, ?, ?)"
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+_RECORD: Final = msgspec.msgpack.Decoder(Record)
+
+
+class Diverged(Exception):
+    """A file does not hold what the owner's held: it must be replaced by a copy."""
+
+
+def position(connection: apsw.Connection) -> Position | None:
+    """How far the file has come in a log; None if it follows none."""
+    row = connection.execute(_POSITION).fetchone()
+    return None if row is None else Position(*row)
+
+
+def shipping_of(connection: apsw.Connection, log: Log | None) -> "Shipping | None":
+    """For a store that was just opened. Raises NotOurs if its batches are in a log and none is given."""
+    if log is not None:
+        return Shipping(connection, log)
+    if position(connection) is not None:
+        raise NotOurs("this directory is a copy that a server of a cluster keeps: start it with --cluster")
+    return None
+
+
+class Shipping:
+    """The owner's side: appends what each transaction changed to the log, before the transaction is committed."""
+
+    def __init__(self, connection: apsw.Connection, log: Log) -> None:
+        """Call before the connection changes any row."""
+        self._connection, self._log = connection, log
+        self._position = position(connection) or Position(0, 0, 0)
+        self._next = self._position
+        self._idle = apsw.Session(connection, "main")
+        self._sessions: list[apsw.Session] = []
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the log has a record that was not committed here."""
+        return self._next is not self._position
+
+    def begin(self) -> None:
+        """A transaction began."""
+        patch, change = apsw.Session(self._connection, "main"), apsw.Session(self._connection, "main")
+        patch.table_filter(lambda table: table in BULKY)
+        change.table_filter(lambda table: table not in BULKY and table not in LOCAL)
+        self._sessions = [patch, change]
+        for session in self._sessions:
+            session.attach()
+
+    def append(self, clock: int) -> None:
+        """Append what the transaction changed, if it changed anything. Raises as `Log.append`, and apsw.Error.
+
+        clock: the lease clock after the transaction.
+        """
+        patch, change = self._sessions
+        effects = (patch.patchset(), change.changeset())
+        if not any(effects):
+            return
+        last = self._position
+        record = _ENCODE(Record(schema.VERSION, clock, last.checksum, *effects))
+        following = Position(last.lsn + 1, self._log.epoch, checksum(record))
+        self._connection.execute(_MOVE, following)
+        self._log.append(following.lsn, record)
+        self._next = following
+
+    def end(self, how: str) -> None:
+        """The transaction ended, by COMMIT or ROLLBACK."""
+        if how == "COMMIT":
+            self._position = self._next
+        for session in self._sessions:
+            session.close()
+        self._sessions = []
+
+    def close(self) -> None:
+        """Call before the connection is closed."""
+        self.end("ROLLBACK")
+        self._idle.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction outside the batches. Raises as `append`."""
+        with self._connection:
+            self.begin()
+            yield
+            self.append(0)
+        self.end("COMMIT")
+
+
+def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> None:
+    """Apply a record to a file that has come to `last`, in one transaction. Raises Diverged, with nothing changed;
+    apsw.Error."""
+    record = _RECORD.decode(packed)
+    if record.schema != schema.VERSION:
+        raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {schema.VERSION}")
+    if following.lsn != last.lsn + 1 or record.before != last.checksum:
+        raise Diverged(f"record {following.lsn} does not continue record {last.lsn} of this file")
+    effects = [each for each in (record.patch, record.change) if each]
+    expected = sum(sum(1 for _ in apsw.Changeset.iter(each)) for each in effects)
+    with connection:
+        before = connection.total_changes()
+        for each in effects:
+            apsw.Changeset.apply(each, connection, conflict=_refuse)
+        if (changed := connection.total_changes() - before) != expected:
+            raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
+        connection.execute(_MOVE, following)
+
+
+def _refuse(reason: int, change: apsw.TableChange) -> int:
+    what = apsw.mapping_session_conflict[reason]
+    raise Diverged(f"{what}: {change.op} in {change.name}, row {change.pk_columns}")

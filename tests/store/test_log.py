@@ -1,0 +1,248 @@
+"""A store whose batches are durable in a log: each end of an append, what a follower refuses, and a takeover."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.contract.stage import Stage, bodies, sending
+from tests.support.following import compare
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
+
+from veilmq.model.commands import AnyCommand
+from veilmq.model.errors import StoreFailed, StoreUnknown
+from veilmq.model.outcomes import Deleted, Sent
+from veilmq.store.errors import NotOurs
+from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Record
+from veilmq.store.sqlite.effects import Diverged
+from veilmq.store.sqlite.follower import Follower
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.backup import backup
+
+
+class MemoryLog:
+    """A log in memory. See `veilmq.store.log.Log`."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.records: list[tuple[int, bytes]] = []
+        """Epoch and record, from record 1 on."""
+        self.ends: Exception | None = None
+        """How the next append ends; None: well."""
+        self.keeps = False
+        """Whether an append that does not end well keeps the record."""
+
+    def append(self, lsn: int, record: bytes) -> None:
+        """See `Log.append`."""
+        assert lsn == len(self.records) + 1
+        ends, self.ends = self.ends, None
+        if ends is None or self.keeps:
+            self.records.append((self.epoch, record))
+        if ends is not None:
+            raise ends
+
+    def bring(self, follower: Follower) -> None:
+        """Apply what the follower lacks."""
+        for lsn, (epoch, record) in enumerate(self.records, 1):
+            if lsn > follower.position.lsn:
+                follower.apply(lsn, epoch, record)
+
+
+class LoggedFactory(SqliteFactory):
+    """Opens one directory again and again, with a log."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.log = MemoryLog()
+        self.kind = lambda path, options: SqliteStore(path, options, log=self.log)  # type: ignore[assignment]
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> LoggedFactory:
+    return LoggedFactory(tmp_path / "owner")
+
+
+@pytest.fixture
+def stage(factory: LoggedFactory) -> Iterator[Stage]:
+    playing = Stage(factory)
+    yield playing
+    playing.store.close()
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[Follower]:
+    with closing(Follower(tmp_path / "follower", SMALL)) as opened:
+        yield opened
+
+
+def equal(store: SqliteStore, follower: Follower) -> None:
+    compare(store._writer.connection, follower._connection)
+
+
+def ways(stage: Stage, commands: list[AnyCommand], alone: bool) -> list[object]:
+    """Apply and commit in one batch, or each command alone; the outcomes."""
+    store = stage.store
+    if alone:
+        return list(store.apply_each(commands, stage.now).outcomes)
+    outcomes = list(store.apply(commands, stage.now).outcomes)
+    store.commit()
+    return outcomes
+
+
+def test_each_batch_is_one_record_and_nothing_written_is_none(stage: Stage, factory: LoggedFactory) -> None:
+    jobs = stage.create()
+    before = len(factory.log.records)
+    stage.batch([sending(jobs, "a"), sending(jobs, "b")])
+    assert len(factory.log.records) == before + 1
+    assert stage.store.commit_takes_long
+    stage.describe(jobs)
+    assert len(factory.log.records) == before + 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_not_in_the_log_did_not_happen(stage: Stage, factory: LoggedFactory, alone: bool) -> None:
+    jobs = stage.create()
+    factory.log.ends = NotAppended("no room")
+    if alone:
+        first, second = ways(stage, [sending(jobs, "a"), sending(jobs, "b")], alone)
+        assert isinstance(first, StoreFailed)
+        assert isinstance(second, Sent)
+    else:
+        with pytest.raises(StoreFailed, match="no room"):
+            ways(stage, [sending(jobs, "a"), sending(jobs, "b")], alone)
+        stage.send(jobs, "b")
+    assert bodies(stage.receive(jobs, 10)) == ["b"]
+
+
+def test_who_owns_nothing_any_more_takes_nothing_more(stage: Stage, factory: LoggedFactory) -> None:
+    jobs = stage.create()
+    factory.log.ends = NotOwner("epoch 2 is another server's")
+    with pytest.raises(StoreFailed, match="another server"):
+        ways(stage, [sending(jobs)], False)
+    with pytest.raises(StoreUnknown, match="another server"):
+        stage.send(jobs)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_nobody_is_answered_while_the_end_is_unknown(
+    stage: Stage, factory: LoggedFactory, follower: Follower, alone: bool, kept: bool
+) -> None:
+    jobs = stage.create()
+    factory.log.ends, factory.log.keeps = AppendUnknown("no answer"), kept
+    with pytest.raises(StoreUnknown, match="no answer"):
+        ways(stage, [sending(jobs)], alone)
+    with pytest.raises(StoreUnknown):
+        stage.send(jobs)
+    stage.store.close()
+    with closing(Follower(factory.path, SMALL)) as own:  # the file goes on from what it has
+        factory.log.bring(own)
+    stage.store = factory.open()
+    assert bodies(stage.receive(jobs)) == ["hello"] * kept
+    factory.log.bring(follower)
+    equal(store_of(stage), follower)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_the_log_has_is_committed_though_the_file_fails(stage: Stage, factory: LoggedFactory, alone: bool) -> None:
+    jobs = stage.create()
+    store_of(stage)._writer.connection.set_commit_hook(lambda: True)  # SQLite then rolls back
+    (sent,) = ways(stage, [sending(jobs)], alone)
+    assert isinstance(sent, Sent)
+    with pytest.raises(StoreUnknown, match="lacks"):
+        stage.send(jobs)
+    stage.store.close()
+    with closing(Follower(factory.path, SMALL)) as own:
+        factory.log.bring(own)
+    stage.store = factory.open()
+    assert bodies(stage.receive(jobs)) == ["hello"]
+
+
+def test_a_follower_takes_over(stage: Stage, factory: LoggedFactory, tmp_path: Path) -> None:
+    """Handles stay good, and what the opening writes is a record of the new owner's."""
+    jobs = stage.create()
+    stage.send(jobs, "in flight")
+    taken = stage.take(jobs)
+    stage.send(jobs, "waiting")
+    with closing(Follower(tmp_path / "follower", SMALL)) as follower:
+        factory.log.bring(follower)
+    old = stage.store
+    factory.path, factory.log.epoch = tmp_path / "follower", 2
+    stage.store = factory.open()
+    assert {epoch for epoch, _ in factory.log.records} == {1, 2}
+    assert isinstance(stage.delete(jobs, taken.handle), Deleted)
+    assert bodies(stage.receive(jobs, 10)) == ["waiting"]
+    old.close()
+    with closing(Follower(tmp_path / "owner", SMALL)) as back:  # the old owner follows
+        factory.log.bring(back)
+        equal(store_of(stage), back)
+
+
+def test_only_a_server_with_a_log_opens_the_directory(stage: Stage, factory: LoggedFactory) -> None:
+    stage.store.close()
+    with pytest.raises(NotOurs, match="--cluster"):
+        SqliteStore(factory.path, SMALL)
+    stage.store = factory.open()
+
+
+def test_a_backup_follows_no_log(stage: Stage, tmp_path: Path) -> None:
+    stage.send(stage.create())
+    (tmp_path / "restored").mkdir(mode=0o700)
+    backup(store_of(stage).directory.database, tmp_path / "restored" / "veilmq.db", is_owner=True)
+    with closing(SqliteStore(tmp_path / "restored", SMALL)) as restored:
+        assert [queue.name for queue in restored.queues.by_key] == ["jobs"]
+
+
+class TestFollower:
+    """What a follower refuses, with nothing changed."""
+
+    @pytest.fixture(autouse=True)
+    def history(self, stage: Stage, factory: LoggedFactory, follower: Follower) -> None:
+        """The follower lacks the last record."""
+        stage.send(stage.create())
+        factory.log.bring(follower)
+        stage.create("more")
+
+    @pytest.mark.parametrize("case", ["skipped", "another history", "another schema", "changed row", "unknown table"])
+    def test_it_has_diverged(self, factory: LoggedFactory, follower: Follower, case: str) -> None:
+        (epoch, packed), lsn = factory.log.records[-1], len(factory.log.records)
+        record = msgspec.msgpack.decode(packed, type=Record)
+        why = "does not continue"
+        if case == "skipped":
+            lsn += 1
+        elif case == "another history":
+            record = msgspec.structs.replace(record, before=record.before ^ 1)
+        elif case == "another schema":
+            record, why = msgspec.structs.replace(record, schema=record.schema + 1), "schema"
+        elif case == "changed row":
+            follower._connection.execute("UPDATE mark SET offset = offset + 1")
+            why = "DATA: UPDATE in mark"
+        else:
+            follower._connection.execute("DROP TABLE history")
+            why = "rows of"
+        before, queues = follower.position, self.queues(follower)
+        with pytest.raises(Diverged, match=why):
+            follower.apply(lsn, epoch, msgspec.msgpack.encode(record))
+        assert (follower.position, self.queues(follower)) == (before, queues)
+
+    def queues(self, follower: Follower) -> object:
+        return follower._connection.execute("SELECT name FROM queue").fetchall()
+
+    def test_a_later_start_goes_on_from_its_position(
+        self, factory: LoggedFactory, follower: Follower, stage: Stage, tmp_path: Path
+    ) -> None:
+        shutil.copytree(tmp_path / "follower", tmp_path / "killed")
+        with closing(Follower(tmp_path / "killed", SMALL)) as again:
+            assert again.position.lsn == len(factory.log.records) - 1
+            factory.log.bring(again)
+            equal(store_of(stage), again)
+
+
+def test_every_table_has_a_primary_key(stage: Stage) -> None:
+    """A session takes no notice of a table without one."""
+    connection = store_of(stage)._writer.connection
+    names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    for (name,) in names.fetchall():
+        assert connection.execute("SELECT 1 FROM pragma_table_info(?) WHERE pk", (name,)).fetchone(), name
