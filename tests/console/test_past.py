@@ -9,7 +9,7 @@ from tests.console.conftest import CONSOLE, Api, Visitor
 from tests.console.test_pages import plain
 
 from veilmq.console.pages.past import instant_typed
-from veilmq.console.pages.queue_acts import FormWrong
+from veilmq.console.showing import FormWrong
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.testing.for_each import for_each
 

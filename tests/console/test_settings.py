@@ -9,8 +9,8 @@ from tests.console.hostile import HOSTILE, tags
 from tests.console.test_pages import plain
 
 from veilmq.admin.api.inputs import SettingsInput
-from veilmq.console.pages.queue_acts import FormWrong, pairs_read, pairs_typed
 from veilmq.console.pages.settings import SETTINGS
+from veilmq.console.showing import FormWrong, pairs_read, pairs_typed
 
 ORDERS = f"{CONSOLE}/orders"
 
@@ -86,7 +86,7 @@ def test_every_setting_is_typed_shown_and_set(orders: Api, visitor: Visitor) -> 
         "receive_count_max": "",
     }
     said = changed(visitor, f"{CONSOLE}/orders.fifo/settings", **fifo)
-    assert "dead letters from a.fifo, b.fifo; message size, bytes 2 KiB; messages a second 70" in said
+    assert "dead letters from a.fifo, b.fifo; message size 2 KiB; messages a second 70" in said
     assert "tags env=prod, team=a = b" in said
     settings = orders.client.get(f"{QUEUES}/orders.fifo").json()["settings"]
     assert [each["name"] for each in settings["redrive_allow"]["sources"]] == ["a.fifo", "b.fifo"]
@@ -104,7 +104,8 @@ def test_every_setting_is_typed_shown_and_set(orders: Api, visitor: Visitor) -> 
     }
     assert {name: settings[name] for name in expected} == expected
     shown = plain(visitor.get(f"{CONSOLE}/orders.fifo").text)
-    assert "message size 2 KiB messages a second 70 first lease, at least 2 min alias other-name" in shown
+    assert "message size 2 KiB messages a second 70 timeout plans apply first lease, at least 2 min" in shown
+    assert "bodies of Azure and MNS decoded from base64 alias other-name deduplication by body yes" in shown
     assert "dead letters from a.fifo, b.fifo" in shown
     assert "message size" not in plain(visitor.get(ORDERS).text)
     page = visitor.get(f"{CONSOLE}/orders.fifo/settings").text

@@ -1,9 +1,11 @@
-"""How values look on a page: the templates' environment and its filters.
+"""How values look on a page, and how they are typed into one: the templates' environment and its filters; what a form
+takes, written out and read back.
 
 Strategy: autoescape for every template, and nothing marks text as markup (tests/house/test_console.py): whatever comes
 from a queue is text. A filter returns plain text; markup is in templates alone. All times are UTC, and a page says so.
 """
 
+import json
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
@@ -12,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from veilmq.admin.story import rounded, span
-from veilmq.model.instant import MILLISECOND_US, SECOND_US
+from veilmq.console.calls import ApiRefused
+from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
 
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -77,6 +80,91 @@ def ago(instant: int, now: int) -> str:
     if abs(span_us) < SECOND_US:
         return "now"
     return f"{duration(span_us)} ago" if span_us > 0 else f"in {duration(-span_us)}"
+
+
+UNITS_US: Final = {"s": SECOND_US, "min": MINUTE_US, "h": HOUR_US, "d": DAY_US}
+
+
+class FormWrong(ApiRefused):
+    """A field that cannot be understood."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(400, {"error": "form", "field": field, "message": message})
+
+
+def duration_typed(span: int) -> str:
+    """A duration as it may be typed, exactly, in the largest unit that divides it."""
+    for name in ("d", "h", "min"):
+        if span and span % UNITS_US[name] == 0:
+            return f"{span // UNITS_US[name]} {name}"
+    return f"{span / UNITS_US['s']:.6f}".rstrip("0").rstrip(".") + " s"
+
+
+def span_us(field: str, text: str) -> int:
+    """A duration as typed: 30 s, 5 min, 1.5 h; a number alone is seconds. Raises FormWrong."""
+    number, unit = text.strip(), "s"
+    for name in sorted(UNITS_US, key=len, reverse=True):
+        if number.endswith(name):
+            number, unit = number.removesuffix(name).strip(), name
+            break
+    try:
+        span = round(float(number) * UNITS_US[unit])
+    except (ValueError, OverflowError):
+        raise FormWrong(field, f"expected a duration such as 30 s, 5 min, 1.5 h or 4 d, not {text!r}") from None
+    return span
+
+
+def number(field: str, text: str) -> int:
+    """A whole number as typed. Raises FormWrong."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise FormWrong(field, f"expected a whole number, not {text!r}")
+    return int(text)
+
+
+def attributes_typed(attributes: list[dict[str, str]]) -> str:
+    """A line of name=value for each; a JSON list if not all are of the type String."""
+    if all(each["type"] == "String" for each in attributes):
+        return pairs_typed({each["name"]: each["value"] for each in attributes})
+    return json.dumps(attributes, ensure_ascii=False)
+
+
+def attributes_read(text: str) -> list[dict[str, str]]:
+    """The same back. Raises FormWrong."""
+    if not text.lstrip().startswith("["):
+        pairs = pairs_read("attributes", text)
+        return [{"name": name, "type": "String", "value": value} for name, value in pairs.items()]
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FormWrong("attributes", "expected a JSON list of {name, type, value}") from None
+    assert isinstance(found, list)  # the API looks at what is in it
+    return found
+
+
+def pairs_typed(pairs: dict[str, str]) -> str:
+    """A line of name=value for each; as JSON if lines could not say it."""
+    parts = [part for pair in pairs.items() for part in pair]
+    odd = any(len(part.splitlines()) > 1 or part != part.strip() for part in parts)
+    if odd or "=" in "".join(pairs) or next(iter(pairs), "").startswith("{"):
+        return json.dumps(pairs, ensure_ascii=False)
+    return "\n".join(f"{name}={value}" for name, value in pairs.items())
+
+
+def pairs_read(field: str, text: str) -> dict[str, str]:
+    """The same back. Raises FormWrong."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise FormWrong(field, "expected a JSON object of texts, or a line of name=value for each")
+        return found
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if not line.partition("=")[0].strip() or "=" not in line:
+            raise FormWrong(field, f"expected name=value, not {line!r}")
+    return {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
 
 
 def _environment() -> Environment:

@@ -8,7 +8,6 @@ from veilmq.console.pages.past import PAST_PAGES
 from veilmq.console.pages.queue import QUEUE_PAGES
 from veilmq.console.pages.queue_acts import QUEUE_ACTS
 from veilmq.console.pages.server import SERVER_PAGES
-from veilmq.console.pages.settings import SETTINGS_PAGES
 from veilmq.console.pages.start import START_PAGES
 from veilmq.console.pages.workers import WORKER_PAGES
 from veilmq.console.visit import Page
@@ -17,7 +16,6 @@ PAGES: Final[tuple[Page, ...]] = (
     *START_PAGES,
     *QUEUE_PAGES,
     *QUEUE_ACTS,
-    *SETTINGS_PAGES,
     *PAST_PAGES,
     *JOB_PAGES,
     *MESSAGE_PAGES,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from veilmq.console.calls import ApiRefused
 from veilmq.console.pages.queue import FILTERS, PATH, key_of
-from veilmq.console.pages.queue_acts import number, queue_page
+from veilmq.console.pages.queue_acts import queue_page
 from veilmq.console.sessions import Done
-from veilmq.console.showing import count
+from veilmq.console.showing import count, number
 from veilmq.console.visit import Page, Visit
 
 ACTS: Final = {

@@ -13,8 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from veilmq.admin.past.replay import STATES
 from veilmq.console.calls import ApiRefused, queue_path
 from veilmq.console.pages.queue import MESSAGES_A_PAGE, PATH, key_of
-from veilmq.console.pages.queue_acts import FormWrong, span_us
-from veilmq.console.showing import clock_time, iso
+from veilmq.console.showing import FormWrong, clock_time, iso, span_us
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import from_text
 

@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from veilmq.admin.api.inputs import queue_key
 from veilmq.console.calls import queue_path
+from veilmq.console.pages.settings import settings_shown
 from veilmq.console.pictures.charts import SPANS, charts
 from veilmq.console.pictures.effects import effects
-from veilmq.console.showing import count, duration, size
+from veilmq.console.showing import count, duration_typed
 from veilmq.console.visit import Page, Visit
-from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.settings.queue import QueueKey, QueueSettings
+from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US
+from veilmq.model.settings.queue import QueueKey
 
 PATH: Final = "/console/queues/{account}/{region}/{name}"
 MESSAGES_A_PAGE: Final = 50
@@ -24,7 +25,6 @@ HOLDERS_SHOWN_MAX: Final = 10
 FAILURES_MINUTES: Final = 1_440
 CAUSES_SHOWN_MAX: Final = 10
 AGES: Final = (("", 0), ("1 min", MINUTE_US), ("1 h", HOUR_US), ("1 d", DAY_US))
-UNITS_US: Final = {"s": SECOND_US, "min": MINUTE_US, "h": HOUR_US, "d": DAY_US}
 ADVICE: Final = {
     "keep": "Keep it.",
     "raise": "Raise it.",
@@ -44,14 +44,6 @@ def key_of(visit: Visit) -> QueueKey:
 def console_path(key: QueueKey, suffix: str = "") -> str:
     """The console's path of a queue."""
     return f"/console/queues/{key.account}/{key.region}/{key.name}{suffix}"
-
-
-def duration_typed(span: int) -> str:
-    """A duration as it may be typed, exactly, in the largest unit that divides it."""
-    for name in ("d", "h", "min"):
-        if span and span % UNITS_US[name] == 0:
-            return f"{span // UNITS_US[name]} {name}"
-    return f"{span / UNITS_US['s']:.6f}".rstrip("0").rstrip(".") + " s"
 
 
 async def queue(visit: Visit) -> Response:
@@ -154,47 +146,6 @@ async def export_messages(visit: Visit) -> Response:
     key = key_of(visit)
     found = await _messages(visit, key)
     return visit.download(f"{key.name}-messages", found["messages"] or ())
-
-
-def _allowed(allow: dict[str, Any]) -> str:
-    return ", ".join(each["name"] for each in allow["sources"]) or str(allow["permission"])
-
-
-_DEFAULTS: Final = QueueSettings()
-_IF_CHANGED: Final = (
-    ("message_bytes_max", "message size", size),
-    ("receives_per_second_max", "messages a second", count),
-    ("first_lease_min_us", "first lease, at least", duration),
-    ("alias", "alias", str),
-    ("xml_body", "bodies of Azure and MNS", str),
-    ("redrive_allow", "dead letters from", _allowed),
-)
-"""Settings that are shown if they are not as in a new queue: name, label, and how the value is said."""
-
-
-def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
-    """The settings that matter, as name and text."""
-    redrive = settings["redrive"]
-    shown = [
-        ("visibility timeout", duration(settings["visibility_timeout_us"])),
-        ("delay", duration(settings["delay_us"])),
-        ("retention", duration(settings["retention_us"])),
-        ("wait of a receive", duration(settings["wait_us"])),
-        (
-            "dead letters",
-            f"to {redrive['target']['name']} after {redrive['receive_count_max']} receives" if redrive else "nowhere",
-        ),
-        ("order", "FIFO" if settings["fifo"] else "standard"),
-        ("timeout plans", str(settings["adaptive"])),
-    ]
-    shown += [
-        (label, said(settings[name]))
-        for name, label, said in _IF_CHANGED
-        if settings[name] not in (None, getattr(_DEFAULTS, name))
-    ]
-    if settings["tags"]:
-        shown.append(("tags", ", ".join(f"{name}={value}" for name, value in sorted(settings["tags"].items()))))
-    return shown
 
 
 QUEUE_PAGES: Final = (

@@ -1,32 +1,28 @@
-"""Acts on one queue: send, purge, redrive.
+"""Acts on one queue: send, purge, redrive, change its settings.
 
 Strategy: what cannot be taken back has a page before it that names what and how many. A redrive is a job (jobs.py).
+The form of the settings shows what would change before it does, and carries the version that was shown: if someone else
+changed the queue meanwhile, the store refuses and the page says so. A setting whose inputs a form lacks stays as it is.
 What was sent last can be filled in again: the session keeps it in memory, within a bound, so that no body is in an
 address or in a browser's storage.
 """
 
-import json
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from veilmq.admin.api.inputs import message_id
 from veilmq.console.calls import ApiRefused, queue_path
-from veilmq.console.pages.queue import PATH, UNITS_US, console_path, key_of
+from veilmq.console.pages.queue import PATH, console_path, key_of
+from veilmq.console.pages.settings import Given, settings_of
 from veilmq.console.sessions import Done
-from veilmq.console.showing import count
-from veilmq.console.visit import Page, Visit
+from veilmq.console.showing import FormWrong, attributes_read, attributes_typed, count, number, span_us
+from veilmq.console.visit import Page, Visit, Work
 from veilmq.model.messages.message import id_text
+from veilmq.model.settings.queue import QueueKey
 
 _FIELDS: Final = ("body", "delay", "ttl", "priority", "type", "group", "attributes")
 """Of a message that was sent, to be filled in again: a deduplication id would make the next one the same."""
-
-
-class FormWrong(ApiRefused):
-    """A field that cannot be understood."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(400, {"error": "form", "field": field, "message": message})
 
 
 async def queue_page(
@@ -106,52 +102,6 @@ def _message(given: dict[str, str]) -> dict[str, Any]:
     return message
 
 
-def attributes_typed(attributes: list[dict[str, str]]) -> str:
-    """A line of name=value for each; a JSON list if not all are of the type String."""
-    if all(each["type"] == "String" for each in attributes):
-        return pairs_typed({each["name"]: each["value"] for each in attributes})
-    return json.dumps(attributes, ensure_ascii=False)
-
-
-def attributes_read(text: str) -> list[dict[str, str]]:
-    """The same back. Raises FormWrong."""
-    if not text.lstrip().startswith("["):
-        pairs = pairs_read("attributes", text)
-        return [{"name": name, "type": "String", "value": value} for name, value in pairs.items()]
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise FormWrong("attributes", "expected a JSON list of {name, type, value}") from None
-    assert isinstance(found, list)  # the API looks at what is in it
-    return found
-
-
-def pairs_typed(pairs: dict[str, str]) -> str:
-    """A line of name=value for each; as JSON if lines could not say it."""
-    parts = [part for pair in pairs.items() for part in pair]
-    odd = any(len(part.splitlines()) > 1 or part != part.strip() for part in parts)
-    if odd or "=" in "".join(pairs) or next(iter(pairs), "").startswith("{"):
-        return json.dumps(pairs, ensure_ascii=False)
-    return "\n".join(f"{name}={value}" for name, value in pairs.items())
-
-
-def pairs_read(field: str, text: str) -> dict[str, str]:
-    """The same back. Raises FormWrong."""
-    if text.lstrip().startswith("{"):
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise FormWrong(field, "expected a JSON object of texts, or a line of name=value for each")
-        return found
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
-        if not line.partition("=")[0].strip() or "=" not in line:
-            raise FormWrong(field, f"expected name=value, not {line!r}")
-    return {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
-
-
 async def purge_form(visit: Visit) -> Response:
     """What a purge would delete."""
     return await queue_page(visit, "purge.html", None, {})
@@ -173,31 +123,70 @@ async def move_form(visit: Visit) -> Response:
     return await queue_page(visit, "move.html", None, visit.members)
 
 
-def span_us(field: str, text: str) -> int:
-    """A duration as typed: 30 s, 5 min, 1.5 h; a number alone is seconds. Raises FormWrong."""
-    number, unit = text.strip(), "s"
-    for name in sorted(UNITS_US, key=len, reverse=True):
-        if number.endswith(name):
-            number, unit = number.removesuffix(name).strip(), name
-            break
+async def settings_form(visit: Visit) -> Response:
+    """The settings, to be changed."""
+    return await _settings_page(visit, None, {})
+
+
+async def _settings_page(
+    visit: Visit, error: ApiRefused | None, given: Given, changes: list[tuple[str, str, str]] | None = None
+) -> Response:
+    queue = await visit.api.get(queue_path(key_of(visit)))
+    shown: Given = {}
+    for each in settings_of(queue["settings"]):
+        shown |= each.typed(each.of(queue["settings"][each.name]))
+    inputs = [field for each in settings_of(queue["settings"]) for field in each.inputs]
+    return await queue_page(visit, "settings.html", error, shown | given, queue, inputs=inputs, changes=changes)
+
+
+async def change_settings(visit: Visit) -> Response:
+    """Show what would change; after that is confirmed, change it."""
+    given, _ = await visit.checked_form()
+    key = key_of(visit)
+    found = await visit.api.get(queue_path(key))
     try:
-        span = round(float(number) * UNITS_US[unit])
-    except (ValueError, OverflowError):
-        raise FormWrong(field, f"expected a duration such as 30 s, 5 min, 1.5 h or 4 d, not {text!r}") from None
-    return span
+        change, changes = _change(found["settings"], given)
+    except FormWrong as error:
+        return await _settings_page(visit, error, given)
+    if "confirmed" not in given:
+        return await _settings_page(visit, None, given, changes)
+
+    async def refused(given: Given, error: ApiRefused) -> Response:
+        # What was typed is about settings that are no more: the form shows those of now.
+        return await _settings_page(visit, error, {} if error.error == "queue_changed" else given)
+
+    return await visit.act(_changing(visit, key, change, changes), refused)
 
 
-def number(field: str, text: str) -> int:
-    """A whole number as typed. Raises FormWrong."""
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise FormWrong(field, f"expected a whole number, not {text!r}")
-    return int(text)
+def _changing(visit: Visit, key: QueueKey, change: dict[str, Any], changes: list[tuple[str, str, str]]) -> Work:
+    async def work(given: Given, once: str) -> Done:
+        seen = {"if_version": given.get("version", "")}
+        await visit.api.act("PATCH", queue_path(key), change | seen, once)
+        return Done("Changed: " + "; ".join(f"{name} {new}" for name, _, new in changes) + ".", console_path(key))
+
+    return work
+
+
+def _change(settings: dict[str, Any], given: Given) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
+    """What to ask the API for, and each change as name, old and new. Raises FormWrong."""
+    change: dict[str, Any] = {}
+    changes = []
+    for each in settings_of(settings):
+        if each.inputs[0].name not in given:
+            continue
+        old, new = each.of(settings[each.name]), each.read(given)
+        if new != old:
+            change[each.name] = new
+            changes.append((each.label, each.said(old), each.said(new)))
+    return change, changes
 
 
 QUEUE_ACTS: Final = (
     Page(PATH + "/send", send_form),
     Page(PATH + "/send", send, "POST"),
     Page(PATH + "/send/fill", fill, "POST"),
+    Page(PATH + "/settings", settings_form),
+    Page(PATH + "/settings", change_settings, "POST"),
     Page(PATH + "/purge", purge_form),
     Page(PATH + "/purge", purge, "POST"),
     Page(PATH + "/move", move_form),

@@ -1,32 +1,28 @@
-"""The settings of a queue: a form with all that `/api/v1` can set, what would change, and the change.
+"""The settings of a queue in words: what each is called, how it is said, typed and read back.
 
-Strategy: one row of `SETTINGS` for each setting: its inputs in the form, how a value is typed there, read back and
-said. The form shows what would change before it does, and carries the version that was shown: if someone else changed
-the queue meanwhile, the store refuses and the page says so. A setting whose inputs a form lacks stays as it is.
+Strategy: one table, `SETTINGS`, of all that `/api/v1` can set; the queue's page and the form of its settings read it.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from starlette.responses import Response
+import msgspec
 
-from veilmq.console.calls import ApiRefused, queue_path
-from veilmq.console.pages.queue import PATH, console_path, duration_typed, key_of
-from veilmq.console.pages.queue_acts import (
+from veilmq.console.showing import (
     FormWrong,
+    count,
+    duration,
+    duration_typed,
     number,
     pairs_read,
     pairs_typed,
-    queue_page,
+    size,
     span_us,
 )
-from veilmq.console.sessions import Done
-from veilmq.console.showing import count, duration, size
-from veilmq.console.visit import Page, Visit, Work
 from veilmq.model.settings.queue import (
     Adaptive,
     DeduplicationScope,
-    QueueKey,
+    QueueSettings,
     RedrivePermission,
     XmlBody,
 )
@@ -128,7 +124,7 @@ def _redrive_read(given: Given) -> Any:
 
 
 def _redrive_said(value: Any) -> str:
-    return "nowhere" if value is None else f"to {value['target']} after {value['receive_count_max']}"
+    return "nowhere" if value is None else f"to {value['target']} after {value['receive_count_max']} receives"
 
 
 def _redrive_typed(value: Any) -> Given:
@@ -183,7 +179,7 @@ SETTINGS: Final = (
          Input("sources", "These queues", "Their names, with spaces between")),
         _allow_typed, _allow_read, _allow_said, _allow_of,
     ),
-    _number("message_bytes_max", "message size, bytes", "A larger message is refused", size),
+    _number("message_bytes_max", "message size", "In bytes; a larger message is refused", size),
     _or_none(_number("receives_per_second_max", "messages a second", "To all receivers; empty: no limit"), "no limit"),
     _choice("adaptive", "timeout plans", "What becomes of leases that the pipeline learns",
             {Adaptive.OFF: "off", Adaptive.SUGGEST: "suggest", Adaptive.APPLY: "apply"}),
@@ -202,68 +198,21 @@ SETTINGS: Final = (
     ),
 )  # fmt: skip
 
-
-async def settings_form(visit: Visit) -> Response:
-    """The settings, to be changed."""
-    return await _page(visit, None, {})
-
-
-async def _page(
-    visit: Visit, error: ApiRefused | None, given: Given, changes: list[tuple[str, str, str]] | None = None
-) -> Response:
-    queue = await visit.api.get(queue_path(key_of(visit)))
-    shown: Given = {}
-    for each in _settings(queue["settings"]):
-        shown |= each.typed(each.of(queue["settings"][each.name]))
-    inputs = [field for each in _settings(queue["settings"]) for field in each.inputs]
-    return await queue_page(visit, "settings.html", error, shown | given, queue, inputs=inputs, changes=changes)
+_ALWAYS_SHOWN: Final = {"visibility_timeout_us", "delay_us", "retention_us", "wait_us", "redrive", "adaptive"}
+"""On the queue's page; the others if they are not as in a new queue."""
+_NEW: Final = QueueSettings()
 
 
-def _settings(settings: dict[str, Any]) -> list[Setting]:
+def settings_of(settings: dict[str, Any]) -> list[Setting]:
     """Those that this queue can have."""
     return [each for each in SETTINGS if settings["fifo"] or not each.of_fifo_alone]
 
 
-async def change_settings(visit: Visit) -> Response:
-    """Show what would change; after that is confirmed, change it."""
-    given, _ = await visit.checked_form()
-    key = key_of(visit)
-    found = await visit.api.get(queue_path(key))
-    try:
-        change, changes = _change(found["settings"], given)
-    except FormWrong as error:
-        return await _page(visit, error, given)
-    if "confirmed" not in given:
-        return await _page(visit, None, given, changes)
-
-    async def refused(given: Given, error: ApiRefused) -> Response:
-        # What was typed is about settings that are no more: the form shows those of now.
-        return await _page(visit, error, {} if error.error == "queue_changed" else given)
-
-    return await visit.act(_changing(visit, key, change, changes), refused)
-
-
-def _changing(visit: Visit, key: QueueKey, change: dict[str, Any], changes: list[tuple[str, str, str]]) -> Work:
-    async def work(given: Given, once: str) -> Done:
-        seen = {"if_version": given.get("version", "")}
-        await visit.api.act("PATCH", queue_path(key), change | seen, once)
-        return Done("Changed: " + "; ".join(f"{name} {new}" for name, _, new in changes) + ".", console_path(key))
-
-    return work
-
-
-def _change(settings: dict[str, Any], given: Given) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
-    """What to ask the API for, and each change as name, old and new. Raises FormWrong."""
-    change: dict[str, Any] = {}
-    changes = []
-    for each in _settings(settings):
-        if each.inputs[0].name not in given:
-            continue
-        old, new = each.of(settings[each.name]), each.read(given)
-        if new != old:
-            change[each.name] = new
-            changes.append((each.label, each.said(old), each.said(new)))
-    return change, changes
-
-
-SETTINGS_PAGES: Final = (Page(PATH + "/settings", settings_form), Page(PATH + "/settings", change_settings, "POST"))
+def settings_shown(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Those of the queue's page, as name and text."""
+    shown = [("order", "FIFO" if settings["fifo"] else "standard")]
+    for each in settings_of(settings):
+        value = settings[each.name]
+        if each.name in _ALWAYS_SHOWN or value not in (None, msgspec.to_builtins(getattr(_NEW, each.name))):
+            shown.append((each.label, each.said(each.of(value))))
+    return shown
