@@ -18,7 +18,6 @@ from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline import tables
-from veilmq.pipeline.directories import restore, take_place
 from veilmq.pipeline.drain import bad_records
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import HistoryGap
@@ -27,7 +26,7 @@ from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.delta import Written, add_files
-from veilmq.store.files import sync_directory
+from veilmq.store.files import restore, sync_directory, take_place
 
 DAY = 86_400.0
 Key = tuple[int, int]

@@ -13,7 +13,7 @@ import msgspec
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Report
-from veilmq.model.moves.jobs import Act, Filter
+from veilmq.model.moves import Act, Filter
 from veilmq.model.settings.access import SessionCommand
 from veilmq.model.settings.queue import (
     PRIORITY_DEFAULT,

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from veilmq.pipeline import publish, tables
-from veilmq.pipeline.directories import locked, restore, sync_tree
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, timeouts
-from veilmq.store.files import durable_write, make_directory
+from veilmq.store.files import durable_write, locked, make_directory, restore, sync_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from veilmq.pipeline.directories import restore, take_place
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import alone
-from veilmq.store.files import make_directory, take_name
+from veilmq.store.files import make_directory, restore, take_name, take_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

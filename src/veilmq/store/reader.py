@@ -12,8 +12,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Extras
-from veilmq.model.moves import MoveInfo
-from veilmq.model.moves.jobs import JobInfo
+from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import LiveTopic, TopicKey

@@ -20,8 +20,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message_type import TYPE_CHARACTERS_MAX
-from veilmq.model.moves import MOVES_PER_SECOND_MAX
-from veilmq.model.moves.jobs import JOB_RATE_MAX, Act, Filter
+from veilmq.model.moves import JOB_RATE_MAX, MOVES_PER_SECOND_MAX, Act, Filter
 from veilmq.model.settings.queue import TYPES_MAX, Adaptive, DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 from veilmq.store import View
 from veilmq.store.reader import HOLD_S_MAX, MEASURES

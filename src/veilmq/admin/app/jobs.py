@@ -19,8 +19,7 @@ from veilmq.admin.api.views import shown_move
 from veilmq.admin.history.reading import all_moves, covers
 from veilmq.admin.service import Service, home_region
 from veilmq.model.messages.message import id_text
-from veilmq.model.moves import MoveInfo
-from veilmq.model.moves.jobs import Act, JobInfo
+from veilmq.model.moves import Act, JobInfo, MoveInfo
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.port import may_lead

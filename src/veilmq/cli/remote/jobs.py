@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Act(StrEnum):
-    """See `veilmq.model.moves.jobs.Act`, which costs an import."""
+    """See `veilmq.model.moves.Act`, which costs an import."""
 
     REDRIVE = "redrive"
     MOVE = "move"

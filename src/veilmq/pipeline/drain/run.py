@@ -27,12 +27,12 @@ from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
-from veilmq.pipeline.directories import locked
 from veilmq.pipeline.drain.bad_records import read_bad_records
 from veilmq.pipeline.drain.manifests import is_taken
 from veilmq.pipeline.errors import DirectoryTaken, DrainUnfinished, OptionInvalid, SourceUnreachable, TableForeign
 from veilmq.pipeline.options import read_options
 from veilmq.pipeline.sinks.delta import check_place
+from veilmq.store.files import locked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,11 +16,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from veilmq.pipeline.directories import locked, restore
 from veilmq.pipeline.errors import HistoryGap, PipelineError
 from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, History, ParquetHistory
-from veilmq.store.files import make_directory, take_name
+from veilmq.store.files import locked, make_directory, restore, take_name
 
 FILE_ROWS_MAX: Final = 1_000_000
 ROW_GROUP_ROWS: Final = 131_072

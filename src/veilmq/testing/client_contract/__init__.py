@@ -33,12 +33,11 @@ from typing import Any
 import pytest
 
 from veilmq.testing.client_contract.cases.accounts import TestAccounts
-from veilmq.testing.client_contract.cases.capabilities import TestCapabilities, TestSendable
 from veilmq.testing.client_contract.cases.concurrency import TestClosing, TestThreads
 from veilmq.testing.client_contract.cases.fifo import TestFifo, TestNoFifo
 from veilmq.testing.client_contract.cases.leases import TestLeases, TestReceives, TestWaiting
 from veilmq.testing.client_contract.cases.messages import TestBatches, TestBodies, TestOptions
-from veilmq.testing.client_contract.cases.values import TestSmoke, TestValues
+from veilmq.testing.client_contract.cases.values import TestCapabilities, TestSendable, TestSmoke, TestValues
 from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage, unrefused
 from veilmq.testing.for_each import for_each
 

@@ -12,8 +12,7 @@ import apsw
 
 from veilmq.model.events import Event, HeldMessage
 from veilmq.model.messages.message import NO_EXTRAS
-from veilmq.model.moves import MoveInfo
-from veilmq.model.moves.jobs import JobInfo
+from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import (

@@ -22,15 +22,17 @@ from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages.message import id_text
-from veilmq.model.moves import TASK_US_MAX, MoveFailure, MoveStatus
-from veilmq.model.moves.jobs import (
+from veilmq.model.moves import (
     JOB_RATE_DEFAULT,
     JOB_RATE_MAX,
     JOBS_ACTIVE_MAX,
     JOBS_KEPT,
+    TASK_US_MAX,
     Act,
     Filter,
     JobInfo,
+    MoveFailure,
+    MoveStatus,
 )
 from veilmq.model.outcomes import JobCancelled, JobStarted, Outcome, Purged
 from veilmq.model.settings.queue import QueueKey
