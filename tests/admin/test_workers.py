@@ -208,3 +208,69 @@ def test_workers_are_sorted_by_what_is_asked_for(orders: httpx.Client) -> None:
     assert [each["client"] for each in workers(orders, sort="oldest")["workers"]] == [A, B, "curl/8"]
     wrong = orders.get("/api/v1/workers", params={"sort": "name"}).json()
     assert (wrong["field"], wrong["message"][:25]) == ("sort", "expected one of seen, hol")
+
+
+FIFO = "/api/v1/queues/000000000000/us-east-1/orders.fifo"
+
+
+@pytest.fixture
+def still(http: httpx.Client) -> list[str]:
+    """The ids of a FIFO queue's messages: of two groups A has the first, of one two more wait; a third one is free."""
+    assert http.put(FIFO, json={"fifo": True, "content_deduplication": True}).status_code == 201
+    messages = [{"body": str(number), "group": group} for number, group in enumerate("aaabc")]
+    sent = http.post(FIFO + "/messages", json={"messages": messages}).json()["messages"]
+    for _ in range(2):
+        taken = http.post(FIFO + "/receive", json={"count": 1, "lease_us": 5 * MINUTE}, headers={"User-Agent": A})
+        assert len(taken.json()["messages"]) == 1
+    return [each["id"] for each in sent]
+
+
+def test_what_stands_still_and_who_holds_it(http: httpx.Client, still: list[str]) -> None:
+    http.post("/api/v1/clock", json={"advance_us": MINUTE})
+    found = got(http, FIFO + "/blocked")
+    assert (found["messages"], found["groups"], found["complete"]) == (2, 1, True)
+    (group,) = found["held"]
+    assert (group["group"], group["messages"], group["retries"]) == ("a", 2, False)
+    assert MINUTE <= found["at"] - group["since"] < 2 * MINUTE
+    head = group["message"]
+    assert (head["id"], head["state"], head["holder"]["host"], head["receive_count"]) == (
+        still[0],
+        "in flight",
+        "host-a",
+        1,
+    )
+    assert head["due"] - head["granted"] == 5 * MINUTE
+    shown = got(http, FIFO)
+    assert shown["blocked"] == {"messages": 2, "groups": 1, "complete": True}
+    assert shown["counts"]["visible"] == 3, "as the protocols count them"
+    listed = {each["id"]: each.get("blocked_by") for each in got(http, FIFO + "/messages")["messages"]}
+    assert listed == {still[1]: head, still[2]: head, still[4]: None}
+    for message, blocked_by in ((still[0], None), (still[2], head), (still[4], None)):
+        (place,) = got(http, f"/api/v1/messages/{message}")["places"]
+        assert place.get("blocked_by") == blocked_by
+
+
+def test_what_was_given_back_before_the_message_in_flight_is_not_blocked(http: httpx.Client) -> None:
+    assert http.put(FIFO, json={"fifo": True, "content_deduplication": True}).status_code == 201
+    http.post(FIFO + "/messages", json={"messages": [{"body": body, "group": "a"} for body in "123"]})
+    first, second = http.post(FIFO + "/receive", json={"count": 2, "lease_us": MINUTE}).json()["messages"]
+    http.post(FIFO + "/extend", json={"handles": [first["handle"]], "lease_us": 0})
+    listed = got(http, FIFO + "/messages")["messages"]
+    assert [each.get("blocked_by", {}).get("id") for each in listed] == [None, second["id"]]
+    assert got(http, FIFO)["blocked"]["messages"] == 1
+
+
+def test_a_queue_that_is_no_fifo_queue_blocks_nothing(orders: httpx.Client) -> None:
+    assert got(orders, ORDERS)["blocked"] is None
+    assert got(orders, ORDERS + "/blocked")["held"] == []
+    assert orders.get(ORDERS + "none/blocked").status_code == 404
+
+
+def test_who_may_not_peek_sees_how_many_are_blocked_and_not_which(tmp_path: Path) -> None:
+    allowed = frozenset({Action.CREATE_QUEUE, Action.DESCRIBE_QUEUE})
+    key = AccessKey("viewer", "secret", "000000000000", grants=(Grant(allowed),))
+    with running(tmp_path / "data", Keys(key)) as server:
+        with httpx.Client(base_url=server.url, auth=("viewer", "secret")) as asking:
+            assert asking.put(FIFO, json={"fifo": True}).status_code == 201
+            assert got(asking, FIFO)["blocked"]["messages"] == 0
+            assert asking.get(FIFO + "/blocked").status_code == 403

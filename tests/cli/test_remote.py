@@ -1,6 +1,7 @@
 """The commands on queues, messages and history: each through a real admin port and straight on a directory."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -333,6 +334,25 @@ def test_a_queue_that_never_was_is_told_from_one_without_events(veilmq: Run) -> 
         found = veilmq("events", "--queue", queue, "--from", "next")
         assert (found.code, found.out, found.err) == (0, "", "no such events\n")
         assert veilmq("events", "--queue", queue).err == ""
+
+
+def test_a_queue_that_stands_still_says_behind_what(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders.fifo", "--fifo")
+    for number, group in enumerate("aab"):
+        veilmq("send", "orders.fifo", str(number), "--group", group, "--deduplication-id", str(number))
+    assert veilmq("queues", "show", "orders.fifo").out.startswith("3 visible (none blocked), 0 in flight, 0 delayed\n")
+    (held,) = veilmq("receive", "orders.fifo", "--lease", "5m", "--json").json
+    shown = veilmq("queues", "show", "orders.fifo")
+    assert shown.out.startswith("2 visible (1 blocked, in 1 group), 1 in flight, 0 delayed\n")
+    assert re.search(rf"^ a +1 +\d.* {held['id']} +\w.*\(admin, admin\)", shown.out, re.MULTILINE), shown.out
+    (found,) = veilmq("queues", "show", "orders.fifo", "--json").json
+    assert [each["message"]["id"] for each in found["blocked"]["held"]] == [held["id"]]
+    lines = veilmq("messages", "orders.fifo").out.splitlines()
+    (blocked,) = [line for line in lines if "blocked" in line]
+    assert blocked.rstrip().endswith(held["id"])
+    assert f"blocked by  {held['id']} of its group, in flight" in veilmq("find", blocked.split()[0]).out
+    veilmq("queues", "create", "plain")
+    assert veilmq("queues", "show", "plain").out.startswith("0 visible, 0 in flight, 0 delayed\n")
 
 
 def test_holders_of_a_queue(veilmq: Run) -> None:

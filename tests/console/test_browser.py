@@ -13,7 +13,7 @@ from tests.console.hostile import HOSTILE
 from tests.console.test_timeout import live
 
 pytestmark = pytest.mark.slow
-ORDERS = f"{CONSOLE}/orders"
+ORDERS, LANE = f"{CONSOLE}/orders", f"{CONSOLE}/lane.fifo"
 WIDE, NARROW = {"width": 1_280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -47,6 +47,10 @@ def twice(api: Api) -> str:
         api.send("dead", f"dead {number}")
     message = api.send("orders", '{"order": 9007199254740993, "note": "<img src=x onerror=alert(1)>"}', type="order")
     first = receive(api, "work-1; pid 70")
+    api.create("lane.fifo", fifo=True, content_deduplication=True)
+    for number in range(3):
+        api.send("lane.fifo", str(number), group="eu")
+    api.act("lane.fifo", "receive", lease_us=3_600_000_000)
     api.later(31)
     receive(api, "work-2; pid 80")
     api.later(9)
@@ -58,7 +62,7 @@ PAGES = [
     "/console/", "/console/?prefix=ord", ORDERS, f"{ORDERS}?state=hidden", f"{ORDERS}/send", f"{ORDERS}/purge",
     f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
     f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers", "/console/failures", "/console/accounts",
-    f"{ORDERS}/past?at=20+s&until=now",
+    f"{ORDERS}/past?at=20+s&until=now", LANE,
 ]  # fmt: skip
 
 

@@ -100,3 +100,25 @@ def test_failures_of_all_queues_by_cause(api: Api, visitor: Visitor) -> None:
     assert (cause["kind"], cause["count"], "mails" in cause["queues"]) == ("lease_expired", 1, True)
     assert visitor.get("/console/failures?minutes=evil").status_code == 200
     assert "/console/failures" in visitor.get(f"{CONSOLE}/orders").text
+
+
+def test_a_queue_that_stands_still_says_behind_what(api: Api, visitor: Visitor) -> None:
+    page = f"{CONSOLE}/orders.fifo"
+    api.create("orders.fifo", fifo=True, content_deduplication=True)
+    sent = [api.send("orders.fifo", str(number), group=group) for number, group in enumerate("aaab")]
+    assert "What is blocked" not in visitor.get(page).text
+    assert visitor.get(f"{page}/news").json()["cells"]["blocked"] == "0"
+    assert receive(api, B, "orders.fifo") == sent[0]
+    api.later(20)
+    shown = visitor.get(page).text
+    what = plain(shown).partition("What is blocked")[2]
+    assert "2 visible messages of 1 group wait behind messages that are in flight or delayed" in what
+    assert re.search(rf"a 2 2\d s {sent[0]} mailer of eu admin admin 2\d s ago in \d+ s 1 ", what), what[:500]
+    assert f'href="/console/messages/{sent[0]}"' in shown.partition("What is blocked")[2]
+    assert visitor.get(f"{page}/news").json()["cells"]["blocked"] == "2"
+    listed = plain(shown).partition("Last failure")[2]
+    assert f"{sent[1]} blocked behind {sent[0]}" in listed
+    assert f"{sent[3]} visible" in listed
+    assert f"blocked by {sent[0]} of its group, in flight at mailer of eu until" in plain(
+        visitor.get(f"/console/messages/{sent[2]}").text
+    )

@@ -1,7 +1,8 @@
-"""Who holds the messages of a queue that are in flight, and who waits to receive from it.
+"""Who holds the messages of a queue that are in flight, which others those hold back, and who waits to receive from it.
 
 Strategy: pages seek by the index of due instants, as those of messages do, and lease nothing. Each client's names are
-read once a page. Receives that wait are only in memory.
+read once a page. Receives that wait are only in memory. What is blocked on a FIFO queue, the store finds by the
+messages that hold it back.
 """
 
 from collections import Counter
@@ -15,11 +16,13 @@ from veilmq.admin.api.inputs import PAGE_MAX, PLACE
 from veilmq.admin.api.views import shown_client
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import QueueMissing
+from veilmq.model.events import LeaseEnding
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import id_text
+from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader, View
-from veilmq.store.reader import HeldLease, QueueState
+from veilmq.store.reader import QueueState
 
 LOOKED_AT_MAX: Final = 10_000
 """Delayed and leased messages that one page looks at to find those that match."""
@@ -32,6 +35,12 @@ class HoldersInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     client: Annotated[str, Meta(max_length=CLIENT_NAME_CHARACTERS_MAX)] = ""
     after: Annotated[str, Meta(pattern=PLACE)] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class BlockedInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How many of the blocked groups."""
+
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 
 
@@ -85,7 +94,7 @@ def _leases(view: View, queue: QueueState, wanted: HoldersInput) -> Iterator[Hel
         due, sequence = listed[-1].due, listed[-1].sequence
 
 
-def _shown(lease: HeldLease, holder: dict[str, Any]) -> dict[str, Any]:
+def _shown(lease: HeldLease, holder: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "id": id_text(lease.id),
         "sequence": lease.sequence,
@@ -98,6 +107,42 @@ def _shown(lease: HeldLease, holder: dict[str, Any]) -> dict[str, Any]:
         "group": lease.group,
         "type": lease.type,
     }
+
+
+def blocked_counts(reader: Reader, key: QueueKey, now: Instant) -> dict[str, Any] | None:
+    """How many visible messages of how many groups nobody can receive yet: {messages, groups, complete}; None: the
+    queue is no FIFO queue, so no message waits for another one. Blocks."""
+    queue = reader.queues.get(key)
+    if queue is None or not queue.settings.fifo:
+        return None
+    with reader.look() as view:
+        return _counts(view.blocked(queue, now, 0))
+
+
+def blocked_page(reader: Reader, key: QueueKey, wanted: BlockedInput, now: Instant) -> dict[str, Any]:
+    """The same with the groups that have been blocked for longest, and who holds the message that each waits for: {at,
+    messages, groups, complete, held}. Blocks. Raises QueueMissing."""
+    queue = reader.queues.get(key)
+    if queue is None:
+        raise QueueMissing(queue=str(key))
+    with reader.look() as view:
+        found, clients = view.blocked(queue, now, wanted.limit), Clients(view)
+        held = [
+            {"group": each.group, "since": each.since, "messages": each.messages}
+            | {"message": shown_head(each.head, clients), "retries": each.ending == LeaseEnding.RETRY}
+            for each in found.shown
+        ]
+    return {"at": now} | _counts(found) | {"held": held}
+
+
+def _counts(found: Blocked) -> dict[str, Any]:
+    return {"messages": found.messages, "groups": found.groups, "complete": found.is_all}
+
+
+def shown_head(head: HeldLease, clients: Clients) -> dict[str, Any]:
+    """The message that a group waits for; the holder of a delayed one is null."""
+    state = {"state": "in flight" if head.attempt else "delayed"}
+    return _shown(head, clients.shown(head.origin) if head.attempt else None) | state
 
 
 def shown_waiters(waits: Counter[Origin]) -> dict[str, Any]:

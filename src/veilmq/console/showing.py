@@ -38,6 +38,11 @@ def count(number: int | None) -> str:
     return "–" if number is None else f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
+def blocked(counts: dict[str, Any]) -> str:
+    """How many messages are blocked: with `≥` if there may be more."""
+    return ("" if counts["complete"] else "≥ ") + count(counts["messages"])
+
+
 def rate(number: float | None) -> str:
     """With two digits behind the point at most, and from 100 on with none."""
     if number is None:
@@ -179,6 +184,7 @@ def _environment() -> Environment:
     made.filters |= {
         "duration": duration,
         "count": count,
+        "blocked": blocked,
         "rate": rate,
         "size": size,
         "iso": iso,

@@ -12,6 +12,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
 from veilmq.model.messages.message import Extras
+from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
@@ -85,21 +86,6 @@ class FoundMessage(NamedTuple):
     body: bytes
     holder: int | None
     """The origin that has, or last had, its lease."""
-
-
-class HeldLease(NamedTuple):
-    """A delayed message (attempt 0), or one in flight and who has it."""
-
-    due: Instant
-    sequence: int
-    id: bytes
-    attempt: int
-    rotation: int
-    granted: Instant
-    first: Instant | None
-    group: str | None
-    type: str | None
-    origin: int
 
 
 class AccountCounts(NamedTuple):
@@ -249,6 +235,14 @@ class View(Protocol):
 
     def leases(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[HeldLease]:
         """The same messages as `hidden`, with those who have them."""
+        ...
+
+    def blocked(self, queue: QueueState, now: int, shown_max: int) -> Blocked:
+        """What waits behind messages in flight or delayed, with up to `shown_max` groups."""
+        ...
+
+    def heads(self, queue: QueueState, now: int, groups: set[str]) -> dict[str, HeldLease]:
+        """Of these groups those that are blocked: by name, the message that every other one behind it waits for."""
         ...
 
     def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> "HeldByOrigin":

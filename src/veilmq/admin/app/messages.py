@@ -12,12 +12,11 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, listing_of, members_of
 from veilmq.admin.api import inputs
-from veilmq.admin.history.messages import Located, find_message, quarantine_page
+from veilmq.admin.history.messages import Caller, find_message, quarantine_page
 from veilmq.admin.history.reading import Scope, covers
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service
 from veilmq.admin.timeouts.kept import Timeouts
-from veilmq.model.commands import Origin
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
@@ -46,16 +45,13 @@ class Messages:
         scope = Scope(caller.key, Action.PEEK, bodies=caller.bodies)
         if wanted.bodies:
             caller.check_bodies()
-        found = await run_in_threadpool(self._find, message, wanted, scope, caller.origin)
+        looking = Caller(caller.origin, self._service.shell.now())
+        found = await run_in_threadpool(find_message, self._service.reader, message, wanted, scope, looking)
         if found.peeks:
             for outcome in await self._service.shell.call(*found.peeks):
                 if isinstance(outcome, VeilError):  # the queue was deleted meanwhile
                     raise outcome
         return answer(found.shown)
-
-    def _find(self, message: bytes, wanted: inputs.FindInput, scope: Scope, origin: Origin) -> Located:
-        with self._service.reader.look() as view:
-            return find_message(view, message, wanted, scope, origin)
 
     async def trace(self, request: Request) -> Response:
         """All events of one message."""

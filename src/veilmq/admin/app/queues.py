@@ -35,7 +35,14 @@ from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.history.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
 from veilmq.admin.history.worst import Wanted, worst_page
-from veilmq.admin.holders import HoldersInput, holder_page, shown_waiters
+from veilmq.admin.holders import (
+    BlockedInput,
+    HoldersInput,
+    blocked_counts,
+    blocked_page,
+    holder_page,
+    shown_waiters,
+)
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
@@ -73,6 +80,7 @@ class Queues:
             Route("/api/v1/failures", self.all_failed, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
             Route(_PATH + "/holders", self.held, methods=["GET"]),
+            Route(_PATH + "/blocked", self.blocked, methods=["GET"]),
             Route(_PATH + "/failures", self.failed, methods=["GET"]),
             Route(_PATH + "/rollups", self.rolled_up, methods=["GET"]),
             Route(_PATH + "/past", self.past, methods=["GET"]),
@@ -132,6 +140,13 @@ class Queues:
         waits = shell.engine.waiting.who_waits_for(key)
         shown = await run_in_threadpool(holder_page, self._service.reader, key, wanted, shell.now())
         return answer(shown | {"waiters": shown_waiters(waits)})
+
+    async def blocked(self, request: Request) -> Response:
+        """What waits in one FIFO queue behind messages in flight or delayed, and who holds those."""
+        key = self._key(request, Action.PEEK)
+        wanted = inputs.convert(members_of(request), BlockedInput)
+        now = self._service.shell.now()
+        return answer(await run_in_threadpool(blocked_page, self._service.reader, key, wanted, now))
 
     async def worst(self, request: Request) -> Response:
         """The worst queues by some measure."""
@@ -211,7 +226,11 @@ class Queues:
                 caller.check_bodies()
             unnamed = operation.name in OF_MESSAGES and command_id_of(request) is None
             if operation.method == "GET" or unnamed:
-                return answer(operation.show(await self._run(request, commands)))
+                shown = operation.show(await self._run(request, commands))
+                if operation.name == "describe":
+                    now = self._service.shell.now()
+                    shown["blocked"] = await run_in_threadpool(blocked_counts, self._service.reader, key, now)
+                return answer(shown)
             self.commands[type(commands[0])] += len(commands)
             told = operator.Asked(operation.name, str(key), wanted)
             outcomes, headers = await carry_out(request, self._service.shell, told, commands)

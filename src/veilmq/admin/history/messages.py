@@ -17,6 +17,7 @@ from veilmq.admin.api.inputs import PAGE_MAX, FindInput, PageInput
 from veilmq.admin.api.views import shown_client, shown_extras, shown_instant, shown_key, shown_lease
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.history.trace import trace
+from veilmq.admin.holders import Clients, shown_head
 from veilmq.model.commands import Origin, RecordPeek
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import Instant
@@ -51,8 +52,22 @@ def message_page(reader: Reader, key: QueueKey, wanted: PageInput, now: Instant)
             if len(found) == wanted.limit or looked_at == LOOKED_AT_MAX or searched_bytes >= SEARCHED_BYTES_MAX:
                 after = _place(each, wanted.state)
                 break
-    shown = [_message(each, queue.settings.retention_us) for each in found]
+        blocked = _blocked_by(view, queue, found, now)
+    shown = [_message(each, queue.settings.retention_us) | blocked.get(each.sequence, {}) for each in found]
     return {"messages": shown, "after": after, "looked_at": looked_at}
+
+
+def _blocked_by(view: View, queue: QueueState, listed: list[ListedMessage], now: Instant) -> dict[int, dict[str, Any]]:
+    """By sequence: what visible messages of a FIFO queue wait for, if they do, as the member `blocked_by`."""
+    visible = [each for each in listed if not (each.hidden and each.due is not None and each.due > now)]
+    if not queue.settings.fifo or not visible:
+        return {}
+    heads, clients = view.heads(queue, now, {each.group for each in visible if each.group is not None}), Clients(view)
+    return {
+        each.sequence: {"blocked_by": shown_head(head, clients)}
+        for each in visible
+        if (head := heads.get(each.group or "")) is not None and head.sequence < each.sequence
+    }
 
 
 def _walk(view: View, queue: QueueState, wanted: PageInput, now: Instant) -> Iterator[tuple[ListedMessage, bool]]:
@@ -107,6 +122,13 @@ def without_error(shown: dict[str, Any]) -> dict[str, Any]:
     return shown if error is None else shown | {"last_error": {"type": error["type"]}}
 
 
+class Caller(NamedTuple):
+    """Who looks for a message, and when."""
+
+    origin: Origin
+    now: Instant
+
+
 class Located(NamedTuple):
     """Where a message is."""
 
@@ -117,12 +139,13 @@ class Located(NamedTuple):
     """Commands to run before the bodies in `shown` go out: they record who reads them."""
 
 
-def find_message(view: View, message: bytes, wanted: FindInput, scope: Scope, origin: Origin) -> Located:
-    """Find a message in whatever state. origin: of the caller."""
-    found = trace(view, message, wanted.scan, scope)
-    looked_up = [view.message(queue, sequence) for sequence, queue in sorted(found.places.items())]
-    messages = [each for each in looked_up if each is not None]
-    wholes = [_whole(view, each, wanted.bodies) for each in messages]
+def find_message(reader: Reader, message: bytes, wanted: FindInput, scope: Scope, caller: Caller) -> Located:
+    """Find a message in whatever state. Blocks."""
+    with reader.look() as view:
+        found = trace(view, message, wanted.scan, scope)
+        looked_up = [view.message(queue, sequence) for sequence, queue in sorted(found.places.items())]
+        messages = [each for each in looked_up if each is not None]
+        wholes = [_whole(view, each, wanted.bodies) | _blocked(reader, view, each, caller.now) for each in messages]
     shown = {
         "message": id_text(message),
         "complete": found.complete,
@@ -134,10 +157,17 @@ def find_message(view: View, message: bytes, wanted: FindInput, scope: Scope, or
     return Located(
         shown,
         [
-            RecordPeek(queue=each.queue, origin=origin, message=each.listed.id, sequence=each.listed.sequence)
+            RecordPeek(queue=each.queue, origin=caller.origin, message=each.listed.id, sequence=each.listed.sequence)
             for each in peeked
         ],
     )
+
+
+def _blocked(reader: Reader, view: View, found: FoundMessage, now: Instant) -> dict[str, Any]:
+    queue, listed = reader.queues.get(found.queue), found.listed
+    if queue is None or listed.quarantined is not None:
+        return {}
+    return _blocked_by(view, queue, [listed], now).get(listed.sequence, {})
 
 
 def _whole(view: View, found: FoundMessage, bodies: bool) -> dict[str, Any]:

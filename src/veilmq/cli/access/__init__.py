@@ -114,6 +114,10 @@ class AdminAccess(Protocol):
         looked_at, waiters}."""
         ...
 
+    def blocked(self, queue: QueueKey, limit: int) -> dict[str, Any]:
+        """What waits in a FIFO queue behind held messages: {at, messages, groups, complete, held}."""
+        ...
+
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """What happened to a queue by minute or hour (`RollupsInput`)."""
         ...

@@ -26,7 +26,7 @@ from veilmq.admin.failures import (
     all_failures_page,
     failure_page,
 )
-from veilmq.admin.history.messages import find_message, message_page, quarantine_page
+from veilmq.admin.history.messages import Caller, find_message, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
     all_moves,
@@ -39,7 +39,14 @@ from veilmq.admin.history.reading import (
 from veilmq.admin.history.rollups import LiveRates, live_part, rates_of, rollup_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.history.worst import Wanted, worst_at_once
-from veilmq.admin.holders import HoldersInput, holder_page, shown_waiters
+from veilmq.admin.holders import (
+    BlockedInput,
+    HoldersInput,
+    blocked_counts,
+    blocked_page,
+    holder_page,
+    shown_waiters,
+)
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.admin.timeouts.kept import Timeouts
@@ -124,7 +131,10 @@ class DirectAccess:
             wanted = inputs.convert(dict(members), row.shape)
             commands = row.plan(asked, wanted)
             if command_id is None:
-                return row.show(self._call(commands))
+                shown = row.show(self._call(commands))
+                if operation == "describe":
+                    shown["blocked"] = blocked_counts(self._store.reader, checked, self._clock.now())
+                return shown
             return row.show(self._carry_out(operator.Asked(operation, str(checked), wanted), commands, command_id))
 
     def _carry_out(self, asked: operator.Asked, commands: Sequence[AnyCommand], command_id: str) -> list[Outcome]:
@@ -254,6 +264,13 @@ class DirectAccess:
 
         return _pages(page)
 
+    def blocked(self, queue: QueueKey, limit: int) -> dict[str, Any]:
+        """See `AdminAccess.blocked`."""
+        with _failures():
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            wanted = inputs.convert({"limit": limit}, BlockedInput)
+            return blocked_page(self._store.reader, checked, wanted, self._clock.now())
+
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.rollups`."""
         with _failures():
@@ -319,8 +336,8 @@ class DirectAccess:
         """See `AdminAccess.message`."""
         wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)
         with _failures():
-            with self._store.reader.look() as view:
-                found = find_message(view, inputs.message_id(message), wanted, Scope(), _ORIGIN)
+            looking = Caller(_ORIGIN, self._clock.now())
+            found = find_message(self._store.reader, inputs.message_id(message), wanted, Scope(), looking)
             if found.peeks:
                 self._call(found.peeks)
         return to_builtins(found.shown)  # type: ignore[no-any-return]

@@ -201,6 +201,10 @@ class HttpAccess:
         members = {"client": client, "limit": inputs.PAGE_MAX}
         return self._pages(f"{_path_of(queue)}/holders", members, answer_s=_WORK_S)
 
+    def blocked(self, queue: QueueKey, limit: int) -> dict[str, Any]:
+        """See `AdminAccess.blocked`."""
+        return self._json("GET", f"{_path_of(queue)}/blocked", {"limit": limit}, answer_s=_WORK_S)
+
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """See `AdminAccess.rollups`."""
         return self._json("GET", f"{_path_of(queue)}/rollups", wanted)

@@ -35,7 +35,7 @@ from veilmq.cli.remote.queues import (
 )
 from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
-from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers
+from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue
 
 if TYPE_CHECKING:
     from veilmq.cli.access import AdminAccess, Home
@@ -197,6 +197,7 @@ def register(app: typer.Typer) -> None:
     looking: dict[str, dict[str, Callable[..., None]]] = {
         "queues": {
             "list": list_queues,
+            "show": show_queue,
             "worst": worst,
             "rates": rates,
             "at": at,

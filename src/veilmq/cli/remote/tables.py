@@ -102,6 +102,8 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
             until = f" until {instant(message['due'])} UTC" if message["state"] in {"in flight", "delayed"} else ""
             print(f"  queue   {message['account']}/{message['region']}/{message['name']}")
             print(f"  state   {message['state']}{until}, expires {instant(message['expires'])} UTC")
+        if "blocked_by" in message:
+            print(f"  blocked by  {message['blocked_by']['id']} of its group, {message['blocked_by']['state']}")
         if "holder" in message:
             holder = message["holder"]
             print(f"  last received by  {printable(' '.join(filter(None, (holder['principal'], holder['client']))))}")
@@ -123,21 +125,25 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
 
 
 def message_table(messages: Iterable[Mapping[str, Any]]) -> None:
-    """Messages of a queue, one a line."""
+    """Messages of a queue, one a line; if any of them are blocked, with the messages that they wait for."""
     rows = [
         [
             each["id"],
-            each["state"],
+            "blocked" if "blocked_by" in each else each["state"],
             instant(each["sent"]),
             each["receive_count"],
             "" if each["state"] == "visible" else instant(each["due"]),
             each["body_bytes"],
             each.get("group", ""),
             each.get("type", ""),
+            each.get("blocked_by", {}).get("id", ""),
         ]
         for each in messages
     ]
-    table(["message", "state", "sent (UTC)", "receives", "until (UTC)", "bytes", "group", "type"], rows)
+    heads = ["message", "state", "sent (UTC)", "receives", "until (UTC)", "bytes", "group", "type", "waits for"]
+    if not any(row[-1] for row in rows):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    table(heads, rows)
 
 
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:

@@ -1,5 +1,5 @@
-"""`veilmq workers`, `accounts`, `queues holders` and `queues failures`: who works, holds messages and waits, who may do
-what, and why some failed.
+"""`veilmq workers`, `accounts`, `queues show`, `holders` and `failures`: who works, holds messages and waits, what that
+holds back, who may do what, and why some failed.
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. Nothing is leased.
 """
@@ -53,6 +53,52 @@ def list_holders(
     print(f"receives that wait: {waiters['count']}")
     for each in waiters["clients"]:
         print(f"  {each['count']} of {client_text(each)}")
+
+
+def show_queue(
+    asked: "Asked",
+    queue: Queue,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="So many blocked groups, at most 1000.")] = 20,
+) -> None:
+    """Show what is in a queue and, of a FIFO queue, which groups wait behind held messages, and who holds those."""
+    shown = asked.run("describe", queue)
+    blocked = asked.access.blocked(asked.queue(queue), limit) if shown["settings"]["fifo"] else None
+    if asked.as_json:
+        print_json(shown | {"blocked": blocked})
+        return
+    counts, settings = shown["counts"], shown["settings"]
+    behind = "" if blocked is None else f" ({blocked_text(blocked)})"
+    print(f"{counts['visible']} visible{behind}, {counts['in_flight']} in flight, {counts['delayed']} delayed")
+    redrive = settings["redrive"]
+    dead = f", dead letters to {redrive['target']['name']}" if redrive else ""
+    print(f"visibility timeout {duration(settings['visibility_timeout_us'])}{dead}")
+    if blocked is not None and blocked["held"]:
+        rows = [_blocked(each, blocked["at"]) for each in blocked["held"]]
+        table(["group", "waiting", "for", "behind", "held by", "since (UTC)", "until (UTC)", "receives"], rows)
+
+
+def blocked_text(blocked: Mapping[str, Any]) -> str:
+    """How many messages are blocked, in how many groups."""
+    if not blocked["messages"]:
+        return "none blocked"
+    least = "" if blocked["complete"] else "at least "
+    groups = f"{blocked['groups']} group{'s' * (blocked['groups'] != 1)}"
+    return f"{least}{blocked['messages']} blocked, in {groups}"
+
+
+def _blocked(each: Mapping[str, Any], now: int) -> list[object]:
+    head = each["message"]
+    since = "" if head["holder"] is None else instant(head["granted"])
+    waited = duration(max(0, now - each["since"]))
+    place = [printable(each["group"]), each["messages"], waited, head["id"], head_text(head, retries=each["retries"])]
+    return [*place, since, instant(head["due"]), head["receive_count"]]
+
+
+def head_text(head: Mapping[str, Any], *, retries: bool = False) -> str:
+    """Who holds a message that others wait for."""
+    if head["holder"] is None:
+        return "nobody: it is delayed"
+    return "nobody: it waits for its retry" if retries else client_text(head["holder"])
 
 
 def list_failures(

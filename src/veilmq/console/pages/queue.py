@@ -13,7 +13,7 @@ from veilmq.console.calls import queue_path
 from veilmq.console.pages.settings import settings_shown
 from veilmq.console.pictures.charts import SPANS, charts
 from veilmq.console.pictures.effects import effects
-from veilmq.console.showing import count, duration_typed
+from veilmq.console.showing import blocked, count, duration_typed
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US
 from veilmq.model.settings.queue import QueueKey
@@ -22,6 +22,8 @@ PATH: Final = "/console/queues/{account}/{region}/{name}"
 MESSAGES_A_PAGE: Final = 50
 JOBS_SHOWN_MAX: Final = 5
 HOLDERS_SHOWN_MAX: Final = 10
+BLOCKED_SHOWN_MAX: Final = 10
+"""Groups."""
 FAILURES_MINUTES: Final = 1_440
 CAUSES_SHOWN_MAX: Final = 10
 AGES: Final = (("", 0), ("1 min", MINUTE_US), ("1 h", HOUR_US), ("1 d", DAY_US))
@@ -54,7 +56,8 @@ async def queue(visit: Visit) -> Response:
     span, rollups, step_us = await _rollups(visit, key)
     members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": JOBS_SHOWN_MAX}
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
-    holders = await _holders(visit, key)
+    holders = await _of_messages(visit, key, "/holders", HOLDERS_SHOWN_MAX)
+    is_blocked = found["blocked"] is not None and found["blocked"]["messages"] > 0
     failures = await visit.api.get(queue_path(key, "/failures"), minutes=FAILURES_MINUTES, limit=CAUSES_SHOWN_MAX)
     timeout = await visit.api.get(queue_path(key, "/timeout"))
     return visit.show(
@@ -66,6 +69,7 @@ async def queue(visit: Visit) -> Response:
         settings=settings_shown(found["settings"]),
         jobs=[job for job in jobs if job["queue"]["name"] == key.name],
         holders=holders,
+        blocked=await _of_messages(visit, key, "/blocked", BLOCKED_SHOWN_MAX) if is_blocked else None,
         failures=failures["causes"],
         may={
             name: visit.may(name, key.account, key.name)
@@ -84,14 +88,16 @@ async def news(visit: Visit) -> Response:
     """The cells of the page that may have changed."""
     found = await visit.api.get(queue_path(key_of(visit)))
     cells = {state: count(found["counts"][state]) for state in ("visible", "in_flight", "delayed", "total")}
+    if found["blocked"] is not None:
+        cells["blocked"] = blocked(found["blocked"])
     return visit.news(cells)
 
 
-async def _holders(visit: Visit, key: QueueKey) -> dict[str, Any] | None:
-    """Who holds messages, those first whose leases end first, and who waits for some."""
+async def _of_messages(visit: Visit, key: QueueKey, what: str, shown_max: int) -> dict[str, Any] | None:
+    """What the API shows of the queue's messages, if the session may see them."""
     if not visit.may("peek", key.account, key.name):
         return None
-    found: dict[str, Any] = await visit.api.get(queue_path(key, "/holders"), limit=HOLDERS_SHOWN_MAX)
+    found: dict[str, Any] = await visit.api.get(queue_path(key, what), limit=shown_max)
     return found
 
 

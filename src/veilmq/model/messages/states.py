@@ -1,11 +1,14 @@
 """The states of a message and every transition: the table that docs, reference model and the store's checks read.
 
 Strategy: a state is what a receiver would see. `ready` (never leased since it became visible) and `returned` (came
-back) are both visible; a store keeps them apart because only the first is append-only.
+back) are both visible; a store keeps them apart because only the first is append-only. What a store shows of a message
+in flight or delayed, and of those that it holds back on a FIFO queue, is here too.
 """
 
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+from veilmq.model.instant import Instant
 
 
 class State(StrEnum):
@@ -63,3 +66,42 @@ STEPS: Final = (
 message here and sends it, with its id, in the dead-letter queue; a move task does the same, and gives it another id.
 A push is dead-lettered by its last try, and so in flight. Quarantine is for a message whose body is damaged: nobody
 receives it."""
+
+
+class HeldLease(NamedTuple):
+    """A delayed message (attempt 0), or one in flight and who has it."""
+
+    due: Instant
+    sequence: int
+    id: bytes
+    attempt: int
+    rotation: int
+    granted: Instant
+    first: Instant | None
+    group: str | None
+    type: str | None
+    origin: int
+
+
+class BlockedGroup(NamedTuple):
+    """A group of a FIFO queue with visible messages that wait behind a message in flight or delayed, its head."""
+
+    group: str
+    since: int
+    """When it was received from last, or when the first of those that wait became visible, whichever is later."""
+    messages: int
+    """How many wait; at least so many, if the bound on all of them was reached."""
+    head: HeldLease
+    ending: int
+    """What it means if the head's lease ends: `LeaseEnding`."""
+
+
+class Blocked(NamedTuple):
+    """The visible messages of a FIFO queue that nobody can receive yet."""
+
+    messages: int
+    groups: int
+    shown: list[BlockedGroup]
+    """Some of the groups, those first that have been blocked for longest."""
+    is_all: bool
+    """False: a bound was reached, and there may be more."""

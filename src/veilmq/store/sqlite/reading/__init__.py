@@ -12,6 +12,7 @@ import apsw
 
 from veilmq.model.events import Event, HeldMessage
 from veilmq.model.messages.message import NO_EXTRAS
+from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueKey
@@ -20,7 +21,6 @@ from veilmq.store.reader import (
     FoundMessage,
     HeldBy,
     HeldByOrigin,
-    HeldLease,
     ListedMessage,
     QueueState,
     Span,
@@ -31,12 +31,15 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
+from veilmq.store.sqlite.messages import blocked
 from veilmq.store.sqlite.messages.places import PRIORITIES, numbers, oldest_sent
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.reading.history import Names, bounds, events_from
 from veilmq.store.sqlite.upkeep import jobs, snapshots
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
+LEASES_LOOKED_AT_MAX: Final = 20_000
+"""Messages in flight or delayed that are looked at to find what they hold back."""
 _GRANTED: Final = attrgetter("granted")
 _COLUMNS: Final = f"{HELD_COLUMNS}, NULL, m.sender, m.extras"
 """What a `ListedMessage` is made of."""
@@ -154,6 +157,19 @@ class SqliteView:
                 one = (row.sequence, row.id, 1, 0, each.granted, each.granted, row.group, row.type, each.origin)
                 found.append(HeldLease(each.due, *one))
         return sorted(found)[:limit]
+
+    def blocked(self, queue: QueueState, now: int, shown_max: int) -> Blocked:
+        """See `View.blocked`."""
+        assert isinstance(queue, LiveQueue)
+        return blocked.blocked_of(self._connection, queue, now, LEASES_LOOKED_AT_MAX, shown_max)
+
+    def heads(self, queue: QueueState, now: int, groups: set[str]) -> dict[str, HeldLease]:
+        """See `View.heads`."""
+        assert isinstance(queue, LiveQueue)
+        found, _ = blocked.heads(self._connection.execute, queue, now, LEASES_LOOKED_AT_MAX)
+        wanted = {each.sequence: each.group for each in found if each.group in groups}
+        leases = blocked.leases(self._connection, list(wanted))
+        return {wanted[sequence]: lease for sequence, (lease, _) in leases.items()}
 
     def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> HeldByOrigin:
         """See `View.held_by_origin`."""
