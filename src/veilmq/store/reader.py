@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession

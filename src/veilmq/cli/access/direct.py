@@ -59,7 +59,7 @@ from veilmq.engine.engine import Engine
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek, Sweep
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
