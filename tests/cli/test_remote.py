@@ -77,6 +77,24 @@ def test_whether_a_timeout_is_right(veilmq: Run) -> None:
     assert "--timeout: Expected at most 7d" in wrong.err
 
 
+def test_queues_whose_timeout_is_clearly_wrong(veilmq: Run) -> None:
+    for name in ("jobs", "calm"):
+        veilmq("queues", "create", name, "--visibility-timeout", "1h")
+        veilmq("send", name, "--lines", stdin="a\n" * 41)
+        veilmq("receive", name, "--count", "40", "--delete")
+    assert veilmq("receive", "jobs").code == 0
+    asking = ("queues", "worst", "--by", "timeout")
+    # Until it is held for longer than the others were.
+    found = next(queues for _ in range(100) if (queues := veilmq(*asking, "--json").json[0]["queues"]))
+    assert [(each["name"], each["wrong"], each["timeout_us"]) for each in found] == [
+        ("jobs", "too_long", 3_600_000_000)
+    ]
+    shown = veilmq(*asking, "--all").out
+    assert "000000000000/us-east-1/jobs" in shown
+    assert "1 message is held for longer than any work took" in shown
+    assert "calm" not in shown
+
+
 def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     for _ in range(2):
         assert veilmq("queues", "create", "orders", "--id", "make").out == "created orders\n"

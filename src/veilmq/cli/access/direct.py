@@ -49,7 +49,7 @@ from veilmq.admin.holders import (
 )
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
-from veilmq.admin.timeouts.kept import Timeouts
+from veilmq.admin.timeouts.kept import Timeouts, WrongInput
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
@@ -299,6 +299,13 @@ class DirectAccess:
             asked = inputs.convert(dict(wanted), inputs.WorstInput)
             account = asked.account or self._sole_account()
             return worst_at_once(self._store.reader, account, Wanted(asked, lambda _: True), self._clock.now())
+
+    def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.wrong_timeouts`."""
+        with _failures():
+            asked = inputs.convert(dict(wanted), WrongInput)
+            account = asked.account or self._sole_account()
+            return Timeouts(self._store.reader).wrong_at_once(account, asked, self._clock.now())
 
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
         """See `AdminAccess.failures`."""

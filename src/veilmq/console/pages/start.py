@@ -6,12 +6,14 @@ page's script. Rates and sparklines are from the rollups of the listed queues al
 
 import re
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
 from veilmq.console import HOME
 from veilmq.console.pages.queue import console_path
 from veilmq.console.pictures.charts import sparkline
+from veilmq.console.sessions import hashed
 from veilmq.console.showing import count, duration, rate
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import HOUR_US
@@ -39,7 +41,10 @@ async def start(visit: Visit) -> Response:
     """The page."""
     listed = await _queues(visit, SPARK_MINUTES)
     sparks = {queue["incarnation"]: sparkline(queue["rates"]) for queue in listed["queues"]}
-    return visit.show("start.html", sparks=sparks, needs=await _needs(visit), nav="start", **listed)
+    wrong = await _wrong_timeouts(visit)
+    needs = await _needs(visit) + await _worst(visit, wrong)
+    news = urlencode(visit.members | {"timeouts": _mark(wrong)})
+    return visit.show("start.html", sparks=sparks, needs=needs, news=news, nav="start", **listed)
 
 
 async def news(visit: Visit) -> Response:
@@ -53,7 +58,8 @@ async def news(visit: Visit) -> Response:
         cells[f"{name}:oldest"] = duration(queue["oldest_age_us"])
         for what, per_second in queue["rates"]["per_second"].items():
             cells[f"{name}:{what}"] = rate(per_second)
-    return visit.news(cells)
+    mark = _mark(await _wrong_timeouts(visit))
+    return visit.news(cells | {"timeouts": mark}, is_over=mark != visit.members.get("timeouts", mark))
 
 
 async def _queues(visit: Visit, minutes: int) -> dict[str, Any]:
@@ -88,22 +94,50 @@ async def _needs(visit: Visit) -> list[dict[str, str]]:
                     "href": "",
                 }
             )
-    return found + await _worst(visit)
+    return found
 
 
-async def _worst(visit: Visit) -> list[dict[str, str]]:
-    """The queues that are worst by some measure, as far as that is bad."""
-    found = []
+async def _wrong_timeouts(visit: Visit) -> list[dict[str, Any]]:
+    """Queues whose timeout is clearly wrong, by what was looked at so far; the next look begins behind this."""
+    if not visit.may("describe-queue"):
+        return []
+    found = await visit.api.get("/api/v1/timeouts", account=visit.account, limit=WORST_SHOWN_MAX)
+    return list(found["queues"])
+
+
+def _mark(wrong: list[dict[str, Any]]) -> str:
+    """Another one if the page is to say something else about timeouts."""
+    said = [(each["incarnation"], each["wrong"], each["recommended_us"], each["at_least_us"]) for each in wrong]
+    return hashed(repr(said)).hex()[:12]
+
+
+async def _worst(visit: Visit, wrong: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The queues that are worst by some measure, as far as that is bad, and those whose timeout is wrong."""
+    found = [_of_timeout(each) for each in wrong]
+    judged = {each["incarnation"] for each in wrong}
     for measure, least, words in _BAD:
         ranked = await visit.api.get("/api/v1/worst", by=measure, account=visit.account, limit=WORST_SHOWN_MAX)
         for queue in ranked["queues"]:
             if queue["value"] is None or queue["value"] < least:
                 continue
+            if measure == "lease_expired" and queue["incarnation"] in judged:
+                continue
             shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
-            href = console_path(QueueKey(queue["account"], queue["region"], queue["name"]))
-            href += "#timeout" if measure == "lease_expired" else ""
+            href = _path_of(queue) + ("#timeout" if measure == "lease_expired" else "")
             found.append({"level": "warn", "what": queue["name"], "why": words.format(shown), "href": href})
     return found
+
+
+def _path_of(queue: dict[str, Any]) -> str:
+    return console_path(QueueKey(queue["account"], queue["region"], queue["name"]))
+
+
+def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
+    best_us, least_us = queue["recommended_us"], queue["at_least_us"]
+    best = f"at least {duration(least_us)}" if best_us is None else duration(best_us)
+    wrong = queue["wrong"].replace("_", " ")
+    why = f"its timeout of {duration(queue['timeout_us'])} is {wrong}, {best} is recommended: {queue['why']}"
+    return {"level": "warn", "what": queue["name"], "why": why, "href": _path_of(queue) + "#timeout"}
 
 
 async def find(visit: Visit) -> Response:
