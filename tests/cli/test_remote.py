@@ -365,6 +365,8 @@ def test_a_queue_that_stands_still_says_behind_what(veilmq: Run) -> None:
     assert re.search(rf"^ a +1 +\d.* {held['id']} +\w.*\(admin, admin\)", shown.out, re.MULTILINE), shown.out
     (found,) = veilmq("queues", "show", "orders.fifo", "--json").json
     assert [each["message"]["id"] for each in found["blocked"]["held"]] == [held["id"]]
+    worst = veilmq("queues", "worst", "--by", "blocked")
+    assert re.search(r"orders\.fifo +\d+\S* m?s +2 +1 +0 ", worst.out), worst.out
     lines = veilmq("messages", "orders.fifo").out.splitlines()
     (blocked,) = [line for line in lines if "blocked" in line]
     assert blocked.rstrip().endswith(held["id"])

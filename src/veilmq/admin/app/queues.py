@@ -33,8 +33,6 @@ from veilmq.admin.failures import (
 )
 from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
-from veilmq.admin.history.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
-from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.holders import (
     BlockedInput,
     HoldersInput,
@@ -44,6 +42,8 @@ from veilmq.admin.holders import (
     shown_waiters,
 )
 from veilmq.admin.past import PastInput, past_page
+from veilmq.admin.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
+from veilmq.admin.rollups.worst import Wanted, worst_page
 from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
 from veilmq.admin.timeouts.kept import Timeouts, WrongInput

@@ -36,9 +36,7 @@ from veilmq.admin.history.reading import (
     oldest_ages_us,
     topics_of,
 )
-from veilmq.admin.history.rollups import LiveRates, live_part, rates_of, rollup_page
 from veilmq.admin.history.trace import shown_trace
-from veilmq.admin.history.worst import Wanted, worst_at_once
 from veilmq.admin.holders import (
     BlockedInput,
     HoldersInput,
@@ -48,6 +46,8 @@ from veilmq.admin.holders import (
     shown_waiters,
 )
 from veilmq.admin.past import PastInput, past_page
+from veilmq.admin.rollups import LiveRates, live_part, rates_of, rollup_page
+from veilmq.admin.rollups.worst import Wanted, worst_at_once
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.admin.timeouts.kept import Timeouts, WrongInput
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts

@@ -14,7 +14,7 @@ from veilmq.console import HOME
 from veilmq.console.pages.queue import console_path
 from veilmq.console.pictures.charts import sparkline
 from veilmq.console.sessions import hashed
-from veilmq.console.showing import count, duration, rate
+from veilmq.console.showing import blocked, count, duration, rate
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import HOUR_US
 from veilmq.model.settings.queue import QueueKey
@@ -25,6 +25,8 @@ RATE_MINUTES: Final = 5
 """So many are read for the rates alone."""
 WORST_SHOWN_MAX: Final = 3
 """Queues of each measure."""
+BLOCKED_ASKED: Final = 20
+"""Of some of them it is usual that groups wait so long."""
 OLD_US: Final = HOUR_US
 _BAD: Final = (
     ("dead_lettered", 1, "dead letters in this hour and the last: {}"),
@@ -111,9 +113,23 @@ def _mark(wrong: list[dict[str, Any]]) -> str:
     return hashed(repr(said)).hex()[:12]
 
 
+async def _still(visit: Visit) -> list[dict[str, str]]:
+    """The FIFO queues that stand still: those first in which a group has been blocked for longest."""
+    ranked = await visit.api.get("/api/v1/worst", by="blocked", account=visit.account, limit=BLOCKED_ASKED)
+    found = []
+    for queue in ranked["queues"]:
+        if queue["value"] >= queue["still_after_us"]:
+            of = queue["blocked"]
+            messages = f"{blocked(of)} message{'s' * (of['messages'] != 1)}"
+            groups = f"{count(of['groups'])} group{'s' * (of['groups'] != 1)}"
+            why = f"{messages} of {groups} blocked for up to {duration(queue['value'])}: others of their group are held"
+            found.append(_need(queue, why, "#blocked"))
+    return found[:WORST_SHOWN_MAX]
+
+
 async def _worst(visit: Visit, wrong: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The queues that are worst by some measure, as far as that is bad, and those whose timeout is wrong."""
-    found = [_of_timeout(each) for each in wrong]
+    found = await _still(visit) + [_of_timeout(each) for each in wrong]
     judged = {each["incarnation"] for each in wrong}
     for measure, least, words in _BAD:
         ranked = await visit.api.get("/api/v1/worst", by=measure, account=visit.account, limit=WORST_SHOWN_MAX)
@@ -123,13 +139,13 @@ async def _worst(visit: Visit, wrong: list[dict[str, Any]]) -> list[dict[str, st
             if measure == "lease_expired" and queue["incarnation"] in judged:
                 continue
             shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
-            href = _path_of(queue) + ("#timeout" if measure == "lease_expired" else "")
-            found.append({"level": "warn", "what": queue["name"], "why": words.format(shown), "href": href})
+            found.append(_need(queue, words.format(shown), "#timeout" if measure == "lease_expired" else ""))
     return found
 
 
-def _path_of(queue: dict[str, Any]) -> str:
-    return console_path(QueueKey(queue["account"], queue["region"], queue["name"]))
+def _need(queue: dict[str, Any], why: str, part: str = "") -> dict[str, str]:
+    href = console_path(QueueKey(queue["account"], queue["region"], queue["name"])) + part
+    return {"level": "warn", "what": queue["name"], "why": why, "href": href}
 
 
 def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
@@ -137,7 +153,7 @@ def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
     best = f"at least {duration(least_us)}" if best_us is None else duration(best_us)
     wrong = queue["wrong"].replace("_", " ")
     why = f"its timeout of {duration(queue['timeout_us'])} is {wrong}, {best} is recommended: {queue['why']}"
-    return {"level": "warn", "what": queue["name"], "why": why, "href": _path_of(queue) + "#timeout"}
+    return _need(queue, why, "#timeout")
 
 
 async def find(visit: Visit) -> Response:

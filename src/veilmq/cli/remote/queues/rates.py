@@ -47,6 +47,7 @@ class Measure(StrEnum):
     """See `veilmq.store.reader.MEASURES`, which costs an import; and queues whose timeout is clearly wrong."""
 
     OLDEST = "oldest"
+    BLOCKED = "blocked"
     DEPTH = "depth"
     IN_FLIGHT = "in_flight"
     DEAD_LETTERED = "dead_lettered"
@@ -171,8 +172,8 @@ def worst(
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many, at most 1000.")] = 20,
     everything: Everything = False,
 ) -> None:
-    """Show the worst queues: the oldest messages, the deepest queues, dead letters, ended leases, failures, wrong
-    timeouts."""
+    """Show the worst queues: the oldest messages, groups that stand still, the deepest queues, dead letters, ended
+    leases, failures, wrong timeouts."""
     wanted: dict[str, Any] = {"limit": limit}
     wanted |= {"account": "*"} if everything else {"account": asked.account, "region": asked.region}
     if by is Measure.TIMEOUT:
@@ -186,7 +187,7 @@ def worst(
     for each in shown["queues"]:
         counts, age_us = each["counts"], each["oldest_age_us"]
         name = _name_of(each, everything)
-        value = duration(each["value"]) if by is Measure.OLDEST else each["value"]
+        value = duration(each["value"]) if by in (Measure.OLDEST, Measure.BLOCKED) else each["value"]
         held = [counts[state] for state in ("visible", "in_flight", "delayed")]
         rows.append([name, value, *held, "" if age_us is None else duration(age_us)])
     table(["queue", by.value.replace("_", " "), "visible", "in flight", "delayed", "oldest message"], rows)
