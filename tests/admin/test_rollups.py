@@ -192,6 +192,28 @@ def test_what_is_usual_is_learnt_from_what_was_deleted(http: httpx.Client) -> No
     assert 18 * MINUTE < shown["still_after_us"] < 22 * MINUTE
 
 
+def test_dead_letters_are_named_with_the_queue_where_they_are(tmp_path: Path) -> None:
+    """If it is there, and the caller may know of it."""
+    grants = (Grant(frozenset({Action.LIST_QUEUES}), ("orders",)),)
+    narrow = AccessKey("narrow", "secret", "000000000000", grants=grants)
+    with running(tmp_path / "data", Keys(narrow), options=OPTIONS) as server, client(server) as http:
+        assert http.put(f"{QUEUES}/dead").status_code == 201
+        assert http.put(ORDERS, json={"redrive": {"target": "dead", "receive_count_max": 1}}).status_code == 201
+        http.post(ORDERS + "/messages", json={"messages": [{"body": "a"}]})
+        for _ in range(2):
+            http.post(ORDERS + "/receive", json={"lease_us": 0})
+
+        def named(asking: httpx.Client) -> Any:
+            (only,) = worst(asking, by="dead_lettered")["queues"]
+            return only["dead_letters_to"]
+
+        assert named(http) == {"account": "000000000000", "region": "us-east-1", "name": "dead"}
+        with httpx.Client(base_url=server.url, auth=("narrow", "secret")) as asking:
+            assert named(asking) is None
+        http.delete(f"{QUEUES}/dead")
+        assert named(http) is None
+
+
 def test_a_key_is_shown_the_worst_of_what_it_may_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if they are none of the worst that the store keeps."""
     monkeypatch.setattr(rankings, "MEMBERS_MAX", 6)

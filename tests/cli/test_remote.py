@@ -375,6 +375,16 @@ def test_a_queue_that_stands_still_says_behind_what(veilmq: Run) -> None:
     assert veilmq("queues", "show", "plain").out.startswith("0 visible, 0 in flight, 0 delayed\n")
 
 
+def test_dead_letters_are_listed_with_where_they_went(veilmq: Run) -> None:
+    veilmq("queues", "create", "dead")
+    veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
+    veilmq("send", "orders", "a")
+    for _ in range(2):
+        veilmq("receive", "orders", "--lease", "0")
+    shown = veilmq("queues", "worst", "--by", "dead_lettered").out
+    assert re.search(r"^ orders +1 .* dead *$", shown, re.MULTILINE), shown
+
+
 def test_holders_of_a_queue(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     veilmq("send", "orders", "--lines", stdin="a\nb\nc\n")

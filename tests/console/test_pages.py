@@ -237,10 +237,15 @@ def test_the_worst_queues_come_first(orders: Api, visitor: Visitor) -> None:
     for _ in range(3):
         orders.act("orders", "receive")
         orders.later(31)
-    needs = plain(visitor.get("/console/").text).partition("Queues")[0]
-    assert "orders dead letters in this hour and the last: 1" in needs
+    page = visitor.get("/console/").text
+    needs = plain(page).partition("Queues")[0]
+    assert "dead dead letters from orders in this hour and the last: 1" in needs
+    assert f'href="{CONSOLE}/dead#messages"' in page, "where the messages are"
     assert "orders leases that ran out in this hour and the last: 2; is its timeout right?" in needs
     assert "old" not in needs
+    orders.client.patch(f"{QUEUES}/orders", json={"redrive": None})
+    page = visitor.get("/console/").text
+    assert "orders dead letters in this hour and the last: 1" in plain(page), "nobody knows where they went"
     orders.later(1_900)
     assert visitor.get("/console/").status_code == 200
     orders.later(1_900)

@@ -138,6 +138,10 @@ async def _worst(visit: Visit, wrong: list[dict[str, Any]]) -> list[dict[str, st
                 continue
             if measure == "lease_expired" and queue["incarnation"] in judged:
                 continue
+            if measure == "dead_lettered" and queue["dead_letters_to"] is not None:
+                why = f"dead letters from {queue['name']} in this hour and the last: {count(queue['value'])}"
+                found.append(_need(queue["dead_letters_to"], why, "#messages"))
+                continue
             shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
             found.append(_need(queue, words.format(shown), "#timeout" if measure == "lease_expired" else ""))
     return found

@@ -190,7 +190,10 @@ def worst(
         value = duration(each["value"]) if by in (Measure.OLDEST, Measure.BLOCKED) else each["value"]
         held = [counts[state] for state in ("visible", "in_flight", "delayed")]
         rows.append([name, value, *held, "" if age_us is None else duration(age_us)])
-    table(["queue", by.value.replace("_", " "), "visible", "in flight", "delayed", "oldest message"], rows)
+        if by is Measure.DEAD_LETTERED:
+            rows[-1].append((each["dead_letters_to"] or {}).get("name", ""))
+    heads = ["queue", by.value.replace("_", " "), "visible", "in flight", "delayed", "oldest message"]
+    table([*heads, "dead letters to"] if by is Measure.DEAD_LETTERED else heads, rows)
     if shown["since"] is not None:
         print(f"counted since {instant(shown['since'])} UTC")
     if not shown["complete"]:
