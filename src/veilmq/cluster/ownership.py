@@ -1,0 +1,345 @@
+"""Who owns the shard: the epoch that fences appends, and the lease that bounds answers without one.
+
+Strategy: an owner is who raised the epoch last, in a transaction that locked the shard's row FOR UPDATE: it waits for
+an append that is under way, and each later append of the owner before finds another epoch. A lease compares no two
+machines' clocks. The owner's runs from before it sent a renewal; a candidate takes over when it has seen the same
+epoch and beat for longer than a lease, from after it first read them, each by its own boot clock.
+
+A take-over, a renewal and a hand-over count only when PostgreSQL has committed and replicated them without a remark.
+Locking the shard's row is itself written to PostgreSQL's log: what a later commit of the same transaction confirms,
+whatever was visible then survives a failover.
+
+Before changing it: what reads the log after a take-over is a later statement, or it misses the append that the
+take-over waited for.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from veilmq.cluster.postgres import Postgres, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.schema import SHARD, Shard, look
+from veilmq.model.instant import Instant
+from veilmq.store.log import NotOwner
+
+log = logging.getLogger("veilmq.cluster")
+
+MARGIN_US: Final = 250_000
+"""How much longer than a lease a candidate waits: for clocks that run at different speeds."""
+
+_SIGHT: Final = """
+    select shard.epoch, lease.beat, shard.holder, shard.owner, shard.address, lease.clock, shard.lease_us
+    from veilmq.shard join veilmq.lease using (id) where id = %s
+"""
+_RENEW: Final = """
+    update veilmq.lease set beat = beat + 1, clock = %s, renewed = clock_timestamp() where id = %s and epoch = %s
+"""
+_RAISE: Final = """
+    update veilmq.shard set epoch = %s, holder = %s, owner = %s, address = %s where id = %s
+"""
+_BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0 where id = %s"
+
+
+class StillOwned(Exception):
+    """The shard is owned, or somebody else was faster: look again."""
+
+
+class Sight(NamedTuple):
+    """What a candidate has seen of the owner."""
+
+    epoch: int
+    beat: int
+    holder: UUID | None
+    owner: str
+    address: str
+    clock: Instant
+    """The owner's lease clock at its last renewal."""
+    lease_us: int
+    since_ns: int
+    """The candidate's boot clock just after it first read this epoch and beat."""
+
+    def free_for(self, server: "Server") -> bool:
+        """Whether the shard was handed to this server, or to anybody, or is its own."""
+        if self.holder is None:
+            return self.owner in {"", server.name}
+        return self.holder == server.holder
+
+
+class Server(NamedTuple):
+    """Who wants to own."""
+
+    name: str
+    """Unique in the cluster."""
+    address: str
+    """Where others reach it."""
+    holder: UUID
+    """Names one process, or whoever has the lock of one data directory: it may take over from itself at once."""
+
+
+class Candidate:
+    """A server that watches the owner and may take over. Belongs to one thread."""
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        server: Server,
+        incarnation: UUID,
+        read_boot_ns: Callable[[], int],
+        margin_us: int = MARGIN_US,
+    ) -> None:
+        """read_boot_ns: a clock that runs on while the machine sleeps or the process is stopped."""
+        self.server = server
+        self._postgres = postgres
+        self._incarnation = incarnation
+        self._boot_ns = read_boot_ns
+        self._margin_us = margin_us
+        self._session: Session | None = None
+        self._sight: Sight | None = None
+
+    def look(self) -> Sight:
+        """Read the owner's last sign of life. Raises Unreachable, Unfit."""
+        try:
+            session = self._connected()
+            row = session.execute(_SIGHT, (SHARD,)).fetchone()
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+        assert row is not None
+        sight = Sight._make((*row, self._boot_ns()))
+        before = self._sight
+        if before is not None and (before.epoch, before.beat) == (sight.epoch, sight.beat):
+            sight = sight._replace(since_ns=before.since_ns)
+        self._sight = sight
+        return sight
+
+    def is_due(self) -> bool:
+        """Whether the shard may be taken over by what was seen last."""
+        sight = self._sight
+        if sight is None:
+            return False
+        stood_ns = self._boot_ns() - sight.since_ns
+        return sight.free_for(self.server) or stood_ns >= (sight.lease_us + self._margin_us) * 1_000
+
+    def take_over(self) -> "Ownership":
+        """Become the owner, if nothing has happened since the last look.
+
+        Raises StillOwned, Unreachable (Uncertain: look again, it may be ours), Unfit.
+        """
+        sight = self._sight
+        if sight is None or not self.is_due():
+            raise StillOwned(f"the lease of {sight.owner if sight else 'nobody seen'} runs")
+        began_ns = self._boot_ns()
+        try:
+            session = self._connected()
+            with session.certain(), session.transaction():
+                shard = look(session, incarnation=self._incarnation, lock="for update")
+                lease = session.execute(
+                    "select epoch, beat, clock, "
+                    "greatest(0, extract(epoch from clock_timestamp() - renewed) * 1000000)::bigint "
+                    "from veilmq.lease where id = %s for update", (SHARD,)
+                ).fetchone()  # fmt: skip
+                assert lease is not None
+                if (shard.epoch, *lease[:2]) != (sight.epoch, sight.epoch, sight.beat):
+                    raise StillOwned(f"{shard.owner or 'another server'} was faster")
+                epoch = raise_epoch(session, shard, self.server)
+        except psycopg.errors.LockNotAvailable as error:
+            raise StillOwned("an append of the owner is under way") from error
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL did not take the take-over: {error}") from error
+        except Uncertain:
+            self.close()
+            raise
+        log.info("own the shard in epoch %d; the owner before was %s", epoch, shard.owner or "nobody")
+        return Ownership(
+            self._postgres, self.server, shard._replace(epoch=epoch), self._boot_ns, began_ns,
+            Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, lease[3]),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let the connection go; the next call makes another."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _connected(self) -> Session:
+        if self._session is None or self._session.closed:
+            self._session = self._postgres.connect()
+            try:
+                look(self._session, incarnation=self._incarnation)
+            except BaseException:
+                self.close()
+                raise
+        else:
+            self._postgres.check(self._session)
+        return self._session
+
+
+def raise_epoch(session: Session, shard: Shard, server: Server | None, owner: str = "") -> int:
+    """In a transaction that has locked the shard's row: make `server` the owner, or nobody, for `owner` to take."""
+    epoch = shard.epoch + 1
+    name, address, holder = server or (owner, "", None)
+    session.execute(_RAISE, (epoch, holder, name, address, SHARD))
+    session.execute(_BEGIN, (epoch, SHARD))
+    return epoch
+
+
+class Before(NamedTuple):
+    """What a new owner knows of the time before it. No instant of one machine is compared with another's."""
+
+    owner: str
+    clock: Instant
+    """The owner's lease clock at its last renewal."""
+    seen_us: int
+    """For how long the new owner saw no renewal since, by its own boot clock."""
+    away_us: int
+    """How long ago that renewal was by PostgreSQL's clock, which may have been set in between."""
+
+
+class Ownership:
+    """What an owner knows: its epoch, and until when its lease runs. Renewed by one thread, used by any."""
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        server: Server,
+        shard: Shard,
+        read_boot_ns: Callable[[], int],
+        began_ns: int,
+        before: Before,
+    ) -> None:
+        """began_ns: before the take-over was sent."""
+        self.postgres = postgres
+        self.server = server
+        self.shard = shard
+        self.before = before
+        self.epoch = shard.epoch
+        """Raised by `fence`."""
+        self.unfit: Unfit | None = None
+        """What the last renewal found wrong with PostgreSQL: nothing may be appended until one finds nothing."""
+        self._boot_ns = read_boot_ns
+        self._lease_ns = shard.lease_us * 1_000
+        self._until_ns = began_ns + self._lease_ns
+        self._lock = threading.Lock()  # of `lost` and `_until_ns`, which two threads end or move
+        self._lost: NotOwner | None = None
+        self._session: Session | None = None
+
+    @property
+    def lost(self) -> NotOwner | None:
+        """Why this server is no owner any more; None: it may be one."""
+        return self._lost
+
+    @property
+    def lease_until_ns(self) -> int:
+        """The boot clock's reading at which the lease ends. What is answered without an append is evaluated first, and
+        delivered only if the clock, read after that, is below this."""
+        return self._until_ns
+
+    def holds(self) -> bool:
+        """Whether the lease runs at this moment."""
+        return self._boot_ns() < self._until_ns
+
+    def renew(self, clock: Instant) -> None:
+        """Extend the lease. Call about once a second, from one thread.
+
+        clock: this server's lease clock, for the next owner.
+        Raises NotOwner: stop. Unreachable, Unfit: the lease runs on until its end, try again.
+        """
+        if self._lost is not None:
+            raise self._lost
+        sent_ns = self._boot_ns()
+        try:
+            session = self._connected()
+            with session.certain():
+                renewed = session.execute(_RENEW, (clock, SHARD, self.epoch), prepare=True).rowcount
+            if not renewed:
+                self._stay(look(session, incarnation=self.shard.incarnation))
+                return  # the epoch was raised by `fence` meanwhile
+        except psycopg.Error as error:
+            self._disconnect()
+            raise Unreachable(f"PostgreSQL did not take the renewal: {error}") from error
+        except Uncertain:
+            self._disconnect()
+            raise
+        with self._lock:
+            if self._lost is None:
+                self._until_ns = max(self._until_ns, sent_ns + self._lease_ns)
+
+    def fence(self, session: Session) -> None:
+        """Take over from myself: no append that was sent before can come after this.
+
+        Raises NotOwner if another server owns the shard; then, too, none can. Raises Uncertain if it is not known to be
+        replicated, psycopg's errors if PostgreSQL refused.
+        """
+        lost: NotOwner | None = None
+        epoch = 0
+        with session.certain(), session.transaction():
+            shard = look(session, incarnation=self.shard.incarnation, lock="for update")
+            if shard.holder == self.server.holder:
+                epoch = raise_epoch(session, shard, self.server)
+            else:
+                lost = NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
+        if lost is not None:
+            self.lose(lost)
+            raise lost
+        self.epoch = epoch
+
+    def hand_over(self, to: str, clock: Instant) -> None:
+        """Give the shard to a server, or with an empty name to any. Call when nothing is being appended.
+
+        clock: this server's lease clock, for the next owner.
+
+        From here on this server owns nothing, whatever is raised. Raises NotOwner, Unreachable (the lease has to run
+        out), Unfit.
+        """
+        self.lose(NotOwner(f"handed over to {to or 'any server'}"))
+        try:
+            with self.postgres.connect() as session, session.certain(), session.transaction():
+                shard = look(session, incarnation=self.shard.incarnation, lock="for update")
+                if shard.holder != self.server.holder:
+                    raise NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
+                epoch = raise_epoch(session, shard, None, to)
+                session.execute(_RENEW, (clock, SHARD, epoch))
+        except psycopg.Error as error:
+            raise Unreachable(f"PostgreSQL did not take the hand-over: {error}") from error
+
+    def lose(self, why: NotOwner) -> None:
+        """End it here: nothing is answered or appended any more."""
+        with self._lock:
+            self._until_ns = 0
+            if self._lost is None:
+                self._lost = why
+                log.warning("no longer the owner: %s", why)
+
+    def close(self) -> None:
+        """Let the connection go, when nothing renews any more."""
+        self._disconnect()
+
+    def _stay(self, shard: Shard) -> None:
+        if shard.holder != self.server.holder:
+            lost = NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
+            self.lose(lost)
+            raise lost
+
+    def _connected(self) -> Session:
+        try:
+            if self._session is None or self._session.closed:
+                self._session = self.postgres.connect()
+            else:
+                self.postgres.check(self._session)
+        except Unfit as unfit:
+            self.unfit = unfit
+            raise
+        self.unfit = None
+        return self._session
+
+    def _disconnect(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(psycopg.Error):
+                session.close()

@@ -1,0 +1,303 @@
+"""The connection to the cluster's PostgreSQL, and what must hold on it before a server trusts what it says.
+
+Strategy: settings that decide whether a commit is durable are sent with the start of each connection, where they win
+over those of the role and the database, and are read back: a pooler may have dropped them. What only an operator can
+set is checked on each connection and at each renewal of the lease. Each refusal is one sentence that says what to do.
+
+A commit whose wait for the standby is cancelled succeeds with a mere warning. So a session keeps what the server
+remarked, and whoever needs certainty asks `Session.certain`.
+"""
+
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final, NamedTuple, cast
+
+import psycopg
+from psycopg import pq
+from psycopg.abc import RV, PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import RowFactory, tuple_row
+
+VERSION_MIN: Final = 14
+CONNECT_SECONDS: Final = 5
+LOCK_MS: Final = 2_000
+"""How long a statement waits for a row or table that another session has locked."""
+STATEMENT_SECONDS: Final = 10.0
+"""How long a statement may take before its connection counts as lost, with what the standby needs to confirm it."""
+
+# A peer that is gone without a word is noticed within about ten seconds.
+_NETWORK: Final[dict[str, Any]] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "application_name": "veilmq",
+}
+_SETTINGS: Final = {
+    "synchronous_commit": "on",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "client_min_messages": "notice",  # a role that hides warnings would hide that a commit was not replicated
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+_STATE: Final = """
+    select pg_is_in_recovery(),
+           case when pg_is_in_recovery() then '0' else substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end,
+           (select system_identifier from pg_control_system()),
+           btrim(current_setting('synchronous_standby_names')),
+           current_setting('fsync'),
+           coalesce(current_setting('transaction_timeout', true), '0')
+"""
+_CHOSEN: Final = "select " + ", ".join(f"current_setting('{name}')" for name in _SETTINGS)
+
+
+class ClusterError(Exception):
+    """Root of what can go wrong between a server and the cluster's PostgreSQL."""
+
+
+class Unreachable(ClusterError):
+    """PostgreSQL does not answer now. Trying again may help."""
+
+
+class Uncertain(Unreachable):
+    """It cannot be known whether PostgreSQL has done what it was asked, or whether that would survive a failover."""
+
+
+class Unfit(ClusterError):
+    """PostgreSQL answers, and a server must not work with it as it is. The text says what to do."""
+
+
+class Seen(NamedTuple):
+    """Which PostgreSQL a server has worked with. Kept with its data, so that it notices another one."""
+
+    system: int = 0
+    """The system identifier; 0: none yet."""
+    timeline: int = 0
+    """The highest timeline; each promotion of a standby begins one."""
+
+    def after(self, other: "Seen") -> "Seen":
+        """What is known after `other` was seen, too."""
+        return Seen(other.system, max(self.timeline, other.timeline))
+
+
+NOTHING: Final = Seen()
+
+
+class Session(psycopg.Connection[tuple[Any, ...]]):
+    """One connection, in autocommit. Belongs to one thread at a time."""
+
+    remarks: list[str]
+    """Notices and warnings since the last `certain` began."""
+    seconds_max: float = STATEMENT_SECONDS
+    """Limit for each exchange."""
+    timeline: int = 0
+    """The primary's timeline when it was checked last."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, row_factory: RowFactory[tuple[Any, ...]] = tuple_row) -> None:
+        super().__init__(pgconn, row_factory)
+        self.remarks = []
+        self.add_notice_handler(lambda notice: self.remarks.append(notice.message_primary or ""))
+
+    def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        """As psycopg's; an exchange that takes too long is a lost connection."""
+        return super().wait(self._bounded(gen, perf_counter() + self.seconds_max), *args, **options)
+
+    def _bounded(self, gen: PQGen[RV], end: float) -> PQGen[RV]:
+        try:
+            state = next(gen)
+            while True:
+                ready = yield state
+                if not ready and perf_counter() > end:
+                    self.close()
+                    raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s")
+                state = gen.send(ready)
+        except StopIteration as stop:
+            return cast("RV", stop.value)
+
+    @contextmanager
+    def certain(self) -> Iterator[None]:
+        """What the block commits is committed and replicated when it ends.
+
+        Raises Uncertain if the connection was lost, or if the server remarked anything.
+        """
+        self.remarks.clear()
+        try:
+            yield
+        except psycopg.Error as error:
+            if self.closed or error.diag.severity_nonlocalized in {"FATAL", "PANIC"}:
+                raise Uncertain(f"the connection to PostgreSQL was lost: {_text(error)}") from error
+            raise
+        if self.remarks:
+            raise Uncertain(f"PostgreSQL remarked: {'; '.join(self.remarks)}")
+
+
+class Postgres:
+    """Where the cluster's PostgreSQL is. Used by any thread."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        single_copy: bool = False,
+        seen: Seen = NOTHING,
+        lock_ms: int = LOCK_MS,
+        seconds_max: float = STATEMENT_SECONDS,
+    ) -> None:
+        """dsn: with one host, or several of which one is the primary. single_copy: no standby has to confirm a commit.
+
+        Raises Unfit if the dsn is none.
+        """
+        self.single_copy = single_copy
+        self.seconds_max = seconds_max
+        self._seen = seen
+        self._lock = threading.Lock()
+        try:
+            given = conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError as error:
+            raise Unfit(f"this is no connection string of PostgreSQL, write one: {_text(error)}") from error
+        chosen = _SETTINGS | {"lock_timeout": str(lock_ms)}
+        # Backslashes keep the spaces of a value together.
+        ours = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in chosen.items())
+        given["options"] = f"{given.get('options') or ''} {ours}".strip()
+        self._places = [make_conninfo(**{**_NETWORK, **given, **place}) for place in _hosts(given)]
+
+    @property
+    def seen(self) -> Seen:
+        """What was seen until now."""
+        return self._seen
+
+    def connect(self, *, widely: bool = False) -> Session:
+        """A session on the primary that may be trusted.
+
+        widely: ask all hosts and take the one with the highest timeline, instead of the first that will do.
+        Raises Unreachable, Unfit.
+        """
+        best: Session | None = None
+        known = self._seen.timeline > 0
+        refusals: list[ClusterError] = []
+        for place in self._places:
+            try:
+                session = self._open(place)
+            except ClusterError as error:
+                refusals.append(error)
+                continue
+            if best is not None and session.timeline <= best.timeline:
+                session.close()
+                continue
+            if best is not None:
+                best.close()
+            best = session
+            if known and not widely:
+                break
+        if best is not None and best.timeline == self._seen.timeline:
+            return best
+        if best is not None:  # a newer one was refused for another reason
+            best.close()
+        # What is wrong with the primary says most, and of several hosts the others are standbys.
+        refusals.sort(key=lambda error: (isinstance(error, IsStandby), isinstance(error, Unreachable)))
+        raise refusals[0]
+
+    def check(self, session: Session) -> None:
+        """Look again at what an operator may have changed. Raises Unfit; psycopg's errors if the session is lost."""
+        row = session.execute(_STATE, prepare=True).fetchone()
+        assert row is not None
+        standby, timeline, system, names, fsync, transaction_timeout = row
+        if standby:
+            raise IsStandby("this PostgreSQL is a standby: name the primary")
+        session.timeline = int(timeline, 16)
+        self._compare(Seen(system, session.timeline))
+        if not names and not self.single_copy:
+            raise Unfit(
+                "no standby confirms commits: set synchronous_standby_names in PostgreSQL, or start with --single-copy"
+            )
+        if fsync != "on":
+            raise Unfit("PostgreSQL does not sync its files: set fsync = on")
+        if transaction_timeout != "0":
+            raise Unfit("PostgreSQL ends transactions after a time: set transaction_timeout = 0 for this role")
+
+    def is_usable(self, session: Session) -> bool:
+        """Whether a session that was idle can be used: nothing came from the server meanwhile (when it ends a session
+        it says why, and closes), and no standby was promoted."""
+        if session.closed or session.timeline < self._seen.timeline:
+            return False
+        idle = select.poll()
+        idle.register(session.fileno(), select.POLLIN)
+        return not idle.poll(0)
+
+    def _compare(self, found: Seen) -> None:
+        with self._lock:
+            seen = self._seen
+            if seen.system not in {0, found.system}:
+                raise Unfit(
+                    f"this is another PostgreSQL (system identifier {found.system}, before it was {seen.system}): "
+                    "name the right one, or see the operations page on how to move"
+                )
+            if found.timeline < seen.timeline:
+                raise Unfit(
+                    f"this PostgreSQL is a former primary (timeline {found.timeline}, another one is at "
+                    f"{seen.timeline}): stop it, and name the one that was promoted"
+                )
+            self._seen = seen.after(found)
+
+    def _open(self, place: str) -> Session:
+        try:
+            session = Session.connect(place, autocommit=True)
+        except psycopg.OperationalError as error:
+            raise _refusal(error) from error
+        session.seconds_max = self.seconds_max
+        try:
+            if session.info.server_version < VERSION_MIN * 10_000:
+                raise Unfit(
+                    f"PostgreSQL {session.info.server_version // 10_000} is too old: use {VERSION_MIN} or later"
+                )
+            chosen = session.execute(_CHOSEN).fetchone()
+            for (name, wanted), found in zip(_SETTINGS.items(), chosen or (), strict=True):
+                if found != wanted:
+                    raise Unfit(
+                        f"{name} is {found} on a new connection, not {wanted}: connect to PostgreSQL without a pooler"
+                    )
+            self.check(session)
+        except BaseException as error:
+            session.close()
+            if isinstance(error, psycopg.Error):
+                raise Unreachable(f"PostgreSQL does not answer: {_text(error)}") from error
+            raise
+        return session
+
+
+class IsStandby(Unfit):
+    """What was named is a standby."""
+
+
+def _hosts(given: dict[str, Any]) -> list[dict[str, str]]:
+    """One connection each for the hosts of a dsn."""
+    lists: dict[str, Sequence[str]] = {
+        name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)
+    }
+    count = max((len(values) for values in lists.values()), default=1)
+    return [
+        {name: values[number if len(values) > 1 else 0] for name, values in lists.items()} for number in range(count)
+    ]
+
+
+def _refusal(error: psycopg.OperationalError) -> ClusterError:
+    """Why no connection came about. libpq gives no code here, only text."""
+    text = _text(error)
+    if any(
+        said in text
+        for said in ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
+    ):
+        return Unfit(f"correct the role, its password or the database, or create what is missing: {text}")
+    if "unsupported startup parameter" in text:
+        return Unfit(f"a pooler is in between, connect to PostgreSQL itself: {text}")
+    return Unreachable(f"PostgreSQL cannot be reached: {text}")
+
+
+def _text(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,195 @@
+"""The tables of a cluster, in the schema `veilmq` of its database.
+
+Strategy: one row says who owns a shard, and one carries the beat of its lease; the log is a table for each segment of
+so many records, which is only inserted into and dropped whole, so that nothing has to be vacuumed. A segment's
+constraint holds its numbers, because a record in the wrong table would be found by nobody. What must be the same on
+all servers is in the row of the shard.
+
+Before changing it: raise LAYOUT, and write the step from the layout before.
+"""
+
+import re
+from contextlib import suppress
+from typing import Any, Final, LiteralString, NamedTuple
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from veilmq.cluster.postgres import Postgres, Session, Unfit
+from veilmq.model.instant import SECOND_US
+
+LAYOUT: Final = 1
+SHARD: Final = 0
+"""The only shard today."""
+LEASE_US: Final = 3 * SECOND_US
+SEGMENT: Final = 65_536
+"""Records of one segment: some 300 MB."""
+
+_TABLES: Final = """
+    create table veilmq.shard (
+        id int primary key, layout int not null, format int not null, incarnation uuid not null,
+        segment bigint not null check (segment > 1), lease_us bigint not null check (lease_us > 0),
+        epoch bigint not null, holder uuid, owner text not null, address text not null
+    );
+    create table veilmq.lease (
+        id int primary key references veilmq.shard,
+        epoch bigint not null, beat bigint not null, clock bigint not null, renewed timestamptz not null
+    );
+"""
+_COLUMNS: Final[LiteralString] = "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address"
+# A record is compressed already, and nothing needs a vacuum before its table is dropped.
+_SEGMENT: Final = """
+    create table if not exists {table} (
+        lsn bigint primary key check (lsn / {segment} = {number}),
+        epoch bigint not null,
+        record bytea not null
+    ) with (autovacuum_enabled = false, toast.autovacuum_enabled = false);
+    alter table {table} alter column record set storage external
+"""
+
+
+class Shard(NamedTuple):
+    """A shard's row."""
+
+    incarnation: UUID
+    """Which cluster this is; a restore begins another."""
+    layout: int
+    """Number of the tables here."""
+    format: int
+    """Number of the state format, which says what records mean."""
+    segment: int
+    """Records of one segment."""
+    lease_us: int
+    """How long a renewal lasts."""
+    epoch: int
+    """Raised with each owner; 0: there was none yet."""
+    holder: UUID | None
+    """Who owns it; None: who is named by `owner`, or anybody if that is empty."""
+    owner: str
+    """The owner's name."""
+    address: str
+    """Where others reach the owner."""
+
+
+class WrongCluster(Unfit):
+    """The database holds another cluster than the one asked for."""
+
+
+def init(
+    postgres: Postgres,
+    *,
+    state_format: int,
+    incarnation: UUID | None = None,
+    lease_us: int = LEASE_US,
+    segment: int = SEGMENT,
+) -> Shard:
+    """Create the tables of a cluster, or find that they are there: a second call changes nothing.
+
+    state_format: number of the state format that records begin with. incarnation: the one that must be there if there
+    is one; None: any. Raises Unreachable, Unfit.
+    """
+    with postgres.connect() as session, session.certain():
+        try:
+            with session.transaction():
+                session.execute("select pg_advisory_xact_lock(hashtext('veilmq'))")
+                [(exists,)] = session.execute("select to_regclass('veilmq.shard') is not null")
+                if not exists:
+                    _create(session, state_format, incarnation or uuid4(), lease_us, segment)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise Unfit(
+                f"the role {session.info.user!r} may not create the tables: grant it CREATE on the database "
+                f"{session.info.dbname!r} ({error.diag.message_primary})"
+            ) from error
+        return look(session, incarnation=incarnation)
+
+
+def _create(session: Session, state_format: int, incarnation: UUID, lease_us: int, segment: int) -> None:
+    [(others,)] = session.execute(
+        "select count(*) from pg_class where relnamespace = to_regnamespace('veilmq') and relkind = 'r'"
+    )
+    if others:
+        raise Unfit("the schema veilmq holds tables that are not ours: use another database")
+    session.execute("create schema if not exists veilmq" if _may_create(session) else "select 1")
+    session.execute(_TABLES)
+    session.execute(
+        "insert into veilmq.shard values (%s, %s, %s, %s, %s, %s, 0, null, '', '')",
+        (SHARD, LAYOUT, state_format, incarnation, segment, lease_us),
+    )
+    session.execute("insert into veilmq.lease values (%s, 0, 0, 0, clock_timestamp())", (SHARD,))
+    add_segment(session, 0, segment)
+
+
+def _may_create(session: Session) -> bool:
+    """Whether the schema is to be made: the operator may have made it for a role that may make none."""
+    [(there,)] = session.execute("select to_regnamespace('veilmq') is not null")
+    return not there
+
+
+def look(session: Session, *, incarnation: UUID | None = None, lock: LiteralString = "") -> Shard:
+    """The row of the shard.
+
+    incarnation: the one that it must be of. lock: `for update`, within a transaction.
+    Raises Unfit if there is no cluster, of another release or another one; psycopg's errors.
+    """
+    query = sql.SQL("select {} from veilmq.shard where id = %s {}").format(sql.SQL(_COLUMNS), sql.SQL(lock))
+    try:
+        with session.cursor(row_factory=class_row(Shard)) as cursor:
+            shard = cursor.execute(query, (SHARD,)).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        shard = None
+    except psycopg.errors.UndefinedColumn as error:
+        raise Unfit(f"the schema veilmq is not of this release: upgrade ({error.diag.message_primary})") from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise Unfit(
+            f"the role {session.info.user!r} may not use the cluster's tables: use the role that created them "
+            f"({error.diag.message_primary})"
+        ) from error
+    if shard is None:
+        raise Unfit(f"there is no cluster in the database {session.info.dbname!r}: run `veilmq cluster init` once")
+    if shard.layout > LAYOUT:
+        raise Unfit(f"a newer VeilMQ made this cluster (layout {shard.layout}; this one knows {LAYOUT}): upgrade")
+    if incarnation is not None and shard.incarnation != incarnation:
+        raise WrongCluster(
+            f"the database holds the cluster {shard.incarnation}, not {incarnation}: name the right database, or "
+            "remove the data directory that was of the other one"
+        )
+    return shard
+
+
+# Segments
+
+
+def segment_table(number: int) -> sql.Identifier:
+    """The table of a segment."""
+    return sql.Identifier("veilmq", f"log_{SHARD}_{number}")
+
+
+def add_segment(session: Session, number: int, segment: int) -> None:
+    """Create the table of a segment, unless it is there."""
+    statement = sql.SQL(_SEGMENT).format(table=segment_table(number), segment=segment, number=number)
+    # Of two that create it at once, one fails.
+    with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+        session.execute(statement)
+
+
+def segments(session: Session) -> list[int]:
+    """Numbers of the segments that are there, rising."""
+    rows: list[tuple[Any, ...]] = session.execute(
+        "select relname from pg_class where relnamespace = 'veilmq'::regnamespace and relkind = 'r'"
+    ).fetchall()
+    names = (re.fullmatch(rf"log_{SHARD}_(\d+)", name) for (name,) in rows)
+    return sorted(int(match[1]) for match in names if match)
+
+
+def drop_segments(session: Session, lsn: int, segment: int) -> list[int]:
+    """Drop each segment whose records are all below lsn, oldest first, and return their numbers.
+
+    lsn: at most that of the last record, which stays: the next append looks for it.
+    Raises psycopg.errors.LockNotAvailable if somebody reads one of them for long.
+    """
+    dropped = [number for number in segments(session) if (number + 1) * segment <= lsn]
+    for number in dropped:
+        session.execute(sql.SQL("drop table if exists {}").format(segment_table(number)))
+    return dropped

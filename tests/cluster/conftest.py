@@ -1,0 +1,155 @@
+"""PostgreSQL for these tests: a primary with a synchronous standby that all share, and pairs of one's own to break."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+from uuid import UUID, uuid4
+
+import pytest
+from tests.support.postgres import Pair, Programs, programs
+
+from veilmq.cluster.log import LogReader, PostgresLog
+from veilmq.cluster.ownership import MARGIN_US, Candidate, Ownership, Server
+from veilmq.cluster.postgres import Postgres
+from veilmq.cluster.schema import LEASE_US, Shard, init
+
+_NUMBERS = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make cluster` gives it."""
+    parser.addoption("--takeovers", metavar="N", type=int, help="Let servers race for so many take-overs.")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs them all, so that one pair is enough."""
+    for item in items:
+        if "tests/cluster/" in item.nodeid:
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+class Clock:
+    """A boot clock that stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000_000_000
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def advance(self, us: int) -> None:
+        self.ns += us * 1_000
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Closable)
+
+
+class Cluster:
+    """A cluster in a pair's primary, and servers of it."""
+
+    def __init__(self, pair: Pair, shard: Shard, **options: Any) -> None:
+        self.pair = pair
+        self.shard = shard
+        self.options = {"seconds_max": 5.0, "lock_ms": 500} | options
+        self._opened: list[Closable] = []
+
+    def postgres(self, **options: Any) -> Postgres:
+        return Postgres(self.pair.dsn, **(self.options | options))
+
+    def candidate(self, name: str, clock: Clock, *, holder: UUID | None = None, **options: Any) -> Candidate:
+        server = Server(name, f"{name}:9400", holder or uuid4())
+        return self.kept(Candidate(self.postgres(**options), server, self.shard.incarnation, clock))
+
+    def owner(self, name: str, clock: Clock, **options: Any) -> Ownership:
+        """A server that became the owner, after the lease of the one before."""
+        candidate = self.candidate(name, clock, **options)
+        candidate.look()
+        clock.advance(LEASE_US + MARGIN_US)
+        return self.kept(candidate.take_over())
+
+    def log(self, owner: Ownership | None = None, *, resolve_seconds: float = 10.0, **options: Any) -> PostgresLog:
+        """The log of an owner, or of a new one."""
+        if owner is None:
+            owner = self.owner("one", Clock(), **options)
+        return self.kept(PostgresLog(owner, resolve_seconds=resolve_seconds))
+
+    def reader(self, **options: Any) -> LogReader:
+        return self.kept(LogReader(self.postgres(**options), self.shard.incarnation))
+
+    def kept(self, opened: Kept) -> Kept:
+        """It is closed after the test."""
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        for opened in self._opened:
+            opened.close()
+
+    def rows(self) -> list[tuple[int, int, bytes]]:
+        """(lsn, epoch, record) of the whole log, as the first server that is a primary has it."""
+        names = self.pair.primary.query("select relname from pg_class where relname ~ '^log_0_[0-9]+$'")
+        union = " union all ".join(f"select lsn, epoch, record from veilmq.{name}" for (name,) in names)
+        return self.pair.primary.query(f"{union} order by lsn")
+
+
+def begin(call: Callable[[], object]) -> "Future[object]":
+    """Run it in a thread."""
+    future: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@pytest.fixture(scope="session")
+def postgres_programs() -> Iterator[Programs]:
+    with programs() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def shared_pair(postgres_programs: Programs) -> Iterator[Pair]:
+    pair = Pair(postgres_programs)
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture
+def cluster(shared_pair: Pair) -> Iterator[Cluster]:
+    """An empty cluster, in a pair that stays as it is. Segments are short."""
+    cluster = empty_cluster(shared_pair)
+    yield cluster
+    cluster.close()
+
+
+def empty_cluster(pair: Pair, segment: int = 64) -> Cluster:
+    """A new one in place of what was there."""
+    pair.primary.query("drop schema if exists veilmq cascade")
+    return Cluster(pair, init(Postgres(pair.dsn), state_format=1, segment=segment))
+
+
+@pytest.fixture
+def own_pair(postgres_programs: Programs) -> Iterator[Pair]:
+    pair = Pair(postgres_programs, next(_NUMBERS))
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture
+def breakable(own_pair: Pair) -> Iterator[Cluster]:
+    """An empty cluster in a pair of its own. A promoted standby has no standby: so one copy is enough."""
+    shard = init(Postgres(own_pair.dsn), state_format=1, segment=64)
+    cluster = Cluster(own_pair, shard, single_copy=True)
+    yield cluster
+    cluster.close()

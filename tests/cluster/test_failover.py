@@ -1,0 +1,136 @@
+"""PostgreSQL's primary dies and its standby is promoted, with and without what was acknowledged."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.cluster.conftest import Clock, Cluster, begin
+from tests.support.postgres import until
+
+from veilmq.cluster.log import LogDiverged, LogLost
+from veilmq.cluster.postgres import Postgres, Unfit
+from veilmq.store.log import NotAppended, NotOwner, Position, checksum
+
+
+@contextmanager
+def promoted(cluster: Cluster) -> Iterator[None]:
+    """In the block the former standby is the primary of the pair, and the former primary is dead."""
+    pair = cluster.pair
+    pair.standby.promote()
+    pair.primary, pair.standby = pair.standby, pair.primary
+    yield
+
+
+def test_what_the_standby_has_not_is_not_appended_and_the_owner_goes_on(breakable: Cluster) -> None:
+    """The append waits for the standby when the primary dies. It is visible there when it comes back, and nobody
+    listens to it any more."""
+    pair = breakable.pair
+    log = breakable.log()
+    log.append(1, b"first")
+    pair.standby.stop()
+    append = begin(lambda: log.append(2, b"second"))
+    until(pair.waiting)
+    pair.primary.kill()
+    pair.standby.start()
+    pair.standby.promote()
+    with pytest.raises(NotAppended, match="never will be"):
+        append.result(20)
+    log.append(2, b"second, again")
+    assert log.epoch == 2
+    old = pair.primary
+    pair.primary, pair.standby = pair.standby, pair.primary
+    assert breakable.rows() == [(1, 1, b"first"), (2, 2, b"second, again")]
+    old.start()
+    assert old.query("select record from veilmq.log_0_0 where lsn = 2") == [(b"second",)]
+    log.append(3, b"third")
+    # It comes first in the connection string, and claims to be a primary.
+    both = Postgres(f"host={old.home},{pair.primary.home} user=veilmq dbname=postgres", single_copy=True)
+    with both.connect() as session:
+        assert session.info.host == str(pair.primary.home)
+    with pytest.raises(Unfit, match="a former primary"):
+        Postgres(old.dsn, single_copy=True, seen=both.seen).connect()
+
+
+def test_what_was_acknowledged_survives(breakable: Cluster) -> None:
+    """Killed amid appends, at no chosen point."""
+    log = breakable.log(resolve_seconds=30)
+    acknowledged: dict[int, bytes] = {}
+
+    def append_on() -> None:
+        lsn = 1
+        for number in range(100_000):
+            if len(acknowledged) >= 500:
+                return
+            record = b"record %d" % number
+            try:
+                log.append(lsn, record)
+            except NotOwner:
+                raise
+            except NotAppended:
+                continue
+            acknowledged[lsn] = record
+            lsn += 1
+
+    appending = begin(append_on)
+    until(lambda: len(acknowledged) > 100)
+    breakable.pair.primary.kill()
+    with promoted(breakable):
+        appending.result(60)
+        rows = breakable.rows()
+    assert {lsn: record for lsn, _, record in rows} == acknowledged
+    assert list(acknowledged) == list(range(1, 501))
+
+
+def test_an_owner_appends_nothing_after_what_a_standby_lost(breakable: Cluster) -> None:
+    """Somebody turned the standby off, and then promoted it."""
+    pair = breakable.pair
+    log = breakable.log()
+    for lsn in (1, 2, 3):
+        log.append(lsn, b"record %d" % lsn)
+    pair.standby.stop()
+    pair.primary.set("synchronous_standby_names", "")
+    for lsn in (4, 5):
+        log.append(lsn, b"record %d" % lsn)
+    pair.primary.kill()
+    pair.standby.start()
+    with promoted(breakable):
+        with pytest.raises(LogLost):
+            log.append(6, b"after the gap")
+        reader = breakable.reader()
+        with pytest.raises(LogDiverged):
+            reader.read(Position(5, 1, checksum(b"record 5")))
+        heir = breakable.log(breakable.owner("two", Clock()))
+        assert heir.end.lsn == 3
+        heir.append(4, b"another")
+        with pytest.raises(LogDiverged):
+            reader.read(Position(4, 1, checksum(b"record 4")))
+        assert [row[:2] for row in breakable.rows()] == [(1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+def test_a_promoted_standby_that_no_standby_follows_is_refused_until_one_does(breakable: Cluster) -> None:
+    log = breakable.log(single_copy=False)
+    log.append(1, b"first")
+    breakable.pair.primary.kill()
+    with promoted(breakable):
+        with pytest.raises(NotAppended, match="set synchronous_standby_names"):
+            log.append(2, b"second")
+
+
+def test_an_owner_goes_on_when_the_primary_is_back(breakable: Cluster) -> None:
+    primary = breakable.pair.primary
+    log = breakable.log()
+    log.append(1, b"first")
+    primary.kill()
+    with pytest.raises(NotAppended, match="cannot be reached"):
+        log.append(2, b"second")
+    primary.start()
+
+    def appended() -> bool:
+        try:
+            log.append(2, b"second")
+        except NotAppended:
+            return False
+        return True
+
+    until(appended)
+    assert [row[:2] for row in breakable.rows()] == [(1, 1), (2, 1)]

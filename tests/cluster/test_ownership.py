@@ -1,0 +1,251 @@
+"""Who owns the shard, on a real PostgreSQL: leases by manual clocks, take-overs, hand-overs."""
+
+from uuid import uuid4
+
+import psycopg
+import pytest
+from tests.cluster.conftest import Clock, Cluster, begin
+from tests.support.postgres import until
+
+from veilmq.cluster.ownership import MARGIN_US, StillOwned
+from veilmq.cluster.postgres import Uncertain, Unreachable
+from veilmq.cluster.schema import LEASE_US
+from veilmq.model.instant import Instant
+from veilmq.store.log import NotOwner, Position
+
+WAIT_US = LEASE_US + MARGIN_US
+START = Position(0, 0, 0)
+
+
+class TestLease:
+    def test_runs_from_before_the_renewal_was_sent(self, cluster: Cluster) -> None:
+        clock = Clock()
+        owner = cluster.owner("one", clock)
+        clock.advance(LEASE_US)
+        assert not owner.holds()
+        sent = clock.ns
+        with psycopg.connect(cluster.pair.primary.dsn) as other:
+            other.execute("select from veilmq.lease for update")
+            renewal = begin(lambda: owner.renew(Instant(7)))
+            until(lambda: blocked(cluster))
+            clock.advance(1_000_000)
+        renewal.result(10)
+        assert owner.lease_until_ns == sent + LEASE_US * 1_000
+        assert owner.holds()
+        clock.advance(LEASE_US - 1_000_000)
+        assert not owner.holds()
+
+    def test_of_a_take_over_runs_from_before_it(self, cluster: Cluster) -> None:
+        clock = Clock()
+        candidate = cluster.candidate("one", clock)
+        candidate.look()
+        sent = clock.ns
+        with psycopg.connect(cluster.pair.primary.dsn) as other:
+            other.execute("select from veilmq.shard for update")
+            taken = begin(lambda: cluster.kept(candidate.take_over()))
+            until(lambda: blocked(cluster))
+            clock.advance(200_000)
+        owner = taken.result(10)
+        assert owner.lease_until_ns == sent + LEASE_US * 1_000  # type: ignore[attr-defined]
+
+    def test_is_waited_for_from_after_it_was_seen(self, cluster: Cluster) -> None:
+        cluster.owner("one", Clock())
+        clock = Clock()
+        candidate = cluster.candidate("two", clock)
+        with psycopg.connect(cluster.pair.primary.dsn) as other:
+            other.execute("lock table veilmq.lease")
+            look = begin(candidate.look)
+            until(lambda: blocked(cluster))
+            clock.advance(1_000_000)
+        look.result(10)
+        clock.advance(WAIT_US - 1)
+        candidate.look()
+        assert not candidate.is_due()
+        clock.advance(1)
+        assert candidate.is_due()
+
+    def test_starts_again_with_each_renewal_and_with_each_epoch(self, cluster: Cluster) -> None:
+        here, there = Clock(), Clock()
+        owner = cluster.owner("one", here)
+        candidate = cluster.candidate("two", there)
+        candidate.look()
+        for again in (lambda: owner.renew(Instant(1)), lambda: owner.fence(cluster.kept(owner.postgres.connect()))):
+            there.advance(WAIT_US)
+            again()
+            candidate.look()
+            assert not candidate.is_due()
+        with pytest.raises(StillOwned):
+            candidate.take_over()
+
+    def test_a_renewal_that_comes_before_the_take_over_stops_it(self, cluster: Cluster) -> None:
+        here, there = Clock(), Clock()
+        owner = cluster.owner("one", here)
+        candidate = cluster.candidate("two", there)
+        candidate.look()
+        there.advance(WAIT_US)
+        owner.renew(Instant(1))
+        with pytest.raises(StillOwned):
+            candidate.take_over()
+        owner.renew(Instant(2))
+        assert owner.holds()
+
+    def test_an_owner_that_was_asleep_answers_nothing_and_appends_nothing(self, cluster: Cluster) -> None:
+        here, there = Clock(), Clock()
+        asleep = cluster.owner("one", here)
+        log = cluster.log(asleep)
+        log.append(1, b"first")
+        here.advance(WAIT_US)  # no call of ours runs meanwhile
+        cluster.log(cluster.owner("two", there)).append(2, b"by the other")
+        assert not asleep.holds()
+        with pytest.raises(NotOwner):
+            log.append(2, b"stale")
+        with pytest.raises(NotOwner):
+            asleep.renew(Instant(1))
+        here.ns = 0
+        assert not asleep.holds()
+        assert [record for _, _, record in cluster.rows()] == [b"first", b"by the other"]
+
+    def test_a_renewal_after_the_shard_was_lost_says_so(self, cluster: Cluster) -> None:
+        here = Clock()
+        owner = cluster.owner("one", here)
+        cluster.owner("two", Clock())
+        assert owner.holds()
+        with pytest.raises(NotOwner, match="two owns the shard"):
+            owner.renew(Instant(1))
+        assert not owner.holds()
+
+    def test_is_not_extended_by_a_renewal_that_no_standby_confirmed(self, cluster: Cluster) -> None:
+        clock = Clock()
+        owner = cluster.owner("one", clock)
+        until_ns = owner.lease_until_ns
+        clock.advance(1_000_000)
+        with cluster.pair.standby_stopped():
+            renewal = begin(lambda: owner.renew(Instant(1)))
+            until(cluster.pair.waiting)
+            [pid] = cluster.pair.waiting()
+            cluster.pair.primary.query("select pg_cancel_backend(%s)", pid)
+            with pytest.raises(Uncertain):
+                renewal.result(10)
+        assert owner.lease_until_ns == until_ns
+        owner.renew(Instant(2))
+        assert owner.lease_until_ns == until_ns + 1_000_000_000
+
+
+class TestTakeOver:
+    def test_tells_the_clock_of_the_owner_before_and_how_long_ago_that_was(self, cluster: Cluster) -> None:
+        here, there = Clock(), Clock()
+        cluster.owner("one", here).renew(Instant(1_700_000_000_000_000))
+        owner = cluster.owner("two", there)
+        assert owner.before.owner == "one"
+        assert owner.before.clock == 1_700_000_000_000_000
+        assert owner.before.seen_us == WAIT_US
+        assert 0 <= owner.before.away_us < 60_000_000
+
+    def test_one_server_takes_over_from_itself_at_once(self, cluster: Cluster) -> None:
+        holder = uuid4()
+        cluster.owner("one", Clock(), holder=holder)
+        again = cluster.candidate("one", Clock(), holder=holder)
+        another = cluster.candidate("one", Clock())
+        again.look()
+        another.look()
+        assert not another.is_due()
+        assert cluster.kept(again.take_over()).epoch == 2
+
+    def test_waits_for_the_append_that_is_under_way_and_sees_it(self, cluster: Cluster) -> None:
+        log = cluster.log()
+        log.append(1, b"first")
+        clock = Clock()
+        candidate = cluster.candidate("two", clock, lock_ms=10_000)
+        candidate.look()
+        clock.advance(WAIT_US)
+        with cluster.pair.standby_stopped():
+            append = begin(lambda: log.append(2, b"second"))
+            until(cluster.pair.waiting)
+            taken = begin(lambda: cluster.kept(candidate.take_over()))
+            until(lambda: blocked(cluster))
+        append.result(10)
+        owner = taken.result(10)
+        assert cluster.log(owner).end.lsn == 2  # type: ignore[arg-type]
+
+    def test_gives_up_when_the_append_before_takes_long(self, cluster: Cluster) -> None:
+        log = cluster.log()
+        clock = Clock()
+        candidate = cluster.candidate("two", clock, lock_ms=50)
+        candidate.look()
+        clock.advance(WAIT_US)
+        with cluster.pair.standby_stopped():
+            append = begin(lambda: log.append(1, b"first"))
+            until(cluster.pair.waiting)
+            with pytest.raises(StillOwned):
+                candidate.take_over()
+        append.result(10)
+        log.append(2, b"second")
+
+    def test_that_no_standby_confirmed_makes_no_owner(self, cluster: Cluster) -> None:
+        clock = Clock()
+        candidate = cluster.candidate("one", clock)
+        candidate.look()
+        with cluster.pair.standby_stopped():
+            taken = begin(lambda: cluster.kept(candidate.take_over()))
+            until(cluster.pair.waiting)
+            [pid] = cluster.pair.waiting()
+            cluster.pair.primary.query("select pg_cancel_backend(%s)", pid)
+            with pytest.raises(Uncertain):
+                taken.result(10)
+        candidate.look()
+        assert cluster.kept(candidate.take_over()).epoch == 2
+
+    def test_without_an_answer_is_uncertain(self, cluster: Cluster) -> None:
+        clock = Clock()
+        candidate = cluster.candidate("one", clock, seconds_max=0.3)
+        candidate.look()
+        with cluster.pair.standby_stopped(), pytest.raises(Uncertain, match=r"no answer within 0\.3 s"):
+            candidate.take_over()
+
+
+class TestHandOver:
+    def test_gives_the_shard_to_one_server_at_once(self, cluster: Cluster) -> None:
+        here = Clock()
+        owner = cluster.owner("one", here)
+        log = cluster.log(owner)
+        log.append(1, b"first")
+        owner.hand_over("two", Instant(42))
+        assert not owner.holds()
+        with pytest.raises(NotOwner):
+            log.append(2, b"after")
+        named, other = cluster.candidate("two", Clock()), cluster.candidate("three", Clock())
+        other.look()
+        assert not other.is_due()
+        named.look()
+        now = named.take_over()
+        assert now.before.clock == 42
+        cluster.log(now).append(2, b"second")
+        assert cluster.reader().read(START)[-1].record == b"second"
+
+    def test_to_nobody_in_particular_lets_anybody_have_it(self, cluster: Cluster) -> None:
+        cluster.owner("one", Clock()).hand_over("", Instant(0))
+        candidate = cluster.candidate("two", Clock())
+        candidate.look()
+        candidate.take_over()
+
+    def test_to_a_server_that_is_gone_ends_as_any_lease(self, cluster: Cluster) -> None:
+        cluster.owner("one", Clock()).hand_over("gone", Instant(0))
+        assert cluster.owner("two", Clock()).epoch == 3
+
+    def test_ends_the_ownership_even_if_it_cannot_be_said(self, cluster: Cluster) -> None:
+        owner = cluster.owner("one", Clock(), seconds_max=0.3)
+        with cluster.pair.standby_stopped(), pytest.raises(Unreachable):
+            owner.hand_over("two", Instant(0))
+        assert not owner.holds()
+
+    def test_of_what_another_owns_is_refused(self, cluster: Cluster) -> None:
+        owner = cluster.owner("one", Clock())
+        second = cluster.owner("two", Clock())
+        with pytest.raises(NotOwner):
+            owner.hand_over("three", Instant(0))
+        cluster.log(second).append(1, b"first")
+
+
+def blocked(cluster: Cluster) -> bool:
+    """Whether somebody waits for a lock."""
+    return cluster.pair.primary.query("select 1 from pg_stat_activity where wait_event_type = 'Lock'") != []

