@@ -14,7 +14,7 @@ import timeit
 from urllib.parse import quote
 
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import NO_EXTRAS, Delivery
+from veilmq.model.messages import NO_EXTRAS, Delivery
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Received, Sent
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request

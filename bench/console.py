@@ -35,7 +35,7 @@ from stalls import probing
 
 from veilmq.model.commands import CreateQueue, Origin, Receive, Send, Sweep
 from veilmq.model.instant import HOUR_US, Instant
-from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Sent
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.options import Options

@@ -29,8 +29,8 @@ with atheris.instrument_imports(include=["veilmq"]):
     from veilmq.protocols.mns import codec as mns
     from veilmq.protocols.sqs import codec as sqs
     from veilmq.server.auth import DevelopmentKeyring
+    from veilmq.server.http import Limits
     from veilmq.server.http.intake import HeaderCaseIntake, Intake
-    from veilmq.server.http.limits import Limits
     from veilmq.store.options import Options
     from veilmq.store.sqlite.store import SqliteStore
 

@@ -9,7 +9,7 @@ from tests.admin.conftest import client
 from tests.admin.server import OPTIONS, Keys, got, running
 
 from veilmq.model.commands import Extend, Origin, Receive
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey

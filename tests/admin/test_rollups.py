@@ -151,6 +151,69 @@ def test_the_worst_queues(http: httpx.Client) -> None:
     assert http.get("/api/v1/worst", params={"by": "age"}).json()["field"] == "by"
 
 
+def blocked(http: httpx.Client, name: str) -> None:
+    """A FIFO queue of which a group has one message in flight, for an hour, and two behind it."""
+    assert http.put(f"{QUEUES}/{name}", json={"fifo": True, "content_deduplication": True}).status_code == 201
+    messages = [{"body": body, "group": "a"} for body in "abc"]
+    http.post(f"{QUEUES}/{name}/messages", json={"messages": messages})
+    assert http.post(f"{QUEUES}/{name}/receive", json={"lease_us": HOUR}).json()["messages"]
+
+
+def test_the_queues_that_stand_still_for_longest(http: httpx.Client) -> None:
+    for name in ("first.fifo", "second.fifo"):
+        blocked(http, name)
+        later(http, MINUTE)
+    assert http.put(ORDERS).status_code == 201
+    found = worst(http, by="blocked")
+    assert [each["name"] for each in found["queues"]] == ["first.fifo", "second.fifo"]
+    first, second = found["queues"]
+    assert MINUTE <= second["value"] < first["value"] - MINUTE < 2 * MINUTE
+    assert first["blocked"] == {"messages": 2, "groups": 1, "complete": True}
+    assert first["still_after_us"] == 5 * MINUTE, "at least"
+    assert (found["since"], found["complete"]) == (None, True)
+    assert [each["name"] for each in worst(http, by="blocked", limit=1)["queues"]] == ["first.fifo"]
+    http.patch(f"{QUEUES}/first.fifo", json={"visibility_timeout_us": HOUR})
+    http.post(f"{QUEUES}/second.fifo/purge", json={})
+    (first,) = worst(http, by="blocked")["queues"]
+    assert first["still_after_us"] == HOUR, "a lease may take so long"
+
+
+def test_what_is_usual_is_learnt_from_what_was_deleted(http: httpx.Client) -> None:
+    """Work that takes ten minutes under extended leases is no alarm, though the timeout is 30 s."""
+    blocked(http, "slow.fifo")
+    messages = [{"body": str(number), "group": str(number)} for number in range(20)]
+    http.post(f"{QUEUES}/slow.fifo/messages", json={"messages": messages})
+    taken = http.post(f"{QUEUES}/slow.fifo/receive", json={"count": 20, "lease_us": HOUR}).json()["messages"]
+    later(http, 10 * MINUTE)
+    handles = [each["handle"] for each in taken]
+    http.post(f"{QUEUES}/slow.fifo/delete", json={"handles": handles})
+    (shown,) = worst(http, by="blocked")["queues"]
+    assert shown["value"] > 10 * MINUTE
+    assert 18 * MINUTE < shown["still_after_us"] < 22 * MINUTE
+
+
+def test_dead_letters_are_named_with_the_queue_where_they_are(tmp_path: Path) -> None:
+    """If it is there, and the caller may know of it."""
+    grants = (Grant(frozenset({Action.LIST_QUEUES}), ("orders",)),)
+    narrow = AccessKey("narrow", "secret", "000000000000", grants=grants)
+    with running(tmp_path / "data", Keys(narrow), options=OPTIONS) as server, client(server) as http:
+        assert http.put(f"{QUEUES}/dead").status_code == 201
+        assert http.put(ORDERS, json={"redrive": {"target": "dead", "receive_count_max": 1}}).status_code == 201
+        http.post(ORDERS + "/messages", json={"messages": [{"body": "a"}]})
+        for _ in range(2):
+            http.post(ORDERS + "/receive", json={"lease_us": 0})
+
+        def named(asking: httpx.Client) -> Any:
+            (only,) = worst(asking, by="dead_lettered")["queues"]
+            return only["dead_letters_to"]
+
+        assert named(http) == {"account": "000000000000", "region": "us-east-1", "name": "dead"}
+        with httpx.Client(base_url=server.url, auth=("narrow", "secret")) as asking:
+            assert named(asking) is None
+        http.delete(f"{QUEUES}/dead")
+        assert named(http) is None
+
+
 def test_a_key_is_shown_the_worst_of_what_it_may_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if they are none of the worst that the store keeps."""
     monkeypatch.setattr(rankings, "MEMBERS_MAX", 6)
@@ -212,7 +275,7 @@ def test_a_rate_is_of_the_time_in_which_the_server_ran(http: httpx.Client) -> No
 
 
 def test_a_list_with_rates_has_short_pages(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilmq.admin.history.rollups.RATED_MAX", 2)
+    monkeypatch.setattr("veilmq.admin.rollups.RATED_MAX", 2)
     for name in "abc":
         assert http.put(f"{QUEUES}/{name}").status_code == 201
     page = got(http, "/api/v1/queues", minutes=5, limit=3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.admin.server import OPTIONS, Keys, got, running
+from tests.admin.server import OPTIONS, TOKEN, Keys, got, running
 from tests.support.contract.stage import TESTER, Stage, sending
 from tests.support.sqlite import SqliteFactory
 
@@ -188,16 +188,18 @@ def test_blocks_and_rows_do_not_matter(stage: Stage, monkeypatch: pytest.MonkeyP
     assert found(stage) == [], "what was a day ago says nothing about today"
 
 
-def live(http: httpx.Client, lengths_s: list[int], lease_us: int | None = None, **members: Any) -> None:
+def live(
+    http: httpx.Client, lengths_s: list[int], lease_us: int | None = None, queue: str = JOBS, **members: Any
+) -> None:
     """All messages are received at once, and each is deleted after so long. 30 s is the lease; who is late deletes all
     the same."""
-    http.post(JOBS + "/messages", json={"messages": [{"body": "x"} | members for _ in lengths_s]})
-    taken = http.post(JOBS + "/receive", json={"count": len(lengths_s), "lease_us": lease_us}).json()["messages"]
+    http.post(queue + "/messages", json={"messages": [{"body": "x"} | members for _ in lengths_s]})
+    taken = http.post(queue + "/receive", json={"count": len(lengths_s), "lease_us": lease_us}).json()["messages"]
     handles, past = [each["handle"] for each in taken], 0
     for length in sorted(set(lengths_s)):
         http.post("/api/v1/clock", json={"advance_us": (length - past) * SECOND_US})
         done = [handle for handle, each in zip(handles, lengths_s, strict=True) if each == length]
-        assert http.post(JOBS + "/delete", json={"handles": done}).status_code == 200
+        assert http.post(queue + "/delete", json={"handles": done}).status_code == 200
         past = length
 
 
@@ -225,7 +227,7 @@ def test_the_answer(http: httpx.Client) -> None:
     assert told["asked"]["recovery_us"] > told["today"]["recovery_us"]
     assert told["leases"] == {
         "ended": 40, "ran_out": 8, "extended": 0, "by": {"queue": 40, "receive": 0, "plan": 0}, "of_today": 40,
-        "of_today_ran_out": 8,
+        "of_today_ran_out": 8, "overdue": 0,
     }  # fmt: skip
     assert [each["duplicates"]["value"] for each in told["curve"]] == sorted(
         (each["duplicates"]["value"] for each in told["curve"]), reverse=True
@@ -297,6 +299,59 @@ def test_a_message_is_told_what_its_queue_is_told(http: httpx.Client) -> None:
     of_queue = got(http, JOBS + "/timeout")
     assert of_queue["recommended_us"] == 90 * SECOND_US
     assert "a lease of 90 s, the best timeout for all messages of jobs, or leases of " in told()
+
+
+def wrong_ones(http: httpx.Client, far: str = QUEUES) -> None:
+    """`short`, a fifth of whose messages take longer than the timeout; `long`, where the message of a crashed worker
+    waits for hours; and `right`, in which leases ran out, too."""
+    for name, timeout_s, lengths_s in (
+        ("short", LEASE_S, [5, 10, 15, 20] * 8 + [50] * 8), ("long", 43_200, [1, 2] * 20), ("right", 60, [5, 30] * 20),
+    ):  # fmt: skip
+        assert http.put(f"{far}/{name}", json={"visibility_timeout_us": timeout_s * SECOND_US}).status_code == 201
+        live(http, lengths_s, queue=f"{far}/{name}")
+    for name in ("long", "right"):
+        http.post(f"{far}/{name}/messages", json={"messages": [{"body": "crash"}]})
+        http.post(f"{far}/{name}/receive", json={})
+    http.post("/api/v1/clock", json={"advance_us": 600 * SECOND_US})
+
+
+def test_timeouts_that_are_clearly_wrong(http: httpx.Client) -> None:
+    wrong_ones(http)
+    assert got(http, "/api/v1/timeouts") == {"at": None, "queues": []}, "the request waits for nothing"
+    told = next(each for _ in range(1_000) if (each := got(http, "/api/v1/timeouts"))["at"] is not None)
+    assert [(each["name"], each["wrong"]) for each in told["queues"]] == [("short", "too_short"), ("long", "too_long")]
+    short, long = told["queues"]
+    for each in (short, long):
+        of_queue = got(http, f"{QUEUES}/{each['name']}/timeout")
+        for name in ("recommended_us", "at_least_us"):
+            assert each[name] == of_queue[name]
+    assert (short["timeout_us"], short["recommended_us"]) == (LEASE_S * SECOND_US, 90 * SECOND_US)
+    assert short["why"].startswith("20 % of the messages are started again")
+    assert (long["timeout_us"], long["at_least_us"]) == (43_200 * SECOND_US, 900 * SECOND_US)
+    assert "1 message is held for longer than any work took" in long["why"]
+    assert got(http, f"{QUEUES}/long/timeout")["leases"]["overdue"] == 1
+    http.patch(f"{QUEUES}/short", json={"visibility_timeout_us": 90 * SECOND_US})
+    http.delete(f"{QUEUES}/long")
+    assert got(http, "/api/v1/timeouts")["queues"] == []
+    assert got(http, "/api/v1/timeouts", look=True, account="*")["queues"] == []
+    assert http.get("/api/v1/timeouts", params={"limit": 0}).status_code == 400
+
+
+def test_wrong_timeouts_are_shown_to_who_may_describe_the_queue(tmp_path: Path) -> None:
+    everything = (Grant(frozenset(Action)),)
+    own = AccessKey("own", "secret", "000000000000", grants=everything)
+    short = AccessKey("short", "secret", "000000000000", grants=(Grant(frozenset({Action.DESCRIBE_QUEUE}), ("s*",)),))
+    other = AccessKey("other", "secret", "111111111111", grants=everything)
+    sender = AccessKey("sender", "secret", "000000000000", grants=(Grant(frozenset({Action.SEND})),))
+    with running(tmp_path / "data", options=OPTIONS) as server, httpx.Client(base_url=server.url) as http:
+        http.headers["authorization"] = f"Bearer {TOKEN}"
+        wrong_ones(http)
+        server.keyring = Keys(own, short, other, sender)
+        for key, names in ((own, ["short", "long"]), (short, ["short"]), (other, [])):
+            found = http.get("/api/v1/timeouts", params={"look": True}, auth=(key.id, "secret")).json()["queues"]
+            assert [each["name"] for each in found] == names, key.id
+        assert http.get("/api/v1/timeouts", auth=("sender", "secret")).status_code == 403
+        assert http.get("/api/v1/timeouts", params={"account": "*"}, auth=("own", "secret")).status_code == 403
 
 
 def test_who_may_see_it(tmp_path: Path) -> None:

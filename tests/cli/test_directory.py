@@ -23,7 +23,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DATABASE

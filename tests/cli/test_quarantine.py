@@ -13,7 +13,7 @@ from tests.support.commands import WAYS, Run, reaching
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.model.messages.message import Attribute, Extras, id_text
+from veilmq.model.messages import Attribute, Extras, id_text
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.server.clock import wall
 

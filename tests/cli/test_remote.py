@@ -77,6 +77,24 @@ def test_whether_a_timeout_is_right(veilmq: Run) -> None:
     assert "--timeout: Expected at most 7d" in wrong.err
 
 
+def test_queues_whose_timeout_is_clearly_wrong(veilmq: Run) -> None:
+    for name in ("jobs", "calm"):
+        veilmq("queues", "create", name, "--visibility-timeout", "1h")
+        veilmq("send", name, "--lines", stdin="a\n" * 41)
+        veilmq("receive", name, "--count", "40", "--delete")
+    assert veilmq("receive", "jobs").code == 0
+    asking = ("queues", "worst", "--by", "timeout")
+    # Until it is held for longer than the others were.
+    found = next(queues for _ in range(100) if (queues := veilmq(*asking, "--json").json[0]["queues"]))
+    assert [(each["name"], each["wrong"], each["timeout_us"]) for each in found] == [
+        ("jobs", "too_long", 3_600_000_000)
+    ]
+    shown = veilmq(*asking, "--all").out
+    assert "000000000000/us-east-1/jobs" in shown
+    assert "1 message is held for longer than any work took" in shown
+    assert "calm" not in shown
+
+
 def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     for _ in range(2):
         assert veilmq("queues", "create", "orders", "--id", "make").out == "created orders\n"
@@ -347,12 +365,24 @@ def test_a_queue_that_stands_still_says_behind_what(veilmq: Run) -> None:
     assert re.search(rf"^ a +1 +\d.* {held['id']} +\w.*\(admin, admin\)", shown.out, re.MULTILINE), shown.out
     (found,) = veilmq("queues", "show", "orders.fifo", "--json").json
     assert [each["message"]["id"] for each in found["blocked"]["held"]] == [held["id"]]
+    worst = veilmq("queues", "worst", "--by", "blocked")
+    assert re.search(r"orders\.fifo +\d+\S* m?s +2 +1 +0 ", worst.out), worst.out
     lines = veilmq("messages", "orders.fifo").out.splitlines()
     (blocked,) = [line for line in lines if "blocked" in line]
     assert blocked.rstrip().endswith(held["id"])
     assert f"blocked by  {held['id']} of its group, in flight" in veilmq("find", blocked.split()[0]).out
     veilmq("queues", "create", "plain")
     assert veilmq("queues", "show", "plain").out.startswith("0 visible, 0 in flight, 0 delayed\n")
+
+
+def test_dead_letters_are_listed_with_where_they_went(veilmq: Run) -> None:
+    veilmq("queues", "create", "dead")
+    veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
+    veilmq("send", "orders", "a")
+    for _ in range(2):
+        veilmq("receive", "orders", "--lease", "0")
+    shown = veilmq("queues", "worst", "--by", "dead_lettered").out
+    assert re.search(r"^ orders +1 .* dead *$", shown, re.MULTILINE), shown
 
 
 def test_holders_of_a_queue(veilmq: Run) -> None:

@@ -237,7 +237,7 @@ def test_the_second_of_two_editors_is_told(browser: Browser, server: Any, tab: T
     tab.page.click("button:text('Change it')")
     assert tab.page.inner_text(".said") == "Changed: visibility timeout 40 s."
     other.page.click("button:text('Change it')")
-    assert "someone else changed the queue meanwhile" in other.page.inner_text("[role=alert]")
+    assert "someone else changed queue orders meanwhile" in other.page.inner_text("[role=alert]")
     assert api.kinds().count("queue_changed") == 1
     other.close("409")
 

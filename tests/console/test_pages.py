@@ -237,14 +237,39 @@ def test_the_worst_queues_come_first(orders: Api, visitor: Visitor) -> None:
     for _ in range(3):
         orders.act("orders", "receive")
         orders.later(31)
-    needs = plain(visitor.get("/console/").text).partition("Queues")[0]
-    assert "orders dead letters in this hour and the last: 1" in needs
+    page = visitor.get("/console/").text
+    needs = plain(page).partition("Queues")[0]
+    assert "dead dead letters from orders in this hour and the last: 1" in needs
+    assert f'href="{CONSOLE}/dead#messages"' in page, "where the messages are"
     assert "orders leases that ran out in this hour and the last: 2; is its timeout right?" in needs
     assert "old" not in needs
+    orders.client.patch(f"{QUEUES}/orders", json={"redrive": None})
+    page = visitor.get("/console/").text
+    assert "orders dead letters in this hour and the last: 1" in plain(page), "nobody knows where they went"
     orders.later(1_900)
     assert visitor.get("/console/").status_code == 200
     orders.later(1_900)
     assert "dead its oldest message is 1 h" in plain(visitor.get("/console/").text)
+
+
+def test_a_fifo_queue_that_stands_still_comes_first(api: Api, visitor: Visitor) -> None:
+    """And one that moves does not, though others wait in its group."""
+    for name in ("still.fifo", "moves.fifo"):
+        api.create(name, fifo=True, content_deduplication=True)
+        for number in range(4):
+            api.send(name, str(number), group="a")
+    api.act("still.fifo", "receive", lease_us=3_600_000_000)
+    for is_late in (False, True):
+        held = api.act("moves.fifo", "receive", lease_us=3_600_000_000)["messages"][0]
+        api.later(280)
+        assert ("still.fifo" in plain(visitor.get("/console/").text).partition("Queues")[0]) is is_late
+        api.act("moves.fifo", "delete", handles=[held["handle"]])
+    api.act("moves.fifo", "receive", lease_us=3_600_000_000)
+    page = visitor.get("/console/").text
+    needs = plain(page).partition("Queues")[0]
+    assert "still.fifo 3 messages of 1 group blocked for up to 9 min 20 s: others of their group are held" in needs
+    assert f'href="{CONSOLE}/still.fifo#blocked"' in page
+    assert "moves.fifo" not in needs
 
 
 def test_a_queue_says_why_its_messages_failed(orders: Api, visitor: Visitor) -> None:

@@ -1,5 +1,6 @@
 """The queue page's section on its timeout: the advice, the curves and their table, the slider, and the button."""
 
+import html
 import re
 from typing import Any
 
@@ -75,6 +76,28 @@ def test_the_button_leads_to_the_form_that_changes_it(orders: Api, visitor: Visi
     assert settings["visibility_timeout_us"] == 90_000_000
     assert "Keep it." in plain(changed.text)
     assert not visitor.get(f"{ORDERS}/timeout?form=xml").is_success
+
+
+def test_the_start_page_says_which_timeout_is_wrong(orders: Api, visitor: Visitor) -> None:
+    def shown() -> tuple[str, str]:
+        page = visitor.get("/console/").text
+        return plain(page), html.unescape(re.findall(r'data-news="([^"]*)"', page)[0])
+
+    before, news = shown()
+    assert "is too short" not in before, "the page waits for no estimate"
+    over = next(told for _ in range(1_000) if (told := visitor.get(news).json())["over"])
+    said, news = shown()
+    assert (
+        "orders its timeout of 30 s is too short, 1 min 30 s is recommended: 20 % of the messages are started" in said
+    )
+    assert "is its timeout right?" not in said, "it is said once"
+    assert f'<a href="{ORDERS}#timeout"><b>orders</b>' in visitor.get("/console/").text
+    told = visitor.get(news)
+    assert (told.json()["over"], over["over"]) == (False, True)
+    orders.client.patch(f"{QUEUES}/orders", json={"visibility_timeout_us": 90_000_000})
+    gone = visitor.get(news, headers={"if-none-match": told.headers["etag"]})
+    assert (gone.status_code, gone.json()["over"]) == (200, True)
+    assert "is too short" not in shown()[0]
 
 
 def test_a_type_is_text(orders: Api, visitor: Visitor) -> None:

@@ -24,7 +24,7 @@ from veilmq.model.commands import (
     StartMove,
 )
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing import chance

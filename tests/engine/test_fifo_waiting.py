@@ -9,7 +9,7 @@ from tests.support.contract.stage import TESTER, sending
 from veilmq.model.commands import CreateQueue, Delete, Extend, Receive
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey
 

@@ -8,7 +8,7 @@ from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Send
 from veilmq.model.message_type import BODY_CHARACTERS_MAX, MessageTypes, parse_pointer
-from veilmq.model.messages.message import NO_EXTRAS, Attribute, Extras
+from veilmq.model.messages import NO_EXTRAS, Attribute, Extras
 from veilmq.model.settings.queue import QueueKey
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")

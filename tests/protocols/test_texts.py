@@ -5,7 +5,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.model.messages.message import first_forbidden_character, id_text, is_plain
+from veilmq.model.messages import first_forbidden_character, id_text, is_plain
 
 
 def xml_carries(character: str) -> bool:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from veilmq.engine.directory import open_directory
 from veilmq.model.commands import CreateQueue, CreateTopic, DescribeQueue, Origin, Publish, Receive, Subscribe
 from veilmq.model.errors import VeilError
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import QueueDescribed, Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, hidden_queue

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from veilmq.protocols.http import Request, Response
+from veilmq.server.http import Limits
 from veilmq.server.http.intake import Intake
-from veilmq.server.http.limits import Limits
 from veilmq.server.http.listener import Exchange
 
 FRAGMENTS = [

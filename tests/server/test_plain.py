@@ -4,8 +4,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from veilmq.protocols.http import Request
+from veilmq.server.http import Limits
 from veilmq.server.http.intake import Intake
-from veilmq.server.http.limits import Limits
 
 LIMITS = Limits(header_bytes_max=4096, body_bytes_max=2000, header_count_max=10)
 SCOPE = b"AWS4-HMAC-SHA256 Credential=AKID/20260101/eu/sqs/aws4_request, SignedHeaders=host;x-amz-date, Signature="

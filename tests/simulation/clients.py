@@ -37,7 +37,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import StoreUnknown, VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Extended, MoveStarted, Outcome, QueueDeleted, Received, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.server.shell import Shell

@@ -9,7 +9,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 
 from veilmq.model.commands import CreateTopic, ListMoves, Publish, StartMove, Subscribe
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.messages.message import Attribute, Extras
+from veilmq.model.messages import Attribute, Extras
 from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy

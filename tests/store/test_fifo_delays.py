@@ -11,7 +11,7 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import Delete, Receive, Sweep
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.store import SqliteStore

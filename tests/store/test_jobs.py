@@ -13,7 +13,7 @@ from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory, store_of
 
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.moves import Act, Filter, MoveStatus
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.store.sqlite.upkeep import jobs

@@ -5,7 +5,7 @@ from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Receive, Sweep
 from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite import upkeep

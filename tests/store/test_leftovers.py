@@ -7,7 +7,7 @@ from tests.support.contract.stage import TESTER, Stage, sending
 
 from veilmq.model.commands import StartMove, SuggestPlan
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import LeasePlan, RedrivePolicy
 from veilmq.store.sqlite.messages.sends import send_all
 

@@ -11,7 +11,7 @@ from veilmq.admin.history.messages import quarantine_page
 from veilmq.model.commands import DeleteQueue, DropQuarantined, Receive
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import DamagedMessage

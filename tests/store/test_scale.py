@@ -32,7 +32,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.moves import MOVES_PER_SECOND_MAX, MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, QueueDescribed, QueuesListed, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy

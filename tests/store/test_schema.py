@@ -24,7 +24,7 @@ from tests.support.sqlite import SMALL, SqliteFactory
 from veilmq.admin.history.reading import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import HOUR_US
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased

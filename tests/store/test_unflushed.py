@@ -15,7 +15,7 @@ from veilmq.admin.history.messages import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.messages.message import Attribute, Extras, id_text
+from veilmq.model.messages import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.errors import DatabaseUnusable

@@ -7,6 +7,7 @@ import pytest
 from tests.store.test_rollups import DEAD, JOBS, over
 from tests.support.contract.stage import TESTER, Stage, sending
 from tests.support.sqlite import SqliteFactory, store_of
+from veilmq.model.messages.message import Extras
 
 from veilmq import testing
 from veilmq.model.commands import StartMove, Sweep
@@ -142,6 +143,62 @@ def test_the_oldest_messages_are_ranked_by_a_bound_that_is_exact_when_minutes_ar
     stage.purge(queues[2])
     over(stage)
     assert sent[queues[2]] not in instants()
+
+
+def test_blocked_groups_are_ranked_by_a_bound_that_is_never_too_late(stage: Stage) -> None:
+    """So a queue that stands still is found, whatever it lived through; and those that move make no noise for long."""
+    chance = testing.chance(5)
+    queues = [stage.create(f"q{number}.fifo", content_deduplication=True) for number in range(6)]
+    handles: list[tuple[QueueKey, str]] = []
+    ranked = exact = 0
+    for step in range(300):
+        queue = chance.choice(queues)
+        act = chance.choice(["send", "send", "receive", "receive", "delete", "release", "purge", "reopen", "over"])
+        if act == "send":
+            fields = {"extras": Extras(group=f"g{chance.randrange(3)}")}
+            stage.batch([sending(queue, f"{step}-{each}", **fields) for each in range(chance.randrange(1, 4))])
+        elif act == "receive":
+            handles += [(queue, each.handle) for each in stage.receive(queue, 2, lease_us=chance.choice([10, HOUR_US]))]
+        elif act in {"delete", "release"} and handles:
+            of, handle = handles.pop(chance.randrange(len(handles)))
+            stage.delete(of, handle) if act == "delete" else stage.extend(of, handle, 0)
+        elif act == "purge" and step % 5 == 0:
+            stage.purge(queue)
+        elif act == "reopen" and step % 9 == 0:
+            stage.reopen(kill=chance.random() < 0.5)
+        elif act == "over" and step % 3 == 0:
+            over(stage)
+        else:
+            stage.later(chance.randrange(20 * SECOND_US))
+        bounds = {incarnation: FOREVER - value for value, incarnation in ranking(stage, "blocked").top()[0]}
+        for each in queues:
+            with stage.store.reader.look() as view:
+                found = view.blocked(stage.store.reader.queues[each], stage.now, 1).shown
+            if found:
+                ranked += 1
+                bound = bounds[stage.describe(each).incarnation]
+                assert bound <= found[0].since, (step, each)
+                exact += bound == found[0].since
+    assert ranked > 200
+    assert exact > ranked // 4
+
+
+def test_a_queue_that_stands_still_stays_ranked_and_one_that_moves_does_not(stage: Stage) -> None:
+    still, moves = (stage.create(f"{name}.fifo", content_deduplication=True) for name in ("still", "moves"))
+    for queue in (still, moves):
+        stage.batch([sending(queue, str(number), extras=Extras(group="a")) for number in range(9)])
+    stage.take(still, lease_us=HOUR_US)
+    since = stage.now
+    for _ in range(8):
+        taken = stage.take(moves, lease_us=HOUR_US)
+        over(stage)
+        stage.delete(moves, taken.handle)
+    bounds = {incarnation: FOREVER - value for value, incarnation in ranking(stage, "blocked").top()[0]}
+    assert bounds[stage.describe(still).incarnation] == since
+    assert bounds[stage.describe(moves).incarnation] > stage.now - 4 * MINUTE_US
+    stage.purge(still)
+    over(stage)
+    assert stage.describe(still).incarnation not in {each for _, each in ranking(stage, "blocked").top()[0]}
 
 
 def test_a_dead_letter_brings_its_age_along(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from tests.support.contract.stage import TESTER, sending
 from veilmq.model.commands import AnyCommand, Delete, Receive, Send, Sweep
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 from veilmq.store import Store

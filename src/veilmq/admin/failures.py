@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from veilmq.admin.api.inputs import ACCOUNT_OR_ALL, PAGE_MAX, STEPS, Region, SpanInput
 from veilmq.admin.api.views import shown_key
-from veilmq.admin.history.rollups import LivePart
+from veilmq.admin.rollups import LivePart
 from veilmq.model.instant import MINUTE_US
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store import Reader

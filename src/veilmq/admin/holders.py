@@ -18,7 +18,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import QueueMissing
 from veilmq.model.events import LeaseEnding
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader, View

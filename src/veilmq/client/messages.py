@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.message_type import TYPE_ATTRIBUTE
-from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.messages import first_forbidden_character
 
 AttributeValue = Any
 """str (SQS String), int, float or Decimal (Number), or bytes (Binary).

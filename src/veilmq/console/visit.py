@@ -73,7 +73,7 @@ class Visit:
         """Texts of cells for the page's script, and when they were true; 304 if they are as before. is_over: the page
         shows something else now, and is to be loaded again."""
         tag = f'"{hashed(repr(sorted(cells.items()))).hex()[:24]}"'
-        if self.request.headers.get("if-none-match") == tag:
+        if not is_over and self.request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"etag": tag})
         return JSONResponse(
             {"at": clock_time(self.now, self.now), "cells": cells, "over": is_over}, headers={"etag": tag}

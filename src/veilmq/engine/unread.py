@@ -5,7 +5,7 @@ read it or is gone. While there are too many such bytes, in all or of one accoun
 polls stay parked, other receives are refused. Everything else goes on. `near` is False as long as nothing can be
 refused, so that a batch usually pays for one comparison.
 
-What is being read from clients has its own bound of the same size (server/http/limits.py). It also takes from the bound
+What is being read from clients has its own bound of the same size (`server.http.Limits`). It also takes from the bound
 here, but at most half: clients without any key can send unfinished requests, and must not be able to stop all receives.
 """
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Report
 from veilmq.model.moves import Act, Filter
 from veilmq.model.settings.access import SessionCommand

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 
 SCHEMA_VERSION: Final = 1
 _IDS: Final = ("target_message", "published")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.commands import Send
-from veilmq.model.messages.message import NO_EXTRAS, first_forbidden_character
+from veilmq.model.messages import NO_EXTRAS, first_forbidden_character
 
 TYPE_ATTRIBUTE: Final = "veilmq.type"
 """The attribute that our own client uses when the protocol has no field."""

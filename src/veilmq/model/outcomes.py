@@ -9,7 +9,7 @@ import msgspec
 
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Delivery
+from veilmq.model.messages import Delivery
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.queue import QueueInfo, QueueKey, XmlBody
 from veilmq.model.settings.topic import SubscriptionInfo, TopicInfo

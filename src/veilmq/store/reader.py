@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
@@ -158,7 +158,7 @@ class Span(NamedTuple):
     """Whether the index says that they name what is sought; False: nobody knows yet."""
 
 
-MEASURES: Final = ("oldest", "depth", "in_flight", "dead_lettered", "lease_expired", "failed")
+MEASURES: Final = ("oldest", "blocked", "depth", "in_flight", "dead_lettered", "lease_expired", "failed")
 """By which queues are ranked; the last three count the present hour and the one before."""
 
 
@@ -210,7 +210,12 @@ class Worst(Protocol):
         ...
 
     def ranking(self, account: str, by: str) -> Ranking:
-        """By one of `MEASURES`."""
+        """By one of `MEASURES`. Those of `oldest` and `blocked` are bounds: FOREVER less an instant before which no
+        message was sent, or blocked."""
+        ...
+
+    def saw_blocked(self, incarnation: int, since: int) -> None:
+        """A look from then on, or later, found nothing in the queue that had been blocked since before `since`."""
         ...
 
 

@@ -7,7 +7,7 @@ from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive, Send, StartMove
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import Attribute, Extras
+from veilmq.model.messages import Attribute, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, XmlBody
 from veilmq.testing.for_each import for_each

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import Attribute
+from veilmq.model.messages import Attribute
 from veilmq.model.settings.access import Action, Grant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES, TopicKey, hidden_queue

@@ -29,7 +29,7 @@ from tests.support.sqlite import SMALL
 
 from veilmq.model.commands import AnyCommand, Sweep
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.message import NO_EXTRAS, Delivery, Extras
+from veilmq.model.messages import NO_EXTRAS, Delivery, Extras
 from veilmq.model.outcomes import Outcome, Swept
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response

@@ -23,7 +23,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import MessageTooLarge, QueueMissing, ReceiptInvalid
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.message import NO_EXTRAS, Attribute, Delivery, Extras
+from veilmq.model.messages import NO_EXTRAS, Attribute, Delivery, Extras
 from veilmq.model.outcomes import (
     Deleted,
     Extended,

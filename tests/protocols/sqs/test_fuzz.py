@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from veilmq.model.errors import leaves
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Attribute, Delivery, Extras
+from veilmq.model.messages import Attribute, Delivery, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response

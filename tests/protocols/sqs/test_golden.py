@@ -5,7 +5,7 @@ import msgspec
 from veilmq.model.commands import Delete, Receive, Send
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Attribute, Delivery, Extras
+from veilmq.model.messages import Attribute, Delivery, Extras
 from veilmq.model.outcomes import Deleted, Outcome, QueueChanged, QueueDescribed, QueuesListed, Received, Sent
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings

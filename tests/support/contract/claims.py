@@ -6,7 +6,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import Delete, Extend, Receive, Sweep
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Deleted, Received
 from veilmq.model.settings.queue import QueueKey
 

@@ -6,7 +6,7 @@ from tests.support.contract.stage import Stage, bodies, refused
 
 from veilmq.model.errors import MessageGone
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 
 
 class TestDamage:

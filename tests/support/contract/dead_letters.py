@@ -8,7 +8,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import Receive
 from veilmq.model.errors import MessageGone, RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedriveAllowPolicy, RedrivePermission, RedrivePolicy
 

@@ -7,7 +7,7 @@ from tests.support.contract.stage import Stage, bodies, expect, refused, sending
 
 from veilmq.model.errors import MessageGone, ParameterInvalid
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.settings.queue import QueueKey
 

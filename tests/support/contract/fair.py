@@ -7,7 +7,7 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import AnyCommand, Receive
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 

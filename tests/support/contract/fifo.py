@@ -8,7 +8,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import AfterExpiry, AnyCommand, CreateQueue, Delete, Receive, Sweep, Undeliver
 from veilmq.model.errors import LeaseExpired, LeaseTaken, ParameterInvalid
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey
 

@@ -7,7 +7,7 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect, refused
 from veilmq.model.commands import Receive, SuggestPlan, Undeliver
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import Adaptive, LeasePlan, QueueKey, RedrivePolicy
 

@@ -10,7 +10,7 @@ from tests.support.contract.stage import TESTER, Stage, bodies, refused
 from veilmq.model.commands import Receive
 from veilmq.model.errors import RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 
 LEASE_US = SECOND_US

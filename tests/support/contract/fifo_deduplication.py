@@ -8,7 +8,7 @@ from tests.support.contract.stage import Stage, bodies, expect, refused, sending
 
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 from veilmq.model.instant import MINUTE_US
-from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey
 

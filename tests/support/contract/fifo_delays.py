@@ -6,7 +6,7 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect
 
 from veilmq.model.commands import Delete
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Extended
 
 

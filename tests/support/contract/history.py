@@ -7,7 +7,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, sending
 from veilmq.model.commands import AfterExpiry, Delete, Origin, PollCount, Receive, RecordPolls, Undeliver
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages import Extras, id_text
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.replaying import replay
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Peek
-from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey
 

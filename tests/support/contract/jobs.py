@@ -10,7 +10,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import CancelJob, Receive, StartJob, Sweep
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras, id_text
+from veilmq.model.messages import Extras, id_text
 from veilmq.model.moves import JOB_RATE_MAX, JOBS_KEPT, TASK_US_MAX, Act, Filter, JobInfo, MoveFailure, MoveStatus
 from veilmq.model.outcomes import Extended, JobCancelled, JobStarted
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey, RedrivePolicy

@@ -11,7 +11,7 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 from veilmq.model.commands import Delete, Extend, Origin
 from veilmq.model.errors import LeaseTaken, MessageGone, ReceiptInvalid, VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import Delivery, Extras, id_text
+from veilmq.model.messages import Delivery, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Outcome
 from veilmq.model.settings.queue import QueueKey
 

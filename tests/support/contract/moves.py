@@ -10,7 +10,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies,
 from veilmq.model.commands import CancelMove, CreateQueue, ListMoves, Receive, StartMove, Sweep
 from veilmq.model.errors import MovesFull, ParameterInvalid, QueueMissing
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import Attribute, Extras, id_text
+from veilmq.model.messages import Attribute, Extras, id_text
 from veilmq.model.moves import (
     MOVES_PER_SECOND_MAX,
     TASK_US_MAX,

@@ -7,7 +7,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect,
 from veilmq.model.commands import CreateQueue, DeleteQueue, Extend, Operate, Origin, PurgeQueue
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import DAY_US, SECOND_US
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Extended, Operated, Purged, QueueCreated, QueueDeleted, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 

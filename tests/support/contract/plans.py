@@ -7,7 +7,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect,
 from veilmq.model.commands import CreateQueue, RevertPlan, SuggestPlan
 from veilmq.model.errors import CapabilityMissing, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import Adaptive, LeasePlan, QueueKey
 

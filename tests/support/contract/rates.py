@@ -5,7 +5,7 @@ from tests.support.contract.stage import TESTER, Stage, refused
 from veilmq.model.commands import Receive
 from veilmq.model.errors import RateExceeded
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Received
 
 

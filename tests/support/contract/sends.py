@@ -7,7 +7,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, Stage, bodies, refused
 
 from veilmq.model.errors import MessageTooLarge, QueueMissing
 from veilmq.model.instant import DAY_US, FOREVER, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Attribute, Extras
+from veilmq.model.messages import Attribute, Extras
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey
 
 

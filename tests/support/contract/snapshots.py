@@ -14,7 +14,7 @@ from tests.support.contract.stage import TESTER, Stage, StoreFactory, expect, se
 from veilmq.model.commands import AnyCommand, Delete, Extend, Receive, StartMove, Sweep
 from veilmq.model.events import EventRecord, HistoryTrimmed, Part
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Applied, MoveStarted, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing import chance

@@ -31,7 +31,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import VeilError
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import MINUTE_US, Instant
-from veilmq.model.messages.message import Delivery
+from veilmq.model.messages import Delivery
 from veilmq.model.outcomes import Applied, Outcome, QueueCreated, QueueDescribed, Received, Sent, Swept
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueInfo, QueueKey
 from veilmq.store import Store

@@ -13,7 +13,7 @@ from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import AnyCommand, Receive, Undeliver
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 

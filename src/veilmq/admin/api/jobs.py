@@ -16,7 +16,7 @@ from veilmq.admin.api.views import shown_key
 from veilmq.admin.history.reading import MOVES_MAX
 from veilmq.model.commands import CancelJob, CancelMove, Origin, StartJob
 from veilmq.model.errors import ParameterInvalid, VeilError
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.moves import Act, JobInfo, MoveInfo
 from veilmq.model.outcomes import JobCancelled, JobStarted, MoveCancelled, Outcome
 from veilmq.model.settings.access import Action

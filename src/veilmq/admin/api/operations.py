@@ -38,7 +38,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character
+from veilmq.model.messages import NO_EXTRAS, Attribute, Extras, first_forbidden_character
 from veilmq.model.outcomes import (
     Deleted,
     Extended,

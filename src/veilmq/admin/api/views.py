@@ -14,7 +14,7 @@ import msgspec
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HeldMessage
 from veilmq.model.instant import FOREVER
-from veilmq.model.messages.message import Delivery, Extras, id_text
+from veilmq.model.messages import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.outcomes import ClockChecked, Outcome, Sent
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings

@@ -18,7 +18,7 @@ from veilmq.admin.api.errors import Refused
 from veilmq.admin.api.views import shown_move
 from veilmq.admin.history.reading import all_moves, covers
 from veilmq.admin.service import Service, home_region
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.moves import Act, JobInfo, MoveInfo
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey

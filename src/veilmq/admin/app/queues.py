@@ -33,8 +33,6 @@ from veilmq.admin.failures import (
 )
 from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.history.reading import oldest_ages_us
-from veilmq.admin.history.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
-from veilmq.admin.history.worst import Wanted, worst_page
 from veilmq.admin.holders import (
     BlockedInput,
     HoldersInput,
@@ -44,9 +42,11 @@ from veilmq.admin.holders import (
     shown_waiters,
 )
 from veilmq.admin.past import PastInput, past_page
+from veilmq.admin.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
+from veilmq.admin.rollups.worst import Wanted, worst_page
 from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
-from veilmq.admin.timeouts.kept import Timeouts
+from veilmq.admin.timeouts.kept import Timeouts, WrongInput
 from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
@@ -77,6 +77,7 @@ class Queues:
         return [
             Route("/api/v1/queues", self.listed, methods=["GET"]),
             Route("/api/v1/worst", self.worst, methods=["GET"]),
+            Route("/api/v1/timeouts", self.wrong_timeouts, methods=["GET"]),
             Route("/api/v1/failures", self.all_failed, methods=["GET"]),
             Route(_PATH + "/messages", self.page, methods=["GET"]),
             Route(_PATH + "/holders", self.held, methods=["GET"]),
@@ -201,6 +202,19 @@ class Queues:
         async with self._estimating:
             queue = live_part(self._service.reader, key, self._service.shell.now()).queue
             return answer(await run_in_threadpool(self._estimated, queue, wanted))
+
+    async def wrong_timeouts(self, request: Request) -> Response:
+        """Queues whose visibility timeout is clearly wrong, as far as they were looked at."""
+        caller = caller_of(request)
+        wanted = inputs.convert(members_of(request), WrongInput)
+        account = caller.whose(wanted.account)
+        caller.check(Action.DESCRIBE_QUEUE, account)
+        now = self._service.shell.now()
+        return answer(
+            await self._timeouts.wrong(
+                account, wanted, lambda key: caller.may(Action.DESCRIBE_QUEUE, key.account, key.name), now
+            )
+        )
 
     def _estimated(self, queue: QueueState, wanted: TimeoutInput) -> dict[str, Any]:
         with self._service.reader.look() as view:

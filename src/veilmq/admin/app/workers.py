@@ -23,7 +23,7 @@ from veilmq.admin.service import Service, home_region
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, SERVER, Origin
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import FOREVER, MINUTE_US
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.access import Action
 from veilmq.store import Reader
 from veilmq.store.reader import HeldBy, QueueState

@@ -46,7 +46,7 @@ from veilmq.admin.service import Service
 from veilmq.model.commands import LeaseSource
 from veilmq.model.errors import DiskLow
 from veilmq.model.events import Event, HistoryTrimmed, Kind, shown_detail
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.access import Action
 from veilmq.store import View
 from veilmq.store.files import SyncedInPieces

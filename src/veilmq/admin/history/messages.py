@@ -21,7 +21,7 @@ from veilmq.admin.holders import Clients, shown_head
 from veilmq.model.commands import Origin, RecordPeek
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader, View
 from veilmq.store.reader import DamagedMessage, FoundMessage, ListedMessage, QueueState

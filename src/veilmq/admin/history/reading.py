@@ -16,7 +16,7 @@ from veilmq.admin.api.views import shown_instant, shown_key, shown_lease, shown_
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import HeldMessage, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.settings.access import AccessKey, Action
 from veilmq.model.settings.queue import QueueKey

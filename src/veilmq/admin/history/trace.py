@@ -18,7 +18,7 @@ from veilmq.admin.story import shown_story
 from veilmq.admin.story.life import TimeoutOf, unknown
 from veilmq.model.events import Event, EventRecord, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.store import View
 from veilmq.store.reader import Span
 

@@ -25,7 +25,7 @@ from veilmq.admin.api.views import shown_client, shown_instant, shown_key
 from veilmq.admin.past.replay import STATES, Changes, Message, PastQueue, summary
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, HistoryTrimmed
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Reader, View
 

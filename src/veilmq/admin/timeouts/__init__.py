@@ -233,6 +233,7 @@ def _leases(found: Read, today_us: int) -> dict[str, Any]:
     ended = [each for each in found.leases if each.lease.ended not in (Ended.OPEN, Ended.UNWORKED)]
     today = [each for each in ended if each.source == LeaseSource.QUEUE and each.lease_us == today_us]
     sources = Counter(each.source for each in ended)
+    worked_s = max((each.lease.alive_s for each in found.leases if each.lease.ended is Ended.DONE), default=0.0)
     return {
         "ended": len(ended),
         "ran_out": sum(_ran_out(each) for each in ended),
@@ -240,7 +241,13 @@ def _leases(found: Read, today_us: int) -> dict[str, Any]:
         "by": {source.name.lower(): sources[source] for source in LeaseSource if source is not LeaseSource.EXTEND},
         "of_today": len(today),
         "of_today_ran_out": sum(_ran_out(each) for each in today),
+        "overdue": sum(_is_overdue(each.lease, worked_s) for each in found.leases),
     }
+
+
+def _is_overdue(lease: Lease, worked_s: float) -> bool:
+    """Whether it runs on for so long, without a sign of its worker, that the worker has probably died."""
+    return lease.ended is Ended.OPEN and not lease.extended and lease.alive_s > 2 * worked_s > 0
 
 
 def _ran_out(granted: Granted) -> bool:

@@ -134,6 +134,10 @@ class AdminAccess(Protocol):
         """The worst queues of an account (`WorstInput`): {by, since, complete, queues}."""
         ...
 
+    def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Queues of an account whose timeout is clearly wrong (`WrongInput`): {at, queues}."""
+        ...
+
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
         """Why messages of the queue failed in the last minutes: {from, to, causes, other, lines}."""
         ...

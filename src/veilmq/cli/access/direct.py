@@ -36,9 +36,7 @@ from veilmq.admin.history.reading import (
     oldest_ages_us,
     topics_of,
 )
-from veilmq.admin.history.rollups import LiveRates, live_part, rates_of, rollup_page
 from veilmq.admin.history.trace import shown_trace
-from veilmq.admin.history.worst import Wanted, worst_at_once
 from veilmq.admin.holders import (
     BlockedInput,
     HoldersInput,
@@ -48,8 +46,10 @@ from veilmq.admin.holders import (
     shown_waiters,
 )
 from veilmq.admin.past import PastInput, past_page
+from veilmq.admin.rollups import LiveRates, live_part, rates_of, rollup_page
+from veilmq.admin.rollups.worst import Wanted, worst_at_once
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
-from veilmq.admin.timeouts.kept import Timeouts
+from veilmq.admin.timeouts.kept import Timeouts, WrongInput
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.access.http import failure_of
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
@@ -59,7 +59,7 @@ from veilmq.engine.engine import Engine
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek, Sweep
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
@@ -299,6 +299,13 @@ class DirectAccess:
             asked = inputs.convert(dict(wanted), inputs.WorstInput)
             account = asked.account or self._sole_account()
             return worst_at_once(self._store.reader, account, Wanted(asked, lambda _: True), self._clock.now())
+
+    def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.wrong_timeouts`."""
+        with _failures():
+            asked = inputs.convert(dict(wanted), WrongInput)
+            account = asked.account or self._sole_account()
+            return Timeouts(self._store.reader).wrong_at_once(account, asked, self._clock.now())
 
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
         """See `AdminAccess.failures`."""

@@ -222,6 +222,10 @@ class HttpAccess:
         """See `AdminAccess.worst`."""
         return self._json("GET", "/api/v1/worst", wanted, answer_s=_WORK_S)
 
+    def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """See `AdminAccess.wrong_timeouts`."""
+        return self._json("GET", "/api/v1/timeouts", {"look": "true", **wanted}, answer_s=_WORK_S)
+
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
         """See `AdminAccess.failures`."""
         return self._json("GET", f"{_path_of(queue)}/failures", {"minutes": minutes}, answer_s=_WORK_S)

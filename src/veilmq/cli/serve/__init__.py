@@ -4,6 +4,9 @@ Strategy: flags and files are checked before the loop starts; each failure of th
 advice. A signal only sets an event. A second SIGINT or SIGTERM gets the system's default handler and ends the process
 at once, which loses nothing that was acknowledged.
 
+The token and the socket of the admin port (`AdminEntry`) are opened before any data port, so that a start that fails
+there has acknowledged nothing. The port itself (admin_port.py) takes 0.1 s to load, and comes later.
+
 systemd is notified (`notify`) by one datagram to the socket that NOTIFY_SOCKET names, as sd_notify(3) sends it. If
 nobody listens there, that is logged and the server serves all the same.
 """
@@ -14,22 +17,24 @@ import gc
 import json
 import logging
 import os
+import re
 import resource
+import secrets
 import signal
 import socket
 import ssl
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import veilmq
+from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, file_advice, foreign
-from veilmq.cli.serve.admin_entry import AdminEntry
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
@@ -37,7 +42,7 @@ from veilmq.protocols.http import external_path
 from veilmq.server.auth import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.config.files import FileInvalid
-from veilmq.server.config.settings import Settings
+from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
@@ -58,6 +63,9 @@ _UNOWNED_SHOWN: Final = 10
 _SWITCH_S: Final = 0.001
 """How long a bulk-reading thread (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
 releases the interpreter at many of its statements; with Python's default of 5 ms it waited 60 to 170 ms in all."""
+BACKLOG: Final = 128
+_TOKEN_BYTES: Final = 32
+_TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 
 
 def notify(address: str | None, state: str) -> None:
@@ -154,6 +162,54 @@ async def _run(service: Service, manager: str | None) -> Exit:
         finally:
             gc.enable()
         return await _serve(service, manager, ended, entry)
+
+
+def token(directory: Path) -> str:
+    """The bearer token of the admin port, made at the first start.
+
+    Raises DirectoryUnsafe if others may read it, or if the token cannot be sent in a header or is easy to guess.
+    """
+    path = directory / TOKEN_FILE
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if path.stat().st_mode & 0o077:
+            raise DirectoryUnsafe(f"{path} is open to other users: chmod 600 {path}") from None
+        found = path.read_bytes().strip()
+        if _TOKEN.fullmatch(found):
+            return found.decode()
+        if found:
+            raise DirectoryUnsafe(f"{path} holds no token of 16 ASCII characters or more: remove it") from None
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    made = secrets.token_urlsafe(_TOKEN_BYTES)
+    with open(descriptor, "w") as file:
+        file.write(made + "\n")
+    return made
+
+
+class AdminEntry:
+    """Token and socket, from `open` to the end of the context."""
+
+    bearer: str
+    socket: socket.socket
+
+    def __init__(self, address: Address, directory: Path) -> None:
+        self._address, self._directory = address, directory
+        self._open = ExitStack()
+        self.is_open = False
+
+    def open(self) -> None:
+        """Raises OSError if the address or the file is not available; DirectoryUnsafe as `token` does."""
+        self.bearer = token(self._directory)
+        family, _, _, _, where = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.socket = self._open.enter_context(socket.create_server(where[:2], family=family, backlog=BACKLOG))
+        self.is_open = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
 
 
 async def _serve(service: Service, manager: str | None, ended: asyncio.Event, entry: AdminEntry) -> Exit:

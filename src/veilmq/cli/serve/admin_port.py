@@ -1,6 +1,6 @@
 """The admin port: runs the ASGI application of admin/ on uvicorn, in the service's loop, with bounded connections.
 
-Strategy: uvicorn gets an open socket (admin_entry.py). It must not set up logs or signal handlers: both belong to the
+Strategy: uvicorn gets an open socket (`AdminEntry`). It must not set up logs or signal handlers: both belong to the
 server. It must not cancel requests at shutdown, because it logs a traceback for each; slow requests lose their
 connection here instead, as if the client had hung up.
 
@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
-from veilmq.cli.serve.admin_entry import BACKLOG, AdminEntry
+from veilmq.cli.serve import BACKLOG, AdminEntry
 from veilmq.console import application
 from veilmq.protocols.http import absolute_form
 from veilmq.server.config.settings import Address, Settings

@@ -38,7 +38,7 @@ from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Closing
 from veilmq.client.unreadable import Policy, log, read_each, receive_readable
 from veilmq.model.errors import ParameterInvalid, VeilError
-from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import FIFO_SUFFIX
 
 BELIEVED_SECONDS: Final = 60.0

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from veilmq.client.messages import ATTRIBUTES_MAX, Extension, Message, named, size_bytes, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
-from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from veilmq.console.pictures.timeline import timeline
 from veilmq.console.visit import Page, Visit
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 
 PATH: Final = "/console/messages/{message}"
 EVENTS_SHOWN_MAX: Final = 500

@@ -18,7 +18,7 @@ from veilmq.console.pages.settings import Given, settings_of
 from veilmq.console.sessions import Done
 from veilmq.console.showing import FormWrong, attributes_read, attributes_typed, count, number, span_us
 from veilmq.console.visit import Page, Visit, Work
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 
 _FIELDS: Final = ("body", "delay", "ttl", "priority", "type", "group", "attributes")

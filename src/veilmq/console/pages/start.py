@@ -6,13 +6,15 @@ page's script. Rates and sparklines are from the rollups of the listed queues al
 
 import re
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
 from veilmq.console import HOME
 from veilmq.console.pages.queue import console_path
 from veilmq.console.pictures.charts import sparkline
-from veilmq.console.showing import count, duration, rate
+from veilmq.console.sessions import hashed
+from veilmq.console.showing import blocked, count, duration, rate
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import HOUR_US
 from veilmq.model.settings.queue import QueueKey
@@ -23,6 +25,8 @@ RATE_MINUTES: Final = 5
 """So many are read for the rates alone."""
 WORST_SHOWN_MAX: Final = 3
 """Queues of each measure."""
+BLOCKED_ASKED: Final = 20
+"""Of some of them it is usual that groups wait so long."""
 OLD_US: Final = HOUR_US
 _BAD: Final = (
     ("dead_lettered", 1, "dead letters in this hour and the last: {}"),
@@ -39,7 +43,10 @@ async def start(visit: Visit) -> Response:
     """The page."""
     listed = await _queues(visit, SPARK_MINUTES)
     sparks = {queue["incarnation"]: sparkline(queue["rates"]) for queue in listed["queues"]}
-    return visit.show("start.html", sparks=sparks, needs=await _needs(visit), nav="start", **listed)
+    wrong = await _wrong_timeouts(visit)
+    needs = await _needs(visit) + await _worst(visit, wrong)
+    news = urlencode(visit.members | {"timeouts": _mark(wrong)})
+    return visit.show("start.html", sparks=sparks, needs=needs, news=news, nav="start", **listed)
 
 
 async def news(visit: Visit) -> Response:
@@ -53,7 +60,8 @@ async def news(visit: Visit) -> Response:
         cells[f"{name}:oldest"] = duration(queue["oldest_age_us"])
         for what, per_second in queue["rates"]["per_second"].items():
             cells[f"{name}:{what}"] = rate(per_second)
-    return visit.news(cells)
+    mark = _mark(await _wrong_timeouts(visit))
+    return visit.news(cells | {"timeouts": mark}, is_over=mark != visit.members.get("timeouts", mark))
 
 
 async def _queues(visit: Visit, minutes: int) -> dict[str, Any]:
@@ -88,22 +96,68 @@ async def _needs(visit: Visit) -> list[dict[str, str]]:
                     "href": "",
                 }
             )
-    return found + await _worst(visit)
+    return found
 
 
-async def _worst(visit: Visit) -> list[dict[str, str]]:
-    """The queues that are worst by some measure, as far as that is bad."""
+async def _wrong_timeouts(visit: Visit) -> list[dict[str, Any]]:
+    """Queues whose timeout is clearly wrong, by what was looked at so far; the next look begins behind this."""
+    if not visit.may("describe-queue"):
+        return []
+    found = await visit.api.get("/api/v1/timeouts", account=visit.account, limit=WORST_SHOWN_MAX)
+    return list(found["queues"])
+
+
+def _mark(wrong: list[dict[str, Any]]) -> str:
+    """Another one if the page is to say something else about timeouts."""
+    said = [(each["incarnation"], each["wrong"], each["recommended_us"], each["at_least_us"]) for each in wrong]
+    return hashed(repr(said)).hex()[:12]
+
+
+async def _still(visit: Visit) -> list[dict[str, str]]:
+    """The FIFO queues that stand still: those first in which a group has been blocked for longest."""
+    ranked = await visit.api.get("/api/v1/worst", by="blocked", account=visit.account, limit=BLOCKED_ASKED)
     found = []
+    for queue in ranked["queues"]:
+        if queue["value"] >= queue["still_after_us"]:
+            of = queue["blocked"]
+            messages = f"{blocked(of)} message{'s' * (of['messages'] != 1)}"
+            groups = f"{count(of['groups'])} group{'s' * (of['groups'] != 1)}"
+            why = f"{messages} of {groups} blocked for up to {duration(queue['value'])}: others of their group are held"
+            found.append(_need(queue, why, "#blocked"))
+    return found[:WORST_SHOWN_MAX]
+
+
+async def _worst(visit: Visit, wrong: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The queues that are worst by some measure, as far as that is bad, and those whose timeout is wrong."""
+    found = await _still(visit) + [_of_timeout(each) for each in wrong]
+    judged = {each["incarnation"] for each in wrong}
     for measure, least, words in _BAD:
         ranked = await visit.api.get("/api/v1/worst", by=measure, account=visit.account, limit=WORST_SHOWN_MAX)
         for queue in ranked["queues"]:
             if queue["value"] is None or queue["value"] < least:
                 continue
+            if measure == "lease_expired" and queue["incarnation"] in judged:
+                continue
+            if measure == "dead_lettered" and queue["dead_letters_to"] is not None:
+                why = f"dead letters from {queue['name']} in this hour and the last: {count(queue['value'])}"
+                found.append(_need(queue["dead_letters_to"], why, "#messages"))
+                continue
             shown = duration(queue["value"]) if measure == "oldest" else count(queue["value"])
-            href = console_path(QueueKey(queue["account"], queue["region"], queue["name"]))
-            href += "#timeout" if measure == "lease_expired" else ""
-            found.append({"level": "warn", "what": queue["name"], "why": words.format(shown), "href": href})
+            found.append(_need(queue, words.format(shown), "#timeout" if measure == "lease_expired" else ""))
     return found
+
+
+def _need(queue: dict[str, Any], why: str, part: str = "") -> dict[str, str]:
+    href = console_path(QueueKey(queue["account"], queue["region"], queue["name"])) + part
+    return {"level": "warn", "what": queue["name"], "why": why, "href": href}
+
+
+def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
+    best_us, least_us = queue["recommended_us"], queue["at_least_us"]
+    best = f"at least {duration(least_us)}" if best_us is None else duration(best_us)
+    wrong = queue["wrong"].replace("_", " ")
+    why = f"its timeout of {duration(queue['timeout_us'])} is {wrong}, {best} is recommended: {queue['why']}"
+    return _need(queue, why, "#timeout")
 
 
 async def find(visit: Visit) -> Response:

@@ -1,1 +1,153 @@
-"""One message: content and ids, states, the receipt handle of a lease, and what a client reports of its work."""
+"""One message: what a sender gives, and what a receiver gets. Beside it its states, the receipt handle of a lease, and
+what a client reports of its work.
+
+Strategy: the body is text of XML 1.0 characters, stored and returned exactly. Fields that most messages lack
+(attributes, group, trace header ...) are in one optional `Extras` value, so that a plain message does not pay for them.
+
+In a queue whose `xml_body` is base64, the body that XML clients send is decoded before it is stored, and encoded again
+for them. A body is stored as text, so base64 that does not decode to UTF-8 text of XML characters is refused.
+"""
+
+import binascii
+import os
+import re
+import struct
+from base64 import b64encode
+from hashlib import md5 as md5_of
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from veilmq.model.errors import ParameterInvalid
+from veilmq.model.instant import Instant
+from veilmq.model.settings.queue import QueueKey
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MARKED = bytes(byte if byte in b"\t\n\r" or 0x20 <= byte < 0x7F else 0x80 for byte in range(256))
+_UUID = struct.Struct("8s4s4s4s12s")
+_IDS: Final = struct.Struct("16s" * 256)
+_VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
+_VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
+"""What random bytes 6 and 8 become in a UUID of version 4 (RFC 9562, 5.4)."""
+
+
+def fresh_ids() -> list[bytes]:
+    """256 message ids that nobody has: UUIDs of version 4, of 16 bytes."""
+    pool = bytearray(os.urandom(_IDS.size))
+    pool[6::16] = pool[6::16].translate(_VERSION_4)
+    pool[8::16] = pool[8::16].translate(_VARIANT)
+    return list(_IDS.unpack(pool))
+
+
+def id_text(message_id: bytes) -> str:
+    """The canonical text of a message id, a UUID of 16 bytes."""
+    return b"-".join(_UUID.unpack(message_id.hex().encode())).decode()
+
+
+def is_plain(body: bytes) -> bool:
+    """Whether all bytes are printable ASCII, tabs and line ends, as in most bodies: then no character is forbidden."""
+    return body.translate(_MARKED).isascii()
+
+
+def first_forbidden_character(body: str) -> int | None:
+    """Index of the first character that XML 1.0 cannot carry, or None (SQS SendMessage; Azure Put Message).
+
+    A lone surrogate is one of them: it has no UTF-8 form.
+    """
+    if body.isascii() and is_plain(body.encode()):
+        return None
+    found = _NOT_XML.search(body)
+    return None if found is None else found.start()
+
+
+class Attribute(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message attribute with SQS's type string (`String`, `Number`, `Binary`, each with an optional `.custom`)."""
+
+    name: str
+    type: str
+    value: Any
+    """str, or bytes for a Binary attribute (msgspec cannot decode a union of the two)."""
+
+
+class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Fields that only some messages have."""
+
+    attributes: tuple[Attribute, ...] = ()
+    group: str | None = None
+    deduplication_id: str | None = None
+    trace: str | None = None
+    """SQS's AWSTraceHeader."""
+    type: str | None = None
+    """Message type: processing times are learnt per type."""
+    tag: str | None = None
+    """MNS's MessageTag."""
+    lease_hint_us: int | None = None
+    """The sender's wish for the first lease of this message (docs/client.md, "The port")."""
+    dead_letter_source: QueueKey | None = None
+    """The queue that dead-lettered the message, if one did."""
+    published_id: bytes | None = None
+    """For a copy that waits to be pushed or is a dead letter: the published message's id, 16 bytes."""
+    dead_first_received: Instant | None = None
+    """When the queue that dead-lettered the message first handed it out; None on FIFO queues, where the times start
+    afresh."""
+    dead_receives: int = 0
+    """How often the message was received from the queues that dead-lettered it."""
+    error_type: str = ""
+    """Type of the error with which a worker last gave the message back."""
+    error: str = ""
+    """First line of that error's text."""
+
+
+NO_EXTRAS: Final = Extras()
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """One message as a receive (or a peek) hands it out.
+
+    `handle` is empty and `due` None for a peek, which grants no lease.
+    """
+
+    id: bytes
+    """16 bytes, a UUID of version 4; never changes, not even when the message is dead-lettered."""
+    sequence: int
+    body: str
+    md5: bytes
+    """MD5 of the body in UTF-8, 16 bytes."""
+    extras: Extras
+    sender: str
+    priority: int
+    sent: Instant
+    expires: Instant
+    receive_count: int
+    """Grants so far, this one included."""
+    first_received: Instant | None
+    handle: str = ""
+    due: Instant | None = None
+    """End of the lease just granted."""
+    lease_us: int | None = None
+    """Length of the lease just granted: it began at `due - lease_us`."""
+
+
+class StoredBody(NamedTuple):
+    """A body as stored, with its MD5 and size."""
+
+    body: str
+    md5: bytes
+    size_bytes: int
+
+
+def decode_xml_body(text: str) -> StoredBody | ParameterInvalid:
+    """Decode a body that an XML client sent in base64 (RFC 4648, with padding)."""
+    try:
+        raw = binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+        body = raw.decode()
+    except ValueError:
+        return ParameterInvalid(parameter="body", reason="this queue takes base64 of text in UTF-8")
+    if first_forbidden_character(body) is not None:
+        return ParameterInvalid(parameter="body", reason="the decoded text has a character that XML cannot carry")
+    return StoredBody(body, md5_of(raw, usedforsecurity=False).digest(), len(raw))
+
+
+def encode_xml_body(body: str) -> str:
+    """Encode a stored body for an XML client."""
+    return b64encode(body.encode()).decode()

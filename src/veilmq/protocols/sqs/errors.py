@@ -15,7 +15,7 @@ import msgspec
 from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue
 from veilmq.model.errors import OTHER_QUEUE, TARGET_MISSING, VeilError
-from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import arn

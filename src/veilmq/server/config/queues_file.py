@@ -27,7 +27,7 @@ import msgspec
 from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
 from veilmq.model.errors import QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
-from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.messages import first_forbidden_character
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias

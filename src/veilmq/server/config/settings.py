@@ -25,7 +25,7 @@ from veilmq.engine import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message_type import POINTER, TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS
-from veilmq.server.http.limits import Limits as ListenerLimits
+from veilmq.server.http import Limits as ListenerLimits
 from veilmq.store.options import MIB, Options
 
 ALLOWED: Final = (

@@ -44,14 +44,16 @@ class Step(StrEnum):
 
 
 class Measure(StrEnum):
-    """See `veilmq.store.reader.MEASURES`, which costs an import."""
+    """See `veilmq.store.reader.MEASURES`, which costs an import; and queues whose timeout is clearly wrong."""
 
     OLDEST = "oldest"
+    BLOCKED = "blocked"
     DEPTH = "depth"
     IN_FLIGHT = "in_flight"
     DEAD_LETTERED = "dead_lettered"
     LEASE_EXPIRED = "lease_expired"
     FAILED = "failed"
+    TIMEOUT = "timeout"
 
 
 def rates(
@@ -170,25 +172,49 @@ def worst(
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many, at most 1000.")] = 20,
     everything: Everything = False,
 ) -> None:
-    """Show the worst queues: the oldest messages, the deepest queues, dead letters, ended leases, failures."""
-    wanted: dict[str, Any] = {"by": by.value, "limit": limit}
+    """Show the worst queues: the oldest messages, groups that stand still, the deepest queues, dead letters, ended
+    leases, failures, wrong timeouts."""
+    wanted: dict[str, Any] = {"limit": limit}
     wanted |= {"account": "*"} if everything else {"account": asked.account, "region": asked.region}
-    shown = asked.access.worst(wanted)
+    if by is Measure.TIMEOUT:
+        _wrong_timeouts(asked, asked.access.wrong_timeouts(wanted), everything)
+        return
+    shown = asked.access.worst(wanted | {"by": by.value})
     if asked.as_json:
         print(in_json(shown))
         return
     rows = []
     for each in shown["queues"]:
         counts, age_us = each["counts"], each["oldest_age_us"]
-        name = "/".join(each[part] for part in ("account", "region", "name")) if everything else each["name"]
-        value = duration(each["value"]) if by is Measure.OLDEST else each["value"]
+        name = _name_of(each, everything)
+        value = duration(each["value"]) if by in (Measure.OLDEST, Measure.BLOCKED) else each["value"]
         held = [counts[state] for state in ("visible", "in_flight", "delayed")]
         rows.append([name, value, *held, "" if age_us is None else duration(age_us)])
-    table(["queue", by.value.replace("_", " "), "visible", "in flight", "delayed", "oldest message"], rows)
+        if by is Measure.DEAD_LETTERED:
+            rows[-1].append((each["dead_letters_to"] or {}).get("name", ""))
+    heads = ["queue", by.value.replace("_", " "), "visible", "in flight", "delayed", "oldest message"]
+    table([*heads, "dead letters to"] if by is Measure.DEAD_LETTERED else heads, rows)
     if shown["since"] is not None:
         print(f"counted since {instant(shown['since'])} UTC")
     if not shown["complete"]:
         print("not all queues were looked at since the start; ask again in a minute")
+
+
+def _name_of(queue: Mapping[str, Any], everything: bool) -> str:
+    return "/".join(queue[part] for part in ("account", "region", "name")) if everything else queue["name"]
+
+
+def _wrong_timeouts(asked: "Asked", shown: Mapping[str, Any], everything: bool) -> None:
+    if asked.as_json:
+        print(in_json(shown))
+        return
+    rows = []
+    for each in shown["queues"]:
+        best_us, least_us = each["recommended_us"], each["at_least_us"]
+        best = f"{duration(least_us)} or more" if best_us is None else duration(best_us)
+        wrong = each["wrong"].replace("_", " ")
+        rows.append([_name_of(each, everything), duration(each["timeout_us"]), wrong, best, each["why"]])
+    table(["queue", "timeout", "is", "best", "why"], rows)
 
 
 def timeout(

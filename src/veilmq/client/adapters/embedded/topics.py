@@ -24,7 +24,7 @@ from veilmq.model.commands import (
     Subscribe,
 )
 from veilmq.model.errors import QueueMissing, SubscriptionExists, TopicExists, TopicMissing, VeilError
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import ContentFormat, SubscriptionSettings, TopicKey
 

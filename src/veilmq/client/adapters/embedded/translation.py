@@ -34,7 +34,7 @@ from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.message_type import TYPE_ATTRIBUTE
-from veilmq.model.messages.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
+from veilmq.model.messages import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
 from veilmq.model.settings.queue import (
     FIFO_SUFFIX,
     PRIORITY_MAX,

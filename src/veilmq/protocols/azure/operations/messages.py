@@ -12,7 +12,7 @@ from typing import Final
 
 from veilmq.model.commands import AfterExpiry, Delete, Extend, Peek, PurgeQueue, Receive, Send
 from veilmq.model.instant import FOREVER, SECOND_US, Instant
-from veilmq.model.messages.message import Delivery, encode_xml_body, first_forbidden_character, id_text
+from veilmq.model.messages import Delivery, encode_xml_body, first_forbidden_character, id_text
 from veilmq.model.messages.reports import REPORT_HEADER, read_header
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.settings.queue import XmlBody

@@ -17,7 +17,7 @@ import msgspec
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import first_forbidden_character
+from veilmq.model.messages import first_forbidden_character
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.queue import QueueInfo, shown_name
 from veilmq.protocols.azure import errors, limits

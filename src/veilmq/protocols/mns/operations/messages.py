@@ -28,7 +28,7 @@ from typing import Any, Final
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, Extend, Peek, Receive, Send
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, milliseconds
-from veilmq.model.messages.message import (
+from veilmq.model.messages import (
     NO_EXTRAS,
     Attribute,
     Delivery,

@@ -14,7 +14,7 @@ from hashlib import md5
 from typing import Final, NamedTuple
 
 from veilmq.model.instant import milliseconds
-from veilmq.model.messages.message import Attribute, Delivery
+from veilmq.model.messages import Attribute, Delivery
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import arn
 from veilmq.protocols.sqs.attributes import NAMES, unknown_name

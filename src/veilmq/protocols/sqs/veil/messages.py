@@ -10,7 +10,7 @@ from typing import Final
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError, as_fields
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
+from veilmq.model.messages import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import is_fifo

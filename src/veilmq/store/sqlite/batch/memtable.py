@@ -19,7 +19,7 @@ import msgspec
 
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import NO_EXTRAS
+from veilmq.model.messages import NO_EXTRAS
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed, read_extras

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 
 LINES_MAX: Final = 10

@@ -25,7 +25,7 @@ import apsw
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import NO_EXTRAS, Extras
+from veilmq.model.messages import NO_EXTRAS, Extras
 
 
 class MessageRow(msgspec.Struct, array_like=True, gc=False):

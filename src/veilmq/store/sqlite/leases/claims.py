@@ -27,7 +27,7 @@ from veilmq.model.commands import SERVER, LeaseSource, Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Delivery, Extras
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.model.settings.topic import is_hidden

@@ -25,7 +25,7 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
-from veilmq.model.messages.message import Delivery
+from veilmq.model.messages import Delivery
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer

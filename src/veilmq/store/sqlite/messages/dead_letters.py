@@ -13,7 +13,7 @@ import msgspec
 from veilmq.model.commands import SERVER, DropQuarantined
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Kind
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Deleted, Outcome
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue

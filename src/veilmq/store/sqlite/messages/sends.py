@@ -23,7 +23,7 @@ from veilmq.model.commands import Extend, Origin, Send
 from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant, after
-from veilmq.model.messages.message import NO_EXTRAS, decode_xml_body
+from veilmq.model.messages import NO_EXTRAS, decode_xml_body
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, DeduplicationScope, QueueSettings, XmlBody
 from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX

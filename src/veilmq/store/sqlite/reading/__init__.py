@@ -11,7 +11,7 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.events import Event, HeldMessage
-from veilmq.model.messages.message import NO_EXTRAS
+from veilmq.model.messages import NO_EXTRAS
 from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession

@@ -15,7 +15,7 @@ import msgspec
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, EventRecord, Kind, shown_detail
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.store.reader import View
 from veilmq.store.rollups import FailingRollups, MinutesOfMany, Rollup, State, StoredRollups, unpacked
 from veilmq.store.sqlite.batch.rollups import HOURS, INCARNATION, MINUTES, PERIOD_SHIFT, row_id

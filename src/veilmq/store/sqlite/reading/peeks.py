@@ -19,7 +19,7 @@ import msgspec
 from veilmq.model.commands import Peek
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import Instant
-from veilmq.model.messages.message import Delivery
+from veilmq.model.messages import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.memtable import replay

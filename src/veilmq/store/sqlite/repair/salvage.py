@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
 from veilmq.store.sqlite.raw.image import Image

@@ -44,7 +44,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.events import Event, Kind
-from veilmq.model.messages.message import Extras
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import (
     Deleted,
     Outcome,

@@ -16,7 +16,7 @@ from veilmq.model.commands import AnyCommand, Operate
 from veilmq.model.errors import StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueChanged, QueueCreated, Recorded, Result
 from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, UseSession
 from veilmq.store.options import MIB

@@ -6,7 +6,10 @@ and the floor rises. Values fall by themselves, so they are read when somebody a
 floor or above it, all queues are walked once, in a thread, and the ranking is renewed.
 
 The age of the oldest message is ranked by a bound: no message of the queue was sent before it. It is exact when a
-queue's minute is stored, and then it only gets too early. So it is at most a minute or two behind.
+queue's minute is stored, and then it only gets too early. So it is at most a minute or two behind. The same is kept of
+FIFO queues by how long their groups have been blocked (messages/blocked.py): the first events after it was known that
+nothing is blocked set a bound, which is looked up when a minute is stored and when somebody asks. A queue that stands
+still has no events, so its bound stays right.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -98,6 +101,8 @@ class Worst:
         self._queues = queues
         self._oldest: dict[int, int] = {}
         """By incarnation of queues with messages: an instant before which none of them was sent."""
+        self._blocked: dict[int, int] = {}
+        """By incarnation of FIFO queues in which messages may be blocked: an instant before which none of them was."""
         self._recent: dict[int, tuple[int, list[int], list[int]]] = {}
         """By incarnation: an hour, the counts of it and of the hour before."""
         self.hour = 0
@@ -112,20 +117,22 @@ class Worst:
             self._note_counts(queue)
             if queue.visible or queue.in_flight:
                 self.unseen.append(queue.incarnation)
+                if queue.settings.fifo:
+                    self.note_blocked(queue, 0)
 
     def queue(self, incarnation: int) -> LiveQueue | None:
         """The queue, if it still exists."""
         return self._queues.by_incarnation.get(incarnation)
 
     def ranking(self, account: str, by: str) -> Ranking:
-        """The ranking of an account by a measure: `oldest`, `depth`, `in_flight` or one of `COUNTED`."""
+        """The ranking of an account by a measure: `oldest`, `blocked`, `depth`, `in_flight` or one of `COUNTED`."""
         return self._of(account)[by]
 
     def _of(self, account: str) -> dict[str, Ranking]:
         found = self._rankings.get(account)
         if found is None:
             found = {"depth": Ranking(self._depth), "in_flight": Ranking(self._in_flight)}
-            found |= {"oldest": Ranking(self._age)}
+            found |= {"oldest": Ranking(self._age), "blocked": Ranking(self._blocked_for)}
             found |= {name: Ranking(self._count_of(column)) for column, name in enumerate(COUNTED)}
             self._rankings[account] = found
         return found
@@ -148,6 +155,11 @@ class Worst:
         sent = self._oldest.get(incarnation)
         return 0 if sent is None or incarnation not in self._queues.by_incarnation else FOREVER - sent
 
+    def _blocked_for(self, incarnation: int) -> int:
+        """The greater the longer."""
+        since = self._blocked.get(incarnation)
+        return 0 if since is None or incarnation not in self._queues.by_incarnation else FOREVER - since
+
     def _count_of(self, column: int) -> Callable[[int], int]:
         def count(incarnation: int) -> int:
             found = self._recent.get(incarnation)
@@ -166,6 +178,8 @@ class Worst:
         if queue is None:
             return
         self._note_counts(queue)
+        if queue.settings.fifo and incarnation not in self._blocked:
+            self.note_blocked(queue, events[0].at)
         if incarnation not in self._oldest:
             at = kinds.find(_SENT)
             if at >= 0:
@@ -184,6 +198,8 @@ class Worst:
         queue = self._queues.by_incarnation.get(incarnation)
         if queue is not None:
             self._note_counts(queue)
+            if queue.settings.fifo and incarnation not in self._blocked:
+                self.note_blocked(queue, sent or 0)
             if sent is not None and sent < self._oldest.get(incarnation, FOREVER):
                 self.note_oldest(queue, sent)
 
@@ -194,6 +210,25 @@ class Worst:
         elif not is_hidden(queue.key.name):
             self._oldest[queue.incarnation] = sent
             self._of(queue.key.account)["oldest"].note(queue.incarnation, FOREVER - sent)
+
+    def note_blocked(self, queue: LiveQueue, since: int | None) -> None:
+        """No message of the FIFO queue has been blocked since before that instant; None: none is blocked now, and all
+        of its events were added."""
+        if since is None:
+            self._blocked.pop(queue.incarnation, None)
+        elif not is_hidden(queue.key.name):
+            self._blocked[queue.incarnation] = since
+            self._of(queue.key.account)["blocked"].note(queue.incarnation, FOREVER - since)
+
+    def may_be_blocked_since(self, incarnation: int) -> int | None:
+        """What `note_blocked` noted last."""
+        return self._blocked.get(incarnation)
+
+    def saw_blocked(self, incarnation: int, since: int) -> None:
+        """See `Worst.saw_blocked`."""
+        queue = self._queues.by_incarnation.get(incarnation)
+        if queue is not None:
+            self.note_blocked(queue, since)
 
     def count(self, incarnation: int, hour: int, added: list[int]) -> None:
         """So much of what is counted happened in that hour, in the order of `COUNTED`."""
@@ -222,6 +257,7 @@ class Worst:
                 each: found for each, found in self._recent.items() if found[0] >= hour - 1 and each in alive
             }
             self._oldest = {each: sent for each, sent in self._oldest.items() if each in alive}
+            self._blocked = {each: since for each, since in self._blocked.items() if each in alive}
 
 
 def counted_in(rollup: Rollup) -> list[int]:

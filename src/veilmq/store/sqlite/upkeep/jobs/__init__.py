@@ -21,7 +21,7 @@ from veilmq.model.commands import CancelJob, PurgeQueue, StartJob
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.message import id_text
+from veilmq.model.messages import id_text
 from veilmq.model.moves import (
     JOB_RATE_DEFAULT,
     JOB_RATE_MAX,

@@ -32,6 +32,7 @@ from veilmq.store.sqlite.batch.rollups import (
 )
 from veilmq.store.sqlite.batch.rollups.worst import counted_in
 from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages.blocked import heads
 from veilmq.store.sqlite.messages.places import numbers, oldest_of_each, oldest_sent
 
 ROWS_MIN: Final = 512
@@ -42,6 +43,11 @@ CATCH_UP_EVENTS: Final = 8_192
 """After a crash a sweep adds so many events again."""
 DROPPED_MAX: Final = 2_048
 """A sweep drops so many old rows, and looks at so many for those of deleted queues."""
+BLOCKED_LEASES_MAX: Final = 256
+"""For blocked groups a sweep looks at so many messages in flight or delayed of a queue, and at no more than twice so
+many in all,"""
+BLOCKED_US_MIN: Final = 2 * MINUTE_US
+"""and only where some may have been blocked for longer."""
 LOOKED_UP_MAX: Final = 256
 """After a start a sweep looks up the oldest messages of so many queues,"""
 GROUPED_MAX: Final = 8
@@ -149,6 +155,7 @@ class Rolling:
             else:
                 grouped += 1
                 writer.rollups.worst.note_oldest(queue, _state_of(writer, queue).oldest)
+                _look_for_blocked(writer, queue, looks=True)
         if plain:
             for generation, sent in oldest_of_each(writer.connection.execute, list(plain)):
                 writer.rollups.worst.note_oldest(plain[generation], sent)
@@ -169,11 +176,13 @@ class Rolling:
         writer.undo(lambda: left.update(taken))
         by_incarnation = writer.queues.by_incarnation
         found: list[tuple[int, Rollup]] = []
+        looked_at = 0
         for incarnation, rollup in taken.items():
             queue = by_incarnation.get(incarnation)
             if queue is not None:
                 rollup.state = _state_of(writer, queue)
                 rollups.worst.note_oldest(queue, rollup.state.oldest)
+                looked_at += _look_for_blocked(writer, queue, looks=looked_at <= BLOCKED_LEASES_MAX)
                 found.append((incarnation, rollup))
         self._ran(writer, number)
         if found:
@@ -269,6 +278,21 @@ def periods_ran(connection: apsw.Connection, table: str, first: int, last: int) 
     bounds = (_period_id(table, first), _period_id(table, last))
     rows: Any = connection.execute("SELECT id FROM rollup_period WHERE id BETWEEN ? AND ?", bounds)
     return {id_ % HOUR_PERIODS for (id_,) in rows}
+
+
+def _look_for_blocked(writer: Writer, queue: LiveQueue, *, looks: bool) -> int:
+    """Find out since when groups of the queue have been blocked; returns how many leases were looked at, at most.
+    looks: not only if there is nothing that could block them."""
+    worst = writer.rollups.worst
+    since = worst.may_be_blocked_since(queue.incarnation)
+    hidden = min(queue.in_flight + queue.delayed, BLOCKED_LEASES_MAX) if queue.visible else 0
+    if since is None or (hidden and (not looks or since > writer.now - BLOCKED_US_MIN)):
+        return 0
+    found, is_all = heads(writer.connection.execute, queue, writer.now, BLOCKED_LEASES_MAX)
+    if is_all:
+        writer.undo(lambda: worst.note_blocked(queue, since))
+        worst.note_blocked(queue, min((each.since for each in found), default=None))
+    return hidden
 
 
 def _state_of(writer: Writer, queue: LiveQueue) -> State:
