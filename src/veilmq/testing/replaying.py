@@ -187,7 +187,7 @@ class Replaying:
             if before["fifo"] and "delay_us" in change:
                 before_us = before["delay_us"]
             queue["settings"] = before | {name: value for name, value in change.items() if name not in _PRIVATE}
-            queue["modified"] = max(event.at, queue["modified"] + 1)  # as the store: it grows with each change
+            queue["modified"] = detail.get("modified", event.at)
         if before_us is not None:
             self._retime(event, before_us, change["delay_us"])
 

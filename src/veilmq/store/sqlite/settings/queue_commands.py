@@ -238,6 +238,8 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         (SETTINGS_ENCODER.encode(settings), queue.modified, queue.incarnation),
     )
     detail: dict[str, object] = {"change": _plain(command.change)}
+    if queue.modified != writer.now:
+        detail["modified"] = queue.modified
     if settings.retention_us != queue.settings.retention_us:
         writer.queues.lower_expiry(queue, RETENTION_LOOK)
     if settings.fifo and settings.delay_us != queue.settings.delay_us:
