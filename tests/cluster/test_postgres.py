@@ -1,7 +1,6 @@
 """What must hold on PostgreSQL: each wrong setting, role and place is refused with a sentence that says what to do."""
 
 from collections.abc import Callable
-from contextlib import closing
 from uuid import uuid4
 
 import psycopg
@@ -11,7 +10,7 @@ from tests.cluster.conftest import Clock, Cluster
 from tests.support.postgres import Pair
 
 from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Unfit, Unreachable
-from veilmq.cluster.schema import LAYOUT, WrongCluster, init, look
+from veilmq.cluster.schema import LAYOUT, WrongCluster, admit, init, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotAppended
 from veilmq.testing.for_each import for_each
@@ -24,7 +23,7 @@ def as_role(pair: Pair, **changed: str) -> Postgres:
 @for_each(
     "make, said",
     [
-        (lambda pair: Postgres("no dsn at all"), "no connection string"),
+        (lambda pair: Postgres("postgresql://me:secret@[host"), "no connection string(?!.*secret)"),
         (lambda pair: as_role(pair, host="/nowhere"), "cannot be reached"),
         (lambda pair: as_role(pair, user="nobody"), "correct the role"),
         (lambda pair: as_role(pair, dbname="nothing"), "correct the role"),
@@ -139,12 +138,17 @@ class TestInit:
         try:
             with as_role(cluster.pair, user="plain").connect() as session, pytest.raises(Unfit, match="the role that"):
                 look(session)
+            primary.query("grant usage on schema veilmq to plain")
+            primary.query("grant select, insert, update, delete on all tables in schema veilmq to plain")
+            with as_role(cluster.pair, user="plain").connect() as session, pytest.raises(Unfit, match="'veilmq', or"):
+                admit(session, cluster.shard.incarnation)
             primary.query("drop schema veilmq cascade")
             with pytest.raises(Unfit, match="grant it CREATE"):
                 init(as_role(cluster.pair, user="plain"), state_format=1)
             primary.query("create schema veilmq authorization plain")
-            with closing(as_role(cluster.pair, user="plain").connect()):
-                init(as_role(cluster.pair, user="plain"), state_format=1)
+            shard = init(as_role(cluster.pair, user="plain"), state_format=1)
+            with as_role(cluster.pair, user="plain").connect() as session:
+                assert admit(session, shard.incarnation) == shard
         finally:
             primary.query("drop schema veilmq cascade")
             primary.query("drop role plain")

@@ -97,7 +97,10 @@ class Server:
 
     def start(self, **settings: str) -> None:
         """Start it, and wait until it answers."""
-        own = {"listen_addresses": "", "unix_socket_directories": str(self.home), "shared_buffers": "16MB"} | settings
+        own = {
+            "listen_addresses": "", "unix_socket_directories": str(self.home), "shared_buffers": "16MB",
+            "wal_retrieve_retry_interval": "50ms",
+        } | settings  # fmt: skip
         options = " ".join(f"-c {name}={shlex.quote(value)}" for name, value in own.items())
         self._run("pg_ctl", "start", "-w", "-l", str(self.home / "log"), "-o", options)
 

@@ -23,7 +23,7 @@ from uuid import UUID
 import psycopg
 
 from veilmq.cluster.postgres import Postgres, Session, Uncertain, Unfit, Unreachable
-from veilmq.cluster.schema import SHARD, Shard, look
+from veilmq.cluster.schema import SHARD, Shard, admit, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner
 
@@ -171,7 +171,7 @@ class Candidate:
         if self._session is None or self._session.closed:
             self._session = self._postgres.connect()
             try:
-                look(self._session, incarnation=self._incarnation)
+                admit(self._session, self._incarnation)
             except BaseException:
                 self.close()
                 raise

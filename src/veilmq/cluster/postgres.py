@@ -159,8 +159,11 @@ class Postgres:
         self._lock = threading.Lock()
         try:
             given = conninfo_to_dict(dsn)
-        except psycopg.ProgrammingError as error:
-            raise Unfit(f"this is no connection string of PostgreSQL, write one: {_text(error)}") from error
+        except psycopg.ProgrammingError:
+            # libpq's own words repeat it, with the password.
+            raise Unfit(
+                "this is no connection string of PostgreSQL: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+            ) from None
         chosen = _SETTINGS | {"lock_timeout": str(lock_ms)}
         # Backslashes keep the spaces of a value together.
         ours = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in chosen.items())

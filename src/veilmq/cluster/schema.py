@@ -158,6 +158,21 @@ def look(session: Session, *, incarnation: UUID | None = None, lock: LiteralStri
     return shard
 
 
+def admit(session: Session, incarnation: UUID) -> Shard:
+    """As `look`, and that the role can do all that a server does: it also makes and drops segments."""
+    shard = look(session, incarnation=incarnation)
+    [(owns, creates, owner)] = session.execute(
+        "select pg_has_role(relowner, 'usage'), has_schema_privilege('veilmq', 'create'), pg_get_userbyid(relowner) "
+        "from pg_class where oid = 'veilmq.shard'::regclass"
+    )
+    if not (owns and creates):
+        raise Unfit(
+            f"the role {session.info.user!r} cannot make and drop the cluster's tables: use the role that created "
+            f"them, {owner!r}, or grant that one to it"
+        )
+    return shard
+
+
 # Segments
 
 
