@@ -10,6 +10,7 @@ from veilmq.model.errors import QueueDeletedRecently, QueueExists, QueueMissing,
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDeleted, QueuesListed
 from veilmq.model.settings.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
+from veilmq.testing.replaying import replay
 
 KEY = QueueKey(ACCOUNT, REGION, "jobs")
 
@@ -87,6 +88,7 @@ class TestQueues:
         info = stage.describe(KEY)
         stage.reopen(kill=True)
         assert stage.describe(KEY) == info
+        assert replay(stage.events()).queues == stage.state().queues, "the history tells it"
         stage.drop(KEY)
         stage.create()
         late = ChangeQueue(queue=KEY, origin=TESTER, change={"delay_us": 5}, if_version=info.version)
