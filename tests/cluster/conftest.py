@@ -4,9 +4,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from time import sleep
 from typing import Any, Protocol, TypeVar
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from tests.support.postgres import Pair, Programs, programs
 
@@ -14,6 +16,7 @@ from veilmq.cluster.log import LogReader, PostgresLog
 from veilmq.cluster.ownership import MARGIN_US, Candidate, Ownership, Server
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.schema import LEASE_US, Shard, init
+from veilmq.testing import Random
 
 _NUMBERS = itertools.count(1)
 
@@ -110,6 +113,18 @@ def begin(call: Callable[[], object]) -> "Future[object]":
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def make_trouble(cluster: Cluster, over: Callable[[], bool]) -> None:
+    """End connections of the servers, and cancel their waits for the standby, until it is over."""
+    choose = Random(7)
+    with psycopg.connect(cluster.pair.primary.dsn, autocommit=True) as connection:
+        while not over():
+            # Whoever waits for the standby, or for the shard's row, and now and then anybody.
+            kind = choose.choice(("wait_event = 'SyncRep'", "wait_event_type = 'Lock'", "random() < 0.2"))
+            end = choose.choice(("pg_cancel_backend", "pg_terminate_backend"))
+            connection.execute(f"select {end}(pid) from pg_stat_activity where application_name = 'veilmq' and {kind}")
+            sleep(0.002)
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,9 @@ import itertools
 import threading
 from contextlib import suppress
 
-import psycopg
 import pytest
-from tests.cluster.conftest import Clock, Cluster, begin, empty_cluster
-from tests.support.postgres import Pair
+from tests.cluster.conftest import Clock, Cluster, begin, empty_cluster, make_trouble
+from tests.support.postgres import Pair, until
 
 from veilmq.cluster.log import LogLost, PostgresLog
 from veilmq.cluster.ownership import MARGIN_US, StillOwned
@@ -79,17 +78,11 @@ def race(cluster: Cluster, takeovers: int, trouble: bool) -> list[Racer]:
     """Until there were so many take-overs. trouble: connections end, and waits for the standby are cancelled."""
     racers = [Racer(cluster, name, seed) for seed, name in enumerate(("one", "two"))]
     running = [begin(racer.run) for racer in racers]
-    choose = Random(7)
-    with psycopg.connect(cluster.pair.primary.dsn, autocommit=True) as connection:
-        while sum(racer.takeovers for racer in racers) < takeovers and not any(each.done() for each in running):
-            if trouble:
-                # Whoever waits for the standby, or for the shard's row, and now and then anybody.
-                kind = choose.choice(("wait_event = 'SyncRep'", "wait_event_type = 'Lock'", "random() < 0.2"))
-                end = choose.choice(("pg_cancel_backend", "pg_terminate_backend"))
-                connection.execute(
-                    f"select {end}(pid) from pg_stat_activity where application_name = 'veilmq' and {kind}"
-                )
-            threading.Event().wait(0.002)
+
+    def over() -> bool:
+        return sum(racer.takeovers for racer in racers) >= takeovers or any(each.done() for each in running)
+
+    make_trouble(cluster, over) if trouble else until(over, seconds=600)
     for racer in racers:
         racer.stop.set()
     for each in running:
