@@ -35,6 +35,8 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "azure_issuer": ("http://a", "http://b", "http://c"),
     "azure_issuer_keys": ("a", "b", "c"),
     "azure_audience": ("a", "b", "c"),
+    "cluster": ("postgresql://db1/a", "postgresql://u:p@db1,db2/b", "host=db1 dbname=c"),
+    "cluster_name": ("a", "b-1", "c.example"),
     "log_format": ("json", "json", "json"),
     "log_level": ("debug", "warning", "error"),
     "clock_step_s_max": (61, "62", "63"),

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from tests.support.postgres import Pair, Programs, programs
 
-from veilmq.cluster.log import LogReader, PostgresLog
-from veilmq.cluster.ownership import MARGIN_US, Candidate, Ownership, Server
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.schema import LEASE_US, Shard, init
+from veilmq.cluster.postgres.log import LogReader, PostgresLog
+from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Ownership, Server
+from veilmq.cluster.postgres.schema import LEASE_US, Shard, init
 from veilmq.testing import Random
 
 _NUMBERS = itertools.count(1)

@@ -7,8 +7,8 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
-from veilmq.cluster.log import LogDiverged, LogLost
 from veilmq.cluster.postgres import Postgres, Unfit
+from veilmq.cluster.postgres.log import LogDiverged, LogLost
 from veilmq.store.log import NotAppended, NotOwner, Position, checksum
 
 

@@ -9,8 +9,8 @@ from psycopg.types.numeric import Int8
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
-from veilmq.cluster.log import LogDiverged, LogLost, LogTrimmed, PostgresLog, insertion
 from veilmq.cluster.postgres import Unreachable
+from veilmq.cluster.postgres.log import LogDiverged, LogLost, LogTrimmed, PostgresLog, insertion
 from veilmq.model.instant import Instant
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
 

@@ -11,8 +11,8 @@ from tests.support.contract.stage import Stage, bodies
 from tests.support.following import compare
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
-from veilmq.cluster.ownership import StillOwned
 from veilmq.cluster.postgres import Unreachable
+from veilmq.cluster.postgres.ownership import StillOwned
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted
 from veilmq.store.log import AppendUnknown, NotAppended, Position, checksum

@@ -7,9 +7,9 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
-from veilmq.cluster.ownership import MARGIN_US, StillOwned
 from veilmq.cluster.postgres import Uncertain, Unreachable
-from veilmq.cluster.schema import LEASE_US
+from veilmq.cluster.postgres.ownership import MARGIN_US, StillOwned
+from veilmq.cluster.postgres.schema import LEASE_US
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner, Position
 

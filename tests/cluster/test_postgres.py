@@ -10,7 +10,7 @@ from tests.cluster.conftest import Clock, Cluster
 from tests.support.postgres import Pair
 
 from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Unfit, Unreachable
-from veilmq.cluster.schema import LAYOUT, WrongCluster, admit, init, look
+from veilmq.cluster.postgres.schema import LAYOUT, WrongCluster, admit, init, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotAppended
 from veilmq.testing.for_each import for_each

@@ -12,10 +12,10 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster, begin, empty_cluster, make_trouble
 from tests.support.postgres import Pair, until
 
-from veilmq.cluster.log import LogLost, PostgresLog
-from veilmq.cluster.ownership import MARGIN_US, StillOwned
 from veilmq.cluster.postgres import Unreachable
-from veilmq.cluster.schema import LEASE_US
+from veilmq.cluster.postgres.log import LogLost, PostgresLog
+from veilmq.cluster.postgres.ownership import MARGIN_US, StillOwned
+from veilmq.cluster.postgres.schema import LEASE_US
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 from veilmq.testing import Random
 

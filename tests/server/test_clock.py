@@ -55,6 +55,16 @@ def test_a_mark_far_ahead_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "61 s ahead" in caplog.text
 
 
+@pytest.mark.parametrize("apart_us", [HOUR_US, -HOUR_US])
+def test_another_machines_clock_goes_on_whatever_wall_time_is_here(apart_us: int) -> None:
+    clocks = Clocks()
+    clock = clocks.lease_clock()
+    clock.take_over(Instant(START + apart_us))
+    assert clock.now() == START + apart_us
+    clocks.pass_us(10 * SECOND_US)
+    assert abs(clock.now() - (START + apart_us + 10 * SECOND_US)) <= 10 * SLEW_PPM_MAX
+
+
 def test_it_runs_with_the_boot_clock() -> None:
     clocks = Clocks()
     clock = clocks.lease_clock()

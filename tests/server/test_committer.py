@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from veilmq.model.errors import StoreFailed, StoreUnknown
-from veilmq.server.committer import LONG_US, SHORT_US, TRIED_EVERY, Committer
+from veilmq.server.shell.committer import LONG_US, SHORT_US, TRIED_EVERY, Committer
 
 PATIENCE_SECONDS = 20
 

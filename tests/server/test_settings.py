@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.server.config.settings import FIELDS, Address, SettingInvalid, Settings, parse
+from veilmq.server.config.parsing import parse
+from veilmq.server.config.settings import FIELDS, Address, SettingInvalid, Settings
 from veilmq.testing.for_each import for_each
 
 GOOD = [

@@ -13,8 +13,8 @@ from tests.support.faults import FaultDisk, full
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.engine.engine import Engine
-from veilmq.model.commands import CreateQueue, Delete, DescribeQueue, Receive
-from veilmq.model.errors import DiskLow, StoreUnknown
+from veilmq.model.commands import CreateQueue, Delete, DescribeQueue, Peek, Receive
+from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import QueueKey
@@ -210,6 +210,35 @@ async def note_the_order(path: Path) -> list[str]:
 def test_nothing_is_answered_before_it_is_committed(tmp_path: Path) -> None:
     noted = asyncio.run(note_the_order(tmp_path / "data"))
     assert noted.index("after commit") < noted.index("answered")
+
+
+async def answer_without_a_lease(path: Path) -> list[Outcome]:
+    """What a read, an empty receive, one that had waited, a peek and a send say when the lease has ended."""
+    store = SqliteFactory(path).open()
+    holds = True
+    shell = Shell(Engine(), store, LeaseClock(), holds=lambda: holds)
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    waiting = asyncio.create_task(shell.call(msgspec.structs.replace(TAKE, wait_us=20_000)))
+    (described,) = await shell.call(DescribeQueue(queue=QUEUE, origin=TESTER))
+    assert isinstance(described, QueueDescribed)
+    holds = False
+    outcomes = [await shell.query(Peek(queue=QUEUE, origin=TESTER)), *await waiting]
+    for command in (
+        DescribeQueue(queue=QUEUE, origin=TESTER),
+        msgspec.structs.replace(TAKE, wait_us=0),
+        sending(QUEUE),
+    ):
+        outcomes += await shell.call(command)
+    await shell.stop(5)
+    store.close()
+    return outcomes
+
+
+def test_what_no_commit_confirmed_is_answered_only_while_the_lease_runs(tmp_path: Path) -> None:
+    *unconfirmed, sent = asyncio.run(answer_without_a_lease(tmp_path / "data"))
+    assert {type(outcome) for outcome in unconfirmed} == {StoreFailed}
+    assert isinstance(sent, Sent)
 
 
 async def send_on_a_full_disk(path: Path, disk: FaultDisk) -> tuple[Outcome, Outcome, int]:

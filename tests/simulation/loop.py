@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.clock import EPOCH
 
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.server.committer import Committer
+from veilmq.server.shell.committer import Committer
 from veilmq.testing import Random
 
 _TURNS_MAX = 2_000

@@ -15,9 +15,8 @@ from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.store.errors import NotOurs
-from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Record
-from veilmq.store.sqlite.effects import Diverged
-from veilmq.store.sqlite.follower import Follower
+from veilmq.store.log import AppendUnknown, Diverged, NotAppended, NotOwner, Record
+from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup
 
@@ -43,7 +42,7 @@ class MemoryLog:
         if ends is not None:
             raise ends
 
-    def bring(self, follower: Follower) -> None:
+    def bring(self, follower: SqliteFollower) -> None:
         """Apply what the follower lacks."""
         for lsn, (epoch, record) in enumerate(self.records, 1):
             if lsn > follower.position.lsn:
@@ -72,12 +71,12 @@ def stage(factory: LoggedFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def follower(tmp_path: Path) -> Iterator[Follower]:
-    with closing(Follower(tmp_path / "follower", SMALL)) as opened:
+def follower(tmp_path: Path) -> Iterator[SqliteFollower]:
+    with closing(SqliteFollower(tmp_path / "follower", SMALL)) as opened:
         yield opened
 
 
-def equal(store: SqliteStore, follower: Follower) -> None:
+def equal(store: SqliteStore, follower: SqliteFollower) -> None:
     compare(store._writer.connection, follower._connection)
 
 
@@ -128,7 +127,7 @@ def test_who_owns_nothing_any_more_takes_nothing_more(stage: Stage, factory: Log
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
 def test_nobody_is_answered_while_the_end_is_unknown(
-    stage: Stage, factory: LoggedFactory, follower: Follower, alone: bool, kept: bool
+    stage: Stage, factory: LoggedFactory, follower: SqliteFollower, alone: bool, kept: bool
 ) -> None:
     jobs = stage.create()
     factory.log.ends, factory.log.keeps = AppendUnknown("no answer"), kept
@@ -137,7 +136,7 @@ def test_nobody_is_answered_while_the_end_is_unknown(
     with pytest.raises(StoreUnknown):
         stage.send(jobs)
     stage.store.close()
-    with closing(Follower(factory.path, SMALL)) as own:  # the file goes on from what it has
+    with closing(SqliteFollower(factory.path, SMALL)) as own:  # the file goes on from what it has
         factory.log.bring(own)
     stage.store = factory.open()
     assert bodies(stage.receive(jobs)) == ["hello"] * kept
@@ -154,7 +153,7 @@ def test_what_the_log_has_is_committed_though_the_file_fails(stage: Stage, facto
     with pytest.raises(StoreUnknown, match="lacks"):
         stage.send(jobs)
     stage.store.close()
-    with closing(Follower(factory.path, SMALL)) as own:
+    with closing(SqliteFollower(factory.path, SMALL)) as own:
         factory.log.bring(own)
     stage.store = factory.open()
     assert bodies(stage.receive(jobs)) == ["hello"]
@@ -166,7 +165,7 @@ def test_a_follower_takes_over(stage: Stage, factory: LoggedFactory, tmp_path: P
     stage.send(jobs, "in flight")
     taken = stage.take(jobs)
     stage.send(jobs, "waiting")
-    with closing(Follower(tmp_path / "follower", SMALL)) as follower:
+    with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
         factory.log.bring(follower)
     old = stage.store
     factory.path, factory.log.epoch = tmp_path / "follower", 2
@@ -175,7 +174,7 @@ def test_a_follower_takes_over(stage: Stage, factory: LoggedFactory, tmp_path: P
     assert isinstance(stage.delete(jobs, taken.handle), Deleted)
     assert bodies(stage.receive(jobs, 10)) == ["waiting"]
     old.close()
-    with closing(Follower(tmp_path / "owner", SMALL)) as back:  # the old owner follows
+    with closing(SqliteFollower(tmp_path / "owner", SMALL)) as back:  # the old owner follows
         factory.log.bring(back)
         equal(store_of(stage), back)
 
@@ -199,14 +198,14 @@ class TestFollower:
     """What a follower refuses, with nothing changed."""
 
     @pytest.fixture(autouse=True)
-    def history(self, stage: Stage, factory: LoggedFactory, follower: Follower) -> None:
+    def history(self, stage: Stage, factory: LoggedFactory, follower: SqliteFollower) -> None:
         """The follower lacks the last record."""
         stage.send(stage.create())
         factory.log.bring(follower)
         stage.create("more")
 
     @pytest.mark.parametrize("case", ["skipped", "another history", "another schema", "changed row", "unknown table"])
-    def test_it_has_diverged(self, factory: LoggedFactory, follower: Follower, case: str) -> None:
+    def test_it_has_diverged(self, factory: LoggedFactory, follower: SqliteFollower, case: str) -> None:
         (epoch, packed), lsn = factory.log.records[-1], len(factory.log.records)
         record = msgspec.msgpack.decode(packed, type=Record)
         why = "does not continue"
@@ -227,14 +226,28 @@ class TestFollower:
             follower.apply(lsn, epoch, msgspec.msgpack.encode(record))
         assert (follower.position, self.queues(follower)) == (before, queues)
 
-    def queues(self, follower: Follower) -> object:
+    def queues(self, follower: SqliteFollower) -> object:
         return follower._connection.execute("SELECT name FROM queue").fetchall()
 
+    def test_a_copy_goes_on_from_its_last_record(
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, tmp_path: Path
+    ) -> None:
+        (tmp_path / "copied").mkdir(mode=0o700)
+        assert follower.copy(tmp_path / "copied" / "veilmq.db") == follower.position
+        with closing(SqliteFollower(tmp_path / "copied", SMALL)) as copied:
+            factory.log.bring(copied)
+            equal(store_of(stage), copied)
+
+    def test_a_rotten_copy_is_told(self, follower: SqliteFollower, tmp_path: Path) -> None:
+        follower._connection.execute("UPDATE memtable SET messages = x'90'")
+        with pytest.raises(Diverged, match="a check of the copy found"):
+            follower.copy(tmp_path / "copy.db")
+
     def test_a_later_start_goes_on_from_its_position(
-        self, factory: LoggedFactory, follower: Follower, stage: Stage, tmp_path: Path
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, tmp_path: Path
     ) -> None:
         shutil.copytree(tmp_path / "follower", tmp_path / "killed")
-        with closing(Follower(tmp_path / "killed", SMALL)) as again:
+        with closing(SqliteFollower(tmp_path / "killed", SMALL)) as again:
             assert again.position.lsn == len(factory.log.records) - 1
             factory.log.bring(again)
             equal(store_of(stage), again)

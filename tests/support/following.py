@@ -19,9 +19,10 @@ from veilmq.model.commands import AnyCommand
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied
 from veilmq.store import Store
+from veilmq.store.log import Diverged
 from veilmq.store.options import Options
-from veilmq.store.sqlite.effects import LOCAL, Diverged
-from veilmq.store.sqlite.follower import Follower
+from veilmq.store.sqlite.effects import LOCAL
+from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 
 
@@ -30,7 +31,7 @@ class FollowedLog:
 
     def __init__(self, path: Path, options: Options) -> None:
         self.epoch = 1
-        self.follower: Follower | None = Follower(path, options)
+        self.follower: SqliteFollower | None = SqliteFollower(path, options)
         self.records = 0
 
     def append(self, lsn: int, record: bytes) -> None:

@@ -20,6 +20,7 @@ try:
 except ModuleNotFoundError as error:
     end_without(error)
 
+from veilmq.cli.cluster import register as register_cluster
 from veilmq.cli.history import register as register_history
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
@@ -72,6 +73,7 @@ def application() -> typer.Typer:
     register_history(app)
     register_work(app)
     register_verify(app)
+    register_cluster(app)
     register_pipeline(app)
     return app
 

@@ -21,6 +21,7 @@ _EXTRAS: Final = {
         "aiohttp", "certifi", "cryptography", "httptools", "prometheus_client", "rich", "starlette", "typer", "uvicorn",
         "yarl",
     ),
+    "cluster": ("psycopg",),
     "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
 }  # fmt: skip
 """The extra that installs each import; none is installed by a plain `pip install veilmq`."""

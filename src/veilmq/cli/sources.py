@@ -16,7 +16,8 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure, file_advice
 from veilmq.server.config.files import FileInvalid, read_toml
-from veilmq.server.config.settings import FIELDS, Address, Field, SettingInvalid, Settings, parse
+from veilmq.server.config.parsing import parse
+from veilmq.server.config.settings import FIELDS, Address, Field, SettingInvalid, Settings
 
 PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"

@@ -1,16 +1,21 @@
-"""Opens an engine and its store on a data directory: the one place of the engine that knows SQLite."""
+"""Opens an engine and its store, or a follower, on a data directory: the one place of the engine that knows SQLite."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from veilmq.engine import Limits
 from veilmq.engine.engine import Engine
 from veilmq.store import Store
+from veilmq.store.log import Follower, Log
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.connections import SqliteError
+from veilmq.store.sqlite.disk.schema import VERSION
+from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 
+STATE_FORMAT: Final = VERSION
+"""What a record of a log means: servers of one cluster have the same."""
 DatabaseError: TypeAlias = SqliteError
 """What reading or closing a damaged database may raise."""
 
@@ -20,11 +25,17 @@ def open_directory(
     limits: Limits | None = None,
     options: Options | None = None,
     at_point: Callable[[str], None] = lambda point: None,
+    log: Log | None = None,
 ) -> tuple[Engine, Store]:
-    """Open both; `at_point` is called at each of the store's `CRASH_POINTS`.
+    """Open both; `at_point` is called at each of the store's `CRASH_POINTS`, and `log` makes the batches durable.
 
     Raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaRefused (SchemaOlder: `Options.migrates`), NotOurs,
-    SqliteTooOld, OSError, DatabaseError.
+    SqliteTooOld, OSError, DatabaseError; with a log NotAppended, AppendUnknown.
     """
-    store = SqliteStore(directory, options, at_point)
+    store = SqliteStore(directory, options, at_point, log)
     return Engine(limits or Limits()), store
+
+
+def open_follower(directory: Path, options: Options | None = None) -> Follower:
+    """Open a directory that follows a log. Raises as `open_directory`."""
+    return SqliteFollower(directory, options)

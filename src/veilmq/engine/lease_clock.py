@@ -69,6 +69,10 @@ class LeaseClock:
         if mark > now:
             self._begin(piece(mark, self._boot_ns(), self._wall()))
 
+    def take_over(self, at: Instant) -> None:
+        """Continue another machine's lease clock, which stood there, whatever this machine's wall time is."""
+        self._begin(piece(at, self._boot_ns(), self._wall()))
+
     def now(self) -> Instant:
         """The current instant of the lease clock."""
         elapsed = self._boot_ns() - self._since

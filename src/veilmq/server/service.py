@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
 from veilmq.engine.directory import open_directory
+from veilmq.engine.engine import Engine
 from veilmq.model.instant import Instant
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
@@ -61,6 +62,30 @@ class PushRoom(Protocol):
         ...
 
 
+class Cluster(Protocol):
+    """What the server needs of its cluster."""
+
+    async def open(self, undo: AsyncExitStack) -> tuple[Engine, Store] | None:
+        """Wait until this server owns the data, and open them; None: it shall wait no longer."""
+        ...
+
+    def holds(self) -> bool:
+        """Whether it owns them now."""
+        ...
+
+    async def keep(self, shell: Shell) -> None:
+        """Keep them until cancelled; end the shell if they are lost."""
+        ...
+
+
+class Stopped(Exception):
+    """The server was stopped before it served."""
+
+
+class ClusterRefused(Exception):
+    """The server cannot be part of its cluster: why, and what to do."""
+
+
 class Service:
     """Serves from `start` to `stop`."""
 
@@ -74,8 +99,9 @@ class Service:
         keys: Keys,
         clock: LeaseClock,
         at_point: Callable[[str], None] = lambda point: None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """at_point: called at each of the store's CRASH_POINTS (tests/support).
+        """at_point: called at each of the store's CRASH_POINTS (tests/support). cluster: None for a server alone.
 
         Raises OSError (also ssl.SSLError) if certificate and key cannot be loaded.
         """
@@ -97,6 +123,7 @@ class Service:
         self.issuer: IssuerTokens | None = None
         """The issuer of the bearer tokens that the Azure port accepts; None without one, and before the start."""
         self._at_point = at_point
+        self._cluster = cluster
         self._urls: dict[str, str] = {}
         self._closing: list[asyncio.Future[None]] = []
         self._undo = AsyncExitStack()
@@ -119,8 +146,8 @@ class Service:
     async def start(self, before_ports: Callable[[], None] = lambda: None) -> None:
         """Open everything and serve. before_ports: called before the ports open; if it raises, they do not.
 
-        Raises what `open_directory` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
-        nothing stays open then.
+        Raises what `open_directory` does, FileInvalid (queues), OSError (a port, a file), what `before_ports` does, and
+        in a cluster what `Cluster.open` does, and Stopped; nothing stays open then.
         """
         async with AsyncExitStack() as undo:
             await self._start(undo, before_ports)
@@ -133,14 +160,12 @@ class Service:
             declared = queues_file.read(settings.queues, self.keyring.accounts, checks=self.keyring.checks)
             if declared.region is not None and isinstance(self.keyring, DevelopmentKeyring):
                 self.keyring.live_in(declared.region)
-        engine, self.store = open_directory(
-            settings.data, settings.engine_limits(), settings.store_options(), self._at_point
-        )
-        undo.callback(self.store.close)
-        self.clock.start(self.store.mark)
-        self.shell = Shell(engine, self.store, self.clock)
+        engine, self.store = await self._open(undo)
+        self.shell = Shell(engine, self.store, self.clock, holds=None if self._cluster is None else self._cluster.holds)
         self.shell.start()
         undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
+        if self._cluster is not None:
+            undo.callback(asyncio.create_task(self._cluster.keep(self.shell)).cancel)
         self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         self.refused_waits.start()
         engine.unread.reading = self._reading_bytes
@@ -155,6 +180,21 @@ class Service:
         await self._listen(undo, "azure", settings.azure, self._azure())
         await self._listen(undo, "mns", settings.mns, self._mns())
         self.announce({})
+
+    async def _open(self, undo: AsyncExitStack) -> tuple[Engine, Store]:
+        """Open the data and start the clock."""
+        settings = self.settings
+        if self._cluster is not None:
+            opened = await self._cluster.open(undo)
+            if opened is None:
+                raise Stopped
+            return opened
+        engine, store = open_directory(
+            settings.data, settings.engine_limits(), settings.store_options(), self._at_point
+        )
+        undo.callback(store.close)
+        self.clock.start(store.mark)
+        return engine, store
 
     def _sqs(self, account_alias: str | None) -> tuple[AnyCodec, Hosts]:
         settings = self.settings

@@ -6,6 +6,7 @@ at a time, and only from the server that owns the shard. Who owns it, and how th
 store calls `append` between its statements and its COMMIT, and needs to know three ends of it.
 """
 
+from pathlib import Path
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -64,6 +65,35 @@ class Log(Protocol):
 
         lsn: the number of the last record, plus one.
         """
+        ...
+
+
+class Diverged(Exception):
+    """A follower does not hold what the owner held: its directory must be filled anew."""
+
+
+class Follower(Protocol):
+    """Keeps a data directory as the owner's is. One thread."""
+
+    @property
+    def position(self) -> Position:
+        """The last record that it has."""
+        ...
+
+    def apply(self, lsn: int, epoch: int, record: bytes) -> None:
+        """Apply the next record. Raises Diverged, with nothing changed; StoreUnknown: close it, and open it again."""
+        ...
+
+    def copy(self, file: Path) -> Position:
+        """Write a copy of the state, which a follower can open, and check it; returns the last record that it has.
+
+        Any thread, beside `apply`. Raises Diverged if the check found anything; DestinationTaken, DatabaseFailed,
+        OSError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the directory."""
         ...
 
 

@@ -49,10 +49,18 @@ class ServerProcess:
 
     def start(self) -> "ServerProcess":
         """Returns once all ports accept connections. Raises RuntimeError with the log if they do not."""
+        return self.begin().opened()
+
+    def begin(self) -> "ServerProcess":
+        """Start it without waiting: a server of a cluster opens its ports when it owns the queues."""
         free = [part for name in PORTS for part in (f"--{name}", "127.0.0.1:0")]
         command = [*VEILMQ, "serve", "--data", str(self.data), *free, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log)
+        return self
+
+    def opened(self) -> "ServerProcess":
+        """Wait until all ports accept connections. Raises as `start`."""
         for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
             holder = read_holder(self.data)
             # The admin port is announced last.

@@ -38,7 +38,7 @@ from veilmq.server.config.settings import FIELDS, Address, Settings
 _CLOCK_STEP_S_SHOWN: Final = 60
 """A shorter step is no warning."""
 _Endpoint = Callable[[Request], Awaitable[Response]]
-_SECRET: Final = frozenset({"credentials", "tls_key"})
+_SECRET: Final = frozenset({"cluster", "credentials", "tls_key"})
 """Settings that are not shown: callers must not learn where secrets are."""
 
 

@@ -30,11 +30,11 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import veilmq
 from veilmq.cli.access import TOKEN_FILE
-from veilmq.cli.failures import Exit, Failure, closed_to_user, file_advice, foreign
+from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
@@ -44,9 +44,12 @@ from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import set_up
-from veilmq.server.service import Service
+from veilmq.server.service import ClusterRefused, Service, Stopped
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
+
+if TYPE_CHECKING:
+    from veilmq.cli.serve.member import ClusterMember
 
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
@@ -94,10 +97,12 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
         log.warning("%s is no setting: did you mean %s?", name, meant)
     if path := external_path(settings.external_url).decode():
         log.warning(_STRIPPED, path, path)
-    service = _service(settings, _keys(settings))
+    clock = LeaseClock()
+    member = _member(settings, clock)
+    service = _service(settings, _keys(settings), clock, member)
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(service, manager))
+        return runner.run(_run(service, manager, member))
 
 
 def _keys(settings: Settings) -> Keys:
@@ -111,9 +116,25 @@ def _keys(settings: Settings) -> Keys:
         raise Failure(Exit.USAGE, f"--credentials: {error}", file_advice(error, missing=made)) from None
 
 
-def _service(settings: Settings, keys: Keys) -> Service:
+def _member(settings: Settings, clock: LeaseClock) -> "ClusterMember | None":
+    """This server in its cluster; None for a server alone."""
+    if settings.cluster is None:
+        return None
     try:
-        return Service(settings, keys, LeaseClock())
+        from veilmq.cli.serve.member import ClusterMember
+
+        return ClusterMember(settings, clock)
+    except ModuleNotFoundError as error:
+        end_without(error)
+    except ClusterRefused as error:
+        raise Failure(Exit.USAGE, f"--cluster: {error}") from None
+    except OSError as error:
+        raise _in_the_way(error, settings) from None
+
+
+def _service(settings: Settings, keys: Keys, clock: LeaseClock, member: "ClusterMember | None") -> Service:
+    try:
+        return Service(settings, keys, clock, cluster=member)
     except ssl.SSLError as error:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
@@ -150,15 +171,20 @@ def _tell_end_of_pushes(service: Service, pushing: asyncio.Task[None]) -> None:
         log.error("no pushes any more, until a restart", exc_info=error)
 
 
-async def _run(service: Service, manager: str | None) -> Exit:
+async def _run(service: Service, manager: str | None, member: "ClusterMember | None") -> Exit:
     settings = service.settings
     ended = asyncio.Event()
-    _on_signals(ended, service)
+    _on_signals(ended, service, member)
+    if member is not None:
+        notify(manager, READY)  # following may last for months
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()
     with AdminEntry(settings.admin, settings.data) as entry:
         try:
             await _start(service, settings, entry)
+        except Stopped:
+            log.info("stopped")
+            return Exit.DONE
         finally:
             gc.enable()
         return await _serve(service, manager, ended, entry)
@@ -242,7 +268,7 @@ async def _serve(service: Service, manager: str | None, ended: asyncio.Event, en
     return Exit.DONE
 
 
-def _on_signals(ended: asyncio.Event, service: Service) -> None:
+def _on_signals(ended: asyncio.Event, service: Service, member: "ClusterMember | None") -> None:
     loop = asyncio.get_running_loop()
 
     def end(number: signal.Signals) -> None:
@@ -251,6 +277,8 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
         ended.set()
+        if member is not None:
+            member.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
@@ -282,6 +310,8 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
         raise Failure(Exit.DIRECTORY, str(error), advice) from None
     except NotOurs as error:
         raise foreign(settings.data, error) from None
+    except ClusterRefused as error:
+        raise Failure(Exit.USAGE, f"--cluster: {error}") from None
     except (DirectoryUnsafe, DatabaseUnusable, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:

@@ -1,8 +1,8 @@
 """Every setting of the server, as one frozen value.
 
 Strategy: the fields of `Settings` are the whole table: name, type, bounds, default and help text. Flags, `VEILMQ_*`
-variables and the keys of `--config` are derived from it (cli/sources.py), so a new field has all three. `parse`
-converts one given value; rules that join several fields are checked for every `Settings` value.
+variables and the keys of `--config` are derived from it (cli/sources.py), so a new field has all three.
+parsing.py converts one given value; rules that join several fields are checked for every `Settings` value.
 
 What `--simulate NAME=VALUE` makes a server do, for the tests of programs that use it:
 
@@ -12,9 +12,10 @@ push-header-case=documented header names of pushes as Alibaba's Java sample look
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from ipaddress import ip_address, ip_network
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
+from socket import gethostname
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,7 @@ from msgspec import Meta
 
 from veilmq.engine import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message_type import POINTER, TYPE_ATTRIBUTE
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.http import Limits as ListenerLimits
 from veilmq.store.options import MIB, Options
@@ -68,16 +69,6 @@ def simulated(given: Iterable[str]) -> Simulated:
         else:
             found = found._replace(documented_case=value == "documented")
     return found
-
-
-PORT_MAX: Final = 65_535
-_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,9})")
-_DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
-_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?(?:/[^\s?#@]*)?")
-_ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
-
-_ATTRIBUTE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
 
 
 class SettingInvalid(Exception):
@@ -249,6 +240,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Bytes, Meta(description="Sends are refused below this much free disk (or below 2 % of it, if less).")
     ] = 256 * MIB
     cache_bytes: Annotated[Bytes, Meta(description="Memory for database pages.")] = 64 * MIB
+    cluster: Annotated[
+        str | None,
+        Meta(description="The PostgreSQL that holds the cluster's log; `data` is then a copy. See docs/cluster.md."),
+    ] = None
+    cluster_name: Annotated[
+        str | None, Meta(description="This server's name in the cluster, if not the machine's host name.")
+    ] = None
+    single_copy: Annotated[
+        bool, Meta(description="Take a PostgreSQL without a synchronous standby: losing its machine loses messages.")
+    ] = False
     shutdown_deadline_s: Annotated[Seconds, Meta(description="For requests under way to end at shutdown.")] = 10.0
 
     def __post_init__(self) -> None:
@@ -278,6 +279,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def addresses(self) -> dict[str, Address]:
         """All ports by name."""
         return {"sqs": self.sqs, "azure": self.azure, "mns": self.mns, "admin": self.admin}
+
+    @property
+    def server_name(self) -> str:
+        """This server's name in its cluster."""
+        return self.cluster_name or gethostname()
 
     @property
     def sqs_domain(self) -> str | None:
@@ -333,8 +339,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def shown(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, as plain values for the log. None is a secret."""
+        """The settings that differ from their defaults, as plain values for the log, without secrets."""
         plain = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != FIELDS[name].default}
+        if self.cluster is not None:
+            plain["cluster"] = "given"  # it may hold a password
         return {name: str(value) if isinstance(value, Path | Address) else value for name, value in plain.items()}
 
 
@@ -371,6 +379,8 @@ _METAVARS: Final = {
     "console_hosts": "NAMES",
     "push_allow": "NETWORKS",
     "simulate": "NAME=VALUE",
+    "cluster": "URL",
+    "cluster_name": "NAME",
 }
 _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
 
@@ -388,110 +398,3 @@ def _fields() -> dict[str, Field]:
 
 
 FIELDS: Final[Mapping[str, Field]] = _fields()
-_HINTS: Final = get_type_hints(Settings, include_extras=True)
-
-
-def parse(name: str, given: object, *, from_text: bool) -> Any:
-    """The value of the setting of that name. Raises SettingInvalid; the name must be one of `FIELDS`.
-
-    given: a value of a TOML file, or (from_text) the text of a flag or environment variable.
-    """
-    kind = FIELDS[name].type
-    if kind is Address:
-        return _address(name, given)
-    if kind is Path:
-        text = _text(name, given, "a path")
-        if text.startswith("~"):  # files do not expand it, nor do most shells after `--data=`
-            raise SettingInvalid(name, f"expected a path without ~, not {given!r}: only a shell expands ~")
-        return Path(text)
-    if FIELDS[name].listed:
-        return _listed(name, given)
-    if get_origin(kind) is Literal:
-        if given not in get_args(kind):
-            raise SettingInvalid(name, f"expected one of {', '.join(get_args(kind))}, not {given!r}")
-        return given
-    if kind is str:
-        return _patterned(name, given)
-    try:
-        return msgspec.convert(given, _HINTS[name], strict=not from_text)
-    except msgspec.ValidationError as error:
-        bound = _BOUND.search(str(error))
-        allowed = f"{_PLAIN[kind]} {bound[0].removesuffix('.0')}" if bound else _PLAIN[kind]
-        raise SettingInvalid(name, f"expected {allowed}, not {given!r}") from None
-
-
-_PLAIN: Final[dict[Any, str]] = {int: "a whole number", float: "a number of seconds", bool: "true or false"}
-_BOUND: Final = re.compile(r"[<>]=? [\d.]+")
-"""The bound in msgspec's message about a number out of range."""
-
-
-_TEXTS: Final = {
-    "external_url": (_URL, "http://HOST[:PORT][/PATH] or https://..., without user, query or fragment"),
-    "base_domain": (_DOMAIN, "a domain name such as queues.example"),
-    "type_attribute": (_ATTRIBUTE, "a name of 1 to 256 of A-Z a-z 0-9 _ - and periods"),
-    "type_pointer": (POINTER, "a JSON pointer (RFC 6901) such as /type or /detail/kind"),
-    "azure_issuer": (_TOKEN_NAME, "what the claim says, such as https://login.example/tenant/v2.0"),
-    "azure_audience": (_TOKEN_NAME, "what the claim says, such as api://queues"),
-}
-
-
-def _text(name: str, given: object, allowed: str) -> str:
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise SettingInvalid(name, f"expected {allowed}, not {given!r}")
-    return given
-
-
-def _patterned(name: str, given: object) -> str:
-    pattern, allowed = _TEXTS[name]
-    text = _text(name, given, allowed)
-    found = pattern.fullmatch(text)
-    if not found:
-        raise SettingInvalid(name, f"expected {allowed}")  # the given value may contain a password
-    port = found.groupdict().get("port")
-    if port is not None and int(port) > PORT_MAX:
-        raise SettingInvalid(name, f"a port is a number up to {PORT_MAX}, not {port}")
-    return text
-
-
-def _address(name: str, given: object) -> Address:
-    found = _ADDRESS.fullmatch(given) if isinstance(given, str) else None
-    if found is None:
-        raise SettingInvalid(name, f"expected HOST:PORT such as 127.0.0.1:9324 or [::1]:9324, not {given!r}")
-    if int(found[3]) > PORT_MAX:
-        raise SettingInvalid(name, f"{given}: a port is a number up to {PORT_MAX}, not {found[3]}")
-    host = found[1] or found[2]
-    if found[1]:
-        try:
-            ip_address(host)
-        except ValueError:
-            raise SettingInvalid(name, f"expected an IPv6 address in the brackets of {given!r}") from None
-    return Address(host, int(found[3]))
-
-
-def _is_network(text: str) -> bool:
-    """Whether it has the form ADDRESS/BITS without host bits."""
-    try:
-        ip_network(text)
-    except ValueError:
-        return False
-    return "/" in text and text.rpartition("/")[2].isdecimal()
-
-
-_LISTS: Final[dict[str, tuple[Callable[[str], object], str]]] = {
-    "push_allow": (_is_network, "networks such as 10.0.0.0/8 or fd00::/8, without bits of a host"),
-    "console_hosts": (_DOMAIN.fullmatch, "host names without a port, such as queues.example"),
-    "cors_origins": (_ORIGIN.fullmatch, "origins such as https://app.example, or *"),
-    "simulate": (is_known, ALLOWED),
-}
-
-
-def _listed(name: str, given: object) -> tuple[str, ...]:
-    fits, allowed = _LISTS[name]
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise SettingInvalid(name, f"expected {allowed}, not {given!r}")
-    listed = [part.strip() for text in texts for part in text.split(",") if part.strip()]
-    for part in listed:
-        if not fits(part):
-            raise SettingInvalid(name, f"expected {allowed}, not {part!r}")
-    return tuple(listed)

@@ -18,7 +18,7 @@ import apsw
 import msgspec
 
 from veilmq.store.errors import NotOurs
-from veilmq.store.log import Log, Position, Record, checksum
+from veilmq.store.log import Diverged, Log, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
 
 BULKY: Final = ("history", "memtable", "message")
@@ -29,10 +29,6 @@ _POSITION: Final = "SELECT lsn, epoch, checksum FROM log_position"
 _MOVE: Final = "INSERT OR REPLACE INTO log_position VALUES (1, ?, ?, ?)"
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _RECORD: Final = msgspec.msgpack.Decoder(Record)
-
-
-class Diverged(Exception):
-    """A file does not hold what the owner's held: it must be replaced by a copy."""
 
 
 def position(connection: apsw.Connection) -> Position | None:

@@ -4,20 +4,25 @@ Strategy: the file is a cache of the log. So no commit is synced: after a power 
 and its position says which record comes next. A file that differs is not mended but replaced.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import msgspec
 
+from veilmq.model.errors import StoreUnknown
 from veilmq.store.directory import DataDirectory
-from veilmq.store.log import Position, checksum
+from veilmq.store.errors import DatabaseFailed
+from veilmq.store.log import Diverged, Position, checksum
 from veilmq.store.options import Options
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, open_writer
+from veilmq.store.sqlite.tools.backup import backup
+from veilmq.store.sqlite.tools.integrity import check
 
 
-class Follower:
-    """Owns a data directory until `close`. Opening raises as `SqliteStore`."""
+class SqliteFollower:
+    """See `Follower`. Opening raises as `SqliteStore`."""
 
     def __init__(self, path: Path, options: Options | None = None) -> None:
         """Creates the directory if it is missing; the first record then fills it."""
@@ -41,15 +46,32 @@ class Follower:
         return self._position
 
     def apply(self, lsn: int, epoch: int, record: bytes) -> None:
-        """Apply the next record. Raises Diverged, with nothing changed: give up the file then; apsw.Error."""
+        """See `Follower.apply`."""
         following = Position(lsn, epoch, checksum(record))
-        effects.apply(self._connection, self._position, following, record)
-        self._position = following
-        self._checkpointer.committed(self._wal_pages)
+        try:
+            effects.apply(self._connection, self._position, following, record)
+            self._position = following
+            self._checkpointer.committed(self._wal_pages)
+        except apsw.CorruptError as error:
+            raise Diverged(f"record {lsn}: {error}") from error
+        except apsw.Error as error:
+            raise StoreUnknown(reason=f"record {lsn}: {error}") from error
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
         return apsw.SQLITE_OK
+
+    def copy(self, file: Path) -> Position:
+        """See `Follower.copy`."""
+        try:
+            backup(self._directory.database, file, is_owner=True, replica=True)
+            report = check(file, is_owner=True)
+        except apsw.Error as error:
+            raise DatabaseFailed(str(error)) from error
+        if report.problems:
+            raise Diverged(f"a check of the copy found: {report.problems[0].text}")
+        with closing(apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+            return effects.position(connection) or Position(0, 0, 0)
 
     def close(self) -> None:
         """Release the files."""

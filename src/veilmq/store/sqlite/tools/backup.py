@@ -37,11 +37,13 @@ def _unseen(_done: int, _total: int) -> None:
     """Report progress to nobody."""
 
 
-def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> None:
+def backup(
+    database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False, replica: bool = False
+) -> None:
     """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
 
     is_owner: the caller owns the database and has applied the redo log, so nothing is lost if the log's file is
-    missing.
+    missing. replica: the copy is to follow the same log, so it keeps its secret and its position there.
 
     Raises DestinationTaken (it exists), NotOurs, SchemaRefused, DatabaseFailed, OSError; then there is no `copy`.
     """
@@ -53,7 +55,10 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         _copy(database, part, progress, is_owner)
-        renew(part)
+        if replica:
+            _single_file(part).close()
+        else:
+            renew(part)
         os.rename(part, copy)
     except BaseException as error:
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
@@ -141,9 +146,8 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
 def renew(part: Path) -> None:
     """Give the copy its own secret, sign everybody out of the console there, take it out of its cluster, and make it a
     single file."""
-    connection = apsw.Connection(str(part))
+    connection = _single_file(part)
     try:
-        connection.pragma("journal_mode", "DELETE")  # the copy is in WAL mode, and its -wal would carry the part's name
         connection.pragma("synchronous", "EXTRA")
         connection.pragma("secure_delete", True)
         connection.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
@@ -152,3 +156,10 @@ def renew(part: Path) -> None:
                 connection.execute(f"DELETE FROM {table}")
     finally:
         connection.close()
+
+
+def _single_file(part: Path) -> apsw.Connection:
+    """Open the copy, which is in WAL mode, and whose -wal would carry the part's name."""
+    connection = apsw.Connection(str(part))
+    connection.pragma("journal_mode", "DELETE")
+    return connection

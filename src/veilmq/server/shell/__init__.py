@@ -24,7 +24,7 @@ from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
-from veilmq.server.committer import Committer
+from veilmq.server.shell.committer import Committer
 from veilmq.store import Store
 
 _QUIET_TURNS: Final = 3
@@ -78,6 +78,7 @@ _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
 _ADVANCE_STEPS_MAX: Final = 2_000
+_LEASE_ENDED: Final = "this server's lease of the shard has ended"
 
 logger = logging.getLogger("veilmq.shell")
 
@@ -170,10 +171,12 @@ class Shell:
         stopwatch: Callable[[], float] = perf_counter,
         cpu_time: Callable[[], float] = thread_time,
         committer: type[Committer] = Committer,
+        holds: Callable[[], bool] | None = None,
     ) -> None:
         """stopwatch: the committer's clock for durations, in seconds. cpu_time: CPU seconds of the loop's thread.
 
         A simulation gives both, and a committer without a thread, so that it can repeat itself (tests/simulation).
+        holds: in a cluster, whether this server's lease runs. What was not committed is answered only while it does.
         """
         self.engine = engine
         self.store = store
@@ -191,6 +194,7 @@ class Shell:
         self._moved = False
         """The clock is being moved; do not treat that as a stall."""
         self._stopping = False
+        self._holds = holds
         self._queries = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix="veilmq-query")
 
     def start(self) -> None:
@@ -279,11 +283,18 @@ class Shell:
 
     async def query(self, command: Peek) -> Outcome:
         """Answer from committed state, on a thread."""
-        return await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
+        outcome = await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
+        return outcome if self._holds is None or self._holds() else StoreFailed(reason=_LEASE_ENDED)
+
+    def abort(self, reason: str) -> None:
+        """Answer nobody any more but with an error, and write nothing: another server owns the data. A commit under way
+        ends first."""
+        if self.broken is None and self._committing is None:
+            self._break(Batch([], []), StoreUnknown(reason=reason))
 
     def answer_parked(self) -> None:
         """At shutdown: answer the parked receives, and park none from now on."""
-        self._deliver(self.engine.drain_waiters())
+        self._deliver_unwritten(self.engine.drain_waiters())
 
     async def stop(self, deadline_s: float) -> None:
         """Answer the parked receives, finish the current batch and the submitted calls, and stop.
@@ -360,7 +371,7 @@ class Shell:
             self._soon()
             return
         self._turned = now
-        self._deliver(engine.expire_waiters(now))
+        self._deliver_unwritten(engine.expire_waiters(now))
         batch = engine.take_batch(now)
         if batch is None:
             self._idle.set()
@@ -385,7 +396,7 @@ class Shell:
             self._applied = applied
             self._committer.commit(self.store.commit, takes_long=self.store.commit_takes_long)
         else:
-            self._deliver(engine.committed(batch, applied))
+            self._deliver_unwritten(engine.committed(batch, applied))
             self._soon()
 
     def _sleep(self, now: Instant) -> None:
@@ -431,6 +442,14 @@ class Shell:
                 break
         if not self.failed.done():
             self.failed.set_result(None)
+
+    def _deliver_unwritten(self, answers: list[Answer]) -> None:
+        """Send answers that no commit confirmed. If the lease has ended, another server may have changed what they say:
+        then their clients are to ask again."""
+        if answers and self._holds is not None and not self._holds():
+            ended = StoreFailed(reason=_LEASE_ENDED)
+            answers = [(ticket, [ended] * len(outcomes)) for ticket, outcomes in answers]
+        self._deliver(answers)
 
     def _deliver(self, answers: list[Answer]) -> None:
         for ticket, outcomes in answers:

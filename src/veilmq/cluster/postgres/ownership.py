@@ -23,7 +23,7 @@ from uuid import UUID
 import psycopg
 
 from veilmq.cluster.postgres import Postgres, Session, Uncertain, Unfit, Unreachable
-from veilmq.cluster.schema import SHARD, Shard, admit, look
+from veilmq.cluster.postgres.schema import SHARD, Shard, admit, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner
 

@@ -22,9 +22,9 @@ import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8
 
-from veilmq.cluster.ownership import Ownership
 from veilmq.cluster.postgres import ClusterError, Postgres, Session, Uncertain, Unfit, Unreachable
-from veilmq.cluster.schema import SHARD, Shard, add_segment, drop_segments, look, segment_table, segments
+from veilmq.cluster.postgres.ownership import Ownership
+from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look, segment_table, segments
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
 
 log = logging.getLogger("veilmq.cluster")

@@ -37,6 +37,14 @@ _TABLES: Final = """
         id int primary key references veilmq.shard,
         epoch bigint not null, beat bigint not null, clock bigint not null, renewed timestamptz not null
     );
+    create table veilmq.snapshot (
+        lsn bigint primary key, epoch bigint not null, checksum bigint not null, size bigint not null,
+        parts bytea[] not null
+    );
+    create table veilmq.snapshot_part (
+        lsn bigint, number int, content bytea not null, primary key (lsn, number)
+    );
+    alter table veilmq.snapshot_part alter column content set storage external;
 """
 _COLUMNS: Final[LiteralString] = "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address"
 # A record is compressed already, and nothing needs a vacuum before its table is dropped.

@@ -1,0 +1,87 @@
+"""`veilmq cluster`: makes a cluster in a PostgreSQL, and shows the state of one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.output import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from veilmq.cluster.postgres import Postgres
+
+_Url = Annotated[
+    str,
+    typer.Option(
+        "--cluster", metavar="URL", envvar="VEILMQ_CLUSTER", help="Its PostgreSQL: postgresql://USER@HOST1,HOST2/NAME."
+    ),
+]
+_SingleCopy = Annotated[bool, typer.Option("--single-copy", envvar="VEILMQ_SINGLE_COPY", help="No standby is needed.")]
+_Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    cluster = typer.Typer(help="Several servers that share their queues.", no_args_is_help=True, rich_markup_mode=None)
+    cluster.command("init")(_init)
+    cluster.command("status")(_status)
+    app.add_typer(cluster, name="cluster")
+
+
+def _init(
+    url: _Url,
+    lease: Annotated[
+        float,
+        typer.Option("--lease", metavar="SECONDS", min=1, max=60, help="Until a silent owner is replaced."),
+    ] = 3,
+    single_copy: _SingleCopy = False,
+) -> None:
+    """Create a cluster's tables in a PostgreSQL. Does nothing where they are."""
+    from veilmq.cluster.postgres.schema import init
+    from veilmq.engine.directory import STATE_FORMAT
+
+    with _asking(url, single_copy) as postgres:
+        shard = init(postgres, state_format=STATE_FORMAT, lease_us=int(lease * 1e6))
+    print(f"cluster {shard.incarnation}: start its servers with `veilmq serve --cluster URL`")
+
+
+def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False) -> None:
+    """Show who owns the queues, how long the log is, and which standbys confirm it."""
+    from veilmq.cluster.postgres.status import status
+
+    with _asking(url, single_copy) as postgres:
+        found = status(postgres)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    owner = f"{found.owner or 'nobody'}, epoch {found.epoch}"
+    if not found.owned:
+        owner += ": its lease has ended" if found.owner else ""
+    print(f"cluster   {found.incarnation}, records of format {found.format}")
+    print(f"owner     {owner}")
+    print(f"lease     {found.lease_s:g} s, renewed {found.renewed_s:.1f} s ago")
+    print(f"log       {found.records} records, {found.segments} segments, {found.log_bytes} bytes")
+    print(f"snapshot  {f'of record {found.snapshot}' if found.snapshot else 'none yet'}")
+    for standby in found.standbys:
+        print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
+    if not found.standbys:
+        print("standby   none: losing PostgreSQL's machine loses messages")
+    if not found.owned:
+        raise typer.Exit(int(Exit.WRONG))
+
+
+@contextmanager
+def _asking(url: str, single_copy: bool) -> Iterator[Postgres]:
+    """Raises Failure with what is wrong with the PostgreSQL."""
+    from veilmq.cluster.postgres import ClusterError, Postgres
+
+    try:
+        yield Postgres(url, single_copy=single_copy)
+    except ClusterError as error:
+        raise Failure(Exit.WRONG, str(error)) from None

@@ -1,0 +1,317 @@
+"""One server of a cluster: follows the log in its own data directory, until it owns the shard.
+
+Strategy: the directory is a copy that may be lost. The follower reads the log a few times a second, looks at the
+owner's sign of life beside it, and takes over once that has stood still for longer than a lease. After the take-over it
+reads the rest of the log, in a later statement, and only then is the directory opened as a store. A copy that has
+diverged is thrown away, and filled again from the log.
+
+The lease clock goes on where the owner's was: from its last renewal on, by the time that this server has measured
+since, or else by what PostgreSQL's clock and its own wall time agree on. So a take-over ends no lease early, even where
+the clocks of two machines are an hour apart.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
+from veilmq.cluster.postgres.log import LogDiverged, LogReader, LogTrimmed
+from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, StillOwned
+from veilmq.cluster.postgres.schema import WrongCluster, look
+from veilmq.cluster.postgres.snapshots import SnapshotBad, Snapshots
+from veilmq.model.instant import Instant
+from veilmq.store.directory import COMMITTED, DATABASE, REDO
+from veilmq.store.errors import DatabaseFailed
+from veilmq.store.files import durable_write
+from veilmq.store.log import Diverged, Follower, NotOwner
+
+POLL_SECONDS: Final = 0.1
+"""How often a follower looks for new records and for the owner's sign of life."""
+LOOKS_BETWEEN: Final = 100
+"""After so many looks a follower asks whether a snapshot is due."""
+SNAPSHOT_BYTES: Final = 1 << 30
+"""A snapshot is due when the log since the last one has so many bytes, and at least as many as the state."""
+MEMBER_FILE: Final = "cluster.json"
+_COPY: Final = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE, REDO, COMMITTED)
+
+log = logging.getLogger("veilmq.cluster")
+
+
+class Membership(msgspec.Struct):
+    """What a server keeps beside its copy, to notice another cluster and another PostgreSQL."""
+
+    incarnation: UUID
+    holder: UUID
+    """Names the directory, which one process has at a time."""
+    system: int
+    timeline: int
+
+
+def membership(directory: Path) -> Membership | None:
+    """What the directory says; None: it is no copy of a cluster's. Raises Unfit, OSError."""
+    path = directory / MEMBER_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Membership)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise Unfit(f"{path} is damaged: remove the directory, it is filled again from the log ({error})") from error
+
+
+class Member:
+    """Follows, takes over, and remembers. One thread at a time."""
+
+    def __init__(
+        self,
+        dsn: str,
+        directory: Path,
+        open_follower: Callable[[Path], Follower],
+        read_boot_ns: Callable[[], int],
+        *,
+        state_format: int,
+        name: str,
+        address: str = "",
+        single_copy: bool = False,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+    ) -> None:
+        """state_format: what records this release reads and writes. name: unique in the cluster. address: where other
+        servers reach this one. Raises Unfit."""
+        self._directory = directory
+        self._open_follower = open_follower
+        self._boot_ns = read_boot_ns
+        self._format = state_format
+        self._snapshot_bytes = snapshot_bytes
+        self._name, self._address = name, address
+        self._kept = membership(directory)
+        seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
+        self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
+        self.lag = 0
+        """Records of the log that the copy lacked when it was last compared."""
+        self._trouble = ""
+
+    def follow(self, stopping: threading.Event) -> Ownership | None:
+        """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
+
+        Raises Unfit, and as the opening of a follower.
+        """
+        kept = self._join(stopping)
+        if kept is None:
+            return None
+        server = Server(self._name, self._address, kept.holder)
+        with ExitStack() as stack:
+            reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
+            candidate = stack.enter_context(closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns)))
+            snapshots = Snapshots(self.postgres, kept.incarnation)
+            copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots)))
+            dropping = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
+            writing = Snapshotting(self._directory, snapshots, dropping, self._snapshot_bytes)
+            stack.callback(writing.end)
+            looked = 0
+            while not stopping.is_set():
+                try:
+                    copy.catch_up(reader)
+                    candidate.look()
+                    if candidate.is_due():
+                        ownership = candidate.take_over()
+                        copy.catch_up(reader, ownership)
+                        self._keep(kept)
+                        return ownership
+                    looked += 1
+                    if looked % LOOKS_BETWEEN == 0:
+                        writing.begin(copy.follower)
+                except StillOwned as error:
+                    log.info("not taken over: %s", error)
+                except Unreachable as error:
+                    self._tell(str(error))
+                else:
+                    self._tell("")
+                stopping.wait(POLL_SECONDS)
+        return None
+
+    def _join(self, stopping: threading.Event) -> Membership | None:
+        """Find the cluster, for the first time or again. Waits while PostgreSQL is away."""
+        while not stopping.is_set():
+            try:
+                with self.postgres.connect() as session:
+                    shard = look(session, incarnation=None if self._kept is None else self._kept.incarnation)
+            except Unreachable as error:
+                self._tell(str(error))
+                stopping.wait(POLL_SECONDS * 10)
+                continue
+            self._tell("")
+            if shard.format != self._format:
+                raise Unfit(
+                    f"the cluster's records are of format {shard.format}, and this release has {self._format}: run the "
+                    "same release on all servers"
+                )
+            if self._kept is None:
+                if (self._directory / DATABASE).exists():
+                    raise WrongCluster(
+                        f"{self._directory} holds the data of a server alone: give this server an empty directory, or "
+                        "bring the data in with `veilmq cluster import`"
+                    )
+                self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
+            self._keep(self._kept)
+            return self._kept
+        return None
+
+    def _keep(self, kept: Membership) -> None:
+        seen = self.postgres.seen
+        if (kept.system, kept.timeline) != seen:
+            kept.system, kept.timeline = seen
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            durable_write(self._directory / MEMBER_FILE, msgspec.json.encode(kept))
+
+    def _tell(self, trouble: str) -> None:
+        """Log a trouble when it begins and when it is over."""
+        if trouble and not self._trouble:
+            log.warning("%s; trying again", trouble)
+        elif self._trouble and not trouble:
+            log.info("PostgreSQL answers again")
+        self._trouble = trouble
+
+
+class Copy:
+    """The copy in a directory, and what fills it."""
+
+    def __init__(self, directory: Path, open_follower: Callable[[Path], Follower], snapshots: Snapshots) -> None:
+        """Raises Unreachable, Unfit, and as the opening of a follower."""
+        self._directory = directory
+        self._open = open_follower
+        self._snapshots = snapshots
+        self._bad: set[int] = set()
+        """Snapshots that were no use."""
+        self._trimmed = ""
+        """Why the log alone cannot fill it."""
+        self._follower: Follower | None = self._filled()
+
+    @property
+    def follower(self) -> Follower:
+        """What applies the records."""
+        if self._follower is None:
+            self._follower = self._filled()
+        return self._follower
+
+    def catch_up(self, reader: LogReader, ownership: Ownership | None = None) -> None:
+        """Apply all that the log has. Raises Unreachable, Unfit.
+
+        ownership: held already. It is given back if the copy cannot be brought up to date.
+        """
+        try:
+            while self._apply(reader):
+                pass
+        except BaseException:
+            if ownership is not None:
+                with suppress(NotOwner, Unreachable, Unfit):
+                    ownership.hand_over("", ownership.before.clock)
+            raise
+
+    def _apply(self, reader: LogReader) -> bool:
+        """Apply the next records; whether there may be more."""
+        follower = self.follower
+        try:
+            entries = reader.read(follower.position)
+            for entry in entries:
+                follower.apply(entry.lsn, entry.epoch, entry.record)
+        except (Diverged, LogDiverged, LogTrimmed) as error:
+            log.error("%s: %s: the copy is thrown away and filled again", self._directory, error)
+            self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
+            self.close()
+            for name in _COPY:
+                (self._directory / name).unlink(missing_ok=True)
+            return True
+        return bool(entries)
+
+    def _filled(self) -> Follower:
+        """Open the copy, filled from a snapshot if there is none. Raises Unfit if that is needed and cannot be had."""
+        if not (self._directory / DATABASE).exists() and not self._fill() and self._trimmed:
+            raise Unfit(f"{self._directory} cannot be filled: {self._trimmed}, and no snapshot can be read")
+        return self._open(self._directory)
+
+    def _fill(self) -> bool:
+        """Put the newest good snapshot into the directory. Raises Unreachable, Unfit, OSError."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        part = self._directory / f"{DATABASE}.part"
+        for snapshot in self._snapshots.list():
+            if snapshot.position.lsn in self._bad:
+                continue
+            self._bad.add(snapshot.position.lsn)  # if it is good, it is not asked for again
+            try:
+                self._snapshots.read(snapshot, part)
+            except SnapshotBad as error:
+                log.error("%s: an older one is taken", error)
+                part.unlink(missing_ok=True)
+                continue
+            part.chmod(0o600)
+            part.rename(self._directory / DATABASE)
+            log.info("filled from the snapshot of record %d", snapshot.position.lsn)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+
+class Snapshotting:
+    """Writes a snapshot now and then, beside a follower, and drops the log before the older one."""
+
+    def __init__(self, directory: Path, snapshots: Snapshots, reader: LogReader, bytes_min: int) -> None:
+        """reader: of its own."""
+        self._directory = directory
+        self._snapshots = snapshots
+        self._reader = reader
+        self._bytes_min = bytes_min
+        self._thread: threading.Thread | None = None
+
+    def begin(self, follower: Follower) -> None:
+        """Look whether one is due, in a thread, unless that is under way."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, args=(follower,), name="veilmq-snapshot", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Wait for what is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, follower: Follower) -> None:
+        try:
+            self.write(follower)
+        except (Unreachable, Unfit, Diverged, DatabaseFailed, OSError) as error:
+            log.warning("no snapshot: %s", error)
+
+    def write(self, follower: Follower) -> None:
+        """Write one if it is due. Raises Unreachable, Unfit, Diverged, DatabaseFailed, OSError."""
+        size = (self._directory / DATABASE).stat().st_size
+        if self._snapshots.log_bytes() < max(self._bytes_min, size):
+            return
+        with self._snapshots.turn() as mine, TemporaryDirectory(dir=self._directory, prefix="snapshot-") as place:
+            if not mine:
+                return
+            copy = Path(place, DATABASE)
+            position = follower.copy(copy)
+            self._snapshots.write(copy, position)
+            log.info("wrote a snapshot of record %d, %d bytes", position.lsn, copy.stat().st_size)
+            older = self._snapshots.list()[-1].position.lsn
+            dropped = self._reader.drop_below(older)
+            if dropped:
+                log.info("dropped %d segments of the log, up to record %d", len(dropped), older)
+
+
+def begins_at(before: Before, mark: Instant, wall: Instant, since_us: int) -> Instant:
+    """Where a new owner's lease clock begins.
+
+    mark: of its store. wall: its own wall time. since_us: what it measured since it took over.
+    """
+    away_us = min(before.away_us, max(0, wall - since_us - before.clock))
+    return Instant(max(mark, before.clock + max(before.seen_us, away_us) + since_us))

@@ -1,0 +1,92 @@
+"""The state of a cluster, as its PostgreSQL shows it to anybody who asks."""
+
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from veilmq.cluster.postgres import Postgres, Unreachable
+from veilmq.cluster.postgres.log import LogReader
+from veilmq.cluster.postgres.schema import SHARD, look, segments
+
+_LEASE: Final = """
+    select beat, greatest(0, extract(epoch from clock_timestamp() - renewed))::float8 from veilmq.lease where id = %s
+"""
+_BYTES: Final = """
+    select coalesce(sum(pg_total_relation_size(oid)), 0)::bigint from pg_class
+    where relnamespace = 'veilmq'::regnamespace and relname like 'log\\_%%' and relkind = 'r'
+"""
+_STANDBYS: Final = """
+    select application_name, coalesce(sync_state, ''), coalesce(state, ''),
+           coalesce(extract(epoch from replay_lag), 0)::float8
+    from pg_stat_replication order by 1
+"""
+
+
+class Standby(msgspec.Struct):
+    """A standby that follows the primary now."""
+
+    name: str
+    sync: str
+    """`sync` or `quorum`: it confirms commits; `async` or `potential`: it does not."""
+    state: str
+    lag_s: float
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """See the module."""
+
+    incarnation: UUID
+    format: int
+    owner: str
+    """Empty: nobody, or whoever is faster."""
+    address: str
+    epoch: int
+    lease_s: float
+    renewed_s: float
+    """How long ago the owner renewed its lease, by PostgreSQL's clock."""
+    owned: bool
+    """Whether that was within a lease."""
+    records: int
+    """Number of the last record."""
+    segments: int
+    log_bytes: int
+    snapshot: int
+    """Number of the last record in the newest snapshot; 0: there is none."""
+    standbys: list[Standby]
+
+
+def status(postgres: Postgres) -> Status:
+    """Ask. Raises Unreachable, Unfit."""
+    try:
+        with postgres.connect() as session:
+            shard = look(session)
+            [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
+            [(log_bytes,)] = session.execute(_BYTES)
+            [(snapshot,)] = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
+            standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
+            count = len(segments(session))
+    except psycopg.Error as error:
+        raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+    reader = LogReader(postgres, shard.incarnation)
+    try:
+        end = reader.end()
+    finally:
+        reader.close()
+    lease_s = shard.lease_us / 1e6
+    return Status(
+        incarnation=shard.incarnation,
+        format=shard.format,
+        owner=shard.owner,
+        address=shard.address,
+        epoch=shard.epoch,
+        lease_s=lease_s,
+        renewed_s=renewed_s,
+        owned=shard.holder is not None and bool(beat) and renewed_s <= lease_s,
+        records=end.lsn,
+        segments=count,
+        log_bytes=log_bytes,
+        snapshot=snapshot,
+        standbys=standbys,
+    )
