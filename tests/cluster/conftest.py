@@ -27,9 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs them all, so that one pair is enough."""
+    """One worker runs all that need PostgreSQL, so that one pair is enough."""
     for item in items:
-        if "tests/cluster/" in item.nodeid:
+        if "tests/cluster/" in item.nodeid and "/test_peer_" not in item.nodeid:
             item.add_marker(pytest.mark.xdist_group("cluster"))
 
 

@@ -14,13 +14,14 @@ must run before leases that ended during it are granted anew, and a loop runs it
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, thread_time
 from typing import Final, Protocol
 
+from veilmq.cluster.peer.calls import Calls, Clock, Ticket
 from veilmq.engine.engine import Answer, Batch, Engine
-from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
+from veilmq.model.commands import Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
@@ -83,14 +84,6 @@ _LEASE_ENDED: Final = "this server's lease of the shard has ended"
 logger = logging.getLogger("veilmq.shell")
 
 
-class Clock(Protocol):
-    """The lease clock, as the shell reads it."""
-
-    def now(self) -> Instant:
-        """The current instant."""
-        ...
-
-
 class MovableClock(Clock, Protocol):
     """A lease clock that tests may move."""
 
@@ -133,34 +126,7 @@ class Stats:
         self.commit_us[-1] += 1
 
 
-class Ticket(Protocol):
-    """One call: its commands, and the receiver of the answer."""
-
-    @property
-    def commands(self) -> Sequence[AnyCommand]:
-        """At least one command; all of a call are applied in one batch."""
-        ...
-
-    def answer(self, outcomes: list[Outcome]) -> None:
-        """Receive one durable outcome per command, on the loop. Must not raise."""
-        ...
-
-
-class _Waiting:
-    """The ticket of `Shell.call`."""
-
-    __slots__ = ("commands", "future")
-
-    def __init__(self, commands: Sequence[AnyCommand], future: asyncio.Future[list[Outcome]]) -> None:
-        self.commands = commands
-        self.future = future
-
-    def answer(self, outcomes: list[Outcome]) -> None:
-        if not self.future.done():
-            self.future.set_result(outcomes)
-
-
-class Shell:
+class Shell(Calls):
     """Runs one engine on the running loop, from `start` to `stop`."""
 
     def __init__(
@@ -242,44 +208,6 @@ class Shell:
         """An answer with messages could not be written: release them."""
         self.engine.undeliver(command, outcome, self._clock.now())
         self._soon()
-
-    async def call(self, *commands: AnyCommand) -> list[Outcome]:
-        """Run commands as one call and wait for their outcomes."""
-        ticket = _Waiting(commands, self._loop.create_future())
-        self.submit(ticket, self._clock.now())
-        try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            self._abandon(ticket)
-            raise
-
-    async def receive(self, command: Receive, ended: asyncio.Event) -> list[Outcome]:
-        """Run a receive that waits no longer once its client has ended its input."""
-        ticket = _Waiting((command,), self._loop.create_future())
-        self.submit(ticket, self._clock.now())
-
-        def answer_soon(_: object) -> None:
-            if ended.is_set() and not ticket.future.done():
-                self.answer_soon(ticket)
-
-        ending = asyncio.ensure_future(ended.wait())
-        ending.add_done_callback(answer_soon)
-        try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            self._abandon(ticket)
-            raise
-        finally:
-            ending.cancel()
-
-    def _abandon(self, ticket: _Waiting) -> None:
-        """Cancel a call that nobody awaits; its answer may have come in this very turn of the loop."""
-        if not ticket.future.done() or ticket.future.cancelled():
-            self.cancel(ticket)
-            return
-        command, (outcome, *_) = ticket.commands[0], ticket.future.result()
-        if isinstance(command, Receive) and isinstance(outcome, Received):
-            self.undeliver(command, outcome)
 
     async def query(self, command: Peek) -> Outcome:
         """Answer from committed state, on a thread."""

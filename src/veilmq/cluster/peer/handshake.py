@@ -1,0 +1,153 @@
+"""Who may send frames: both sides name themselves, then both prove that they know the cluster's secret.
+
+Strategy: without I/O. Each side sends a `Hello` with a nonce. A proof is the HMAC-SHA256 of its role and of both hellos
+as they were sent, so that it holds for this connection alone, for these names, and in one direction. The caller proves
+itself first. Everything that can be told without the secret (another version, another cluster, oneself) is told before
+it. Whoever refuses says why in one sentence, and closes.
+
+Before changing it: the handshake says who is at the other end, but does not protect what follows; where others can
+change what is on the wire, use TLS. A hello is short, so that a stranger costs a few hundred bytes and one HMAC.
+"""
+
+import hmac
+import secrets
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from veilmq.cluster.peer import VERSION, Identity
+from veilmq.cluster.peer.frames import ENCODER, MALFORMED
+
+HELLO_BYTES_MAX: Final = 1_024
+SECRET_BYTES_MIN: Final = 16
+_MAGIC: Final = "veilmq-peer"
+_NONCE_BYTES: Final = 32
+
+
+class Role(StrEnum):
+    """The two ends of a connection."""
+
+    CALLER = "caller"
+    OWNER = "owner"
+
+
+class Refusal(Exception):
+    """The connection is refused. `reason` is a short name for counts, the text says what to do."""
+
+    def __init__(self, reason: str, text: str, *, told: bool = False) -> None:
+        """told: the peer said so, and need not be told."""
+        super().__init__(text)
+        self.reason, self.told = reason, told
+
+
+class _Hello(msgspec.Struct, array_like=True):
+    magic: str
+    version: int
+    cluster: str
+    server: str
+    nonce: bytes
+
+
+class _Proof(msgspec.Struct, array_like=True, tag=1):
+    digest: bytes
+
+
+class _Refused(msgspec.Struct, array_like=True, tag=2):
+    reason: str
+    text: str
+
+
+_HELLO: Final = msgspec.msgpack.Decoder(_Hello)
+_ANYTHING: Final = msgspec.msgpack.Decoder()
+_ANSWER: Final = msgspec.msgpack.Decoder(_Proof | _Refused)
+
+
+def refused(refusal: Refusal) -> bytes:
+    """What tells the peer."""
+    return ENCODER.encode(_Refused(refusal.reason, str(refusal)))
+
+
+class Handshake:
+    """One side of one handshake. `done`: the peer has proved itself. `peer`: its name, from its hello on."""
+
+    def __init__(self, role: Role, identity: Identity, secret: bytes, expects: str | None = None) -> None:
+        """expects: the server that the caller means to reach. Raises ValueError for a secret that is too short."""
+        if len(secret) < SECRET_BYTES_MIN:
+            raise ValueError(f"the peer secret must have at least {SECRET_BYTES_MIN} bytes")
+        self._role, self._identity, self._secret, self._expects = role, identity, secret, expects
+        hello = _Hello(_MAGIC, VERSION, identity.cluster, identity.server, secrets.token_bytes(_NONCE_BYTES))
+        self.hello: Final = ENCODER.encode(hello)
+        self.done = False
+        self.peer = ""
+        self._peers_hello = b""
+
+    def receive(self, frame: bytes) -> bytes | None:
+        """Take the peer's next frame; returns the frame to send, if there is one. Raises Refusal."""
+        if not self._peers_hello:
+            self._take_hello(frame)
+            return self._proof(self._role) if self._role is Role.CALLER else None
+        other = Role.OWNER if self._role is Role.CALLER else Role.CALLER
+        self._take_answer(frame, other)
+        return self._proof(self._role) if self._role is Role.OWNER else None
+
+    def _take_hello(self, frame: bytes) -> None:
+        try:
+            answer = _ANSWER.decode(frame)
+        except MALFORMED:
+            pass
+        else:
+            raise _said(answer)  # the port is closing, or has no room for strangers
+        try:
+            given = _ANYTHING.decode(frame)
+        except MALFORMED:
+            given = None
+        if not isinstance(given, list) or given[:1] != [_MAGIC]:
+            raise Refusal("no peer", "it does not speak the peer protocol: check the address")
+        if given[1:2] != [VERSION]:
+            both = f"it speaks version {given[1:2]} of the peer protocol, this server {VERSION}"
+            raise Refusal("version", f"{both}: upgrade the older one of the two")
+        try:
+            hello = _HELLO.decode(frame)
+        except MALFORMED as error:
+            raise Refusal("no peer", f"its hello is malformed: {error}") from error
+        self.peer = hello.server
+        self._peers_hello = frame
+        mine = self._identity
+        if hello.cluster != mine.cluster:
+            both = f"it is of cluster {hello.cluster}, this server of {mine.cluster}"
+            raise Refusal("cluster", f"two clusters: {both}; check --cluster and --advertise of both")
+        if hello.server == mine.server:
+            text = f"the address leads to this server itself, or two servers are called {mine.server}"
+            raise Refusal("itself", f"{text}; check --advertise of both")
+        if self._expects is not None and hello.server != self._expects:
+            text = f"the address of server {self._expects} leads to {hello.server}"
+            raise Refusal("other server", f"{text}; check --advertise of both")
+
+    def _take_answer(self, frame: bytes, other: Role) -> None:
+        try:
+            answer = _ANSWER.decode(frame)
+        except MALFORMED as error:
+            raise Refusal("no peer", f"its proof is malformed: {error}") from error
+        if not isinstance(answer, _Proof):
+            raise _said(answer)
+        if not hmac.compare_digest(answer.digest, self._digest(other)):
+            text = "it has another secret: all servers of a cluster need the same VEILMQ_PEER_SECRET"
+            raise Refusal("secret", text)
+        self.done = True
+
+    def _proof(self, role: Role) -> bytes:
+        return ENCODER.encode(_Proof(self._digest(role)))
+
+    def _digest(self, role: Role) -> bytes:
+        hellos = [self.hello, self._peers_hello]
+        if self._role is Role.OWNER:
+            hellos.reverse()
+        return hmac.digest(self._secret, ENCODER.encode([role.value, *hellos]), "sha256")
+
+
+def _said(answer: _Proof | _Refused) -> Refusal:
+    """What the peer says of this server."""
+    if isinstance(answer, _Refused):
+        return Refusal(answer.reason, f"it refused this server and said: {answer.text}", told=True)
+    return Refusal("no peer", "it sent a proof before its hello")

@@ -1,0 +1,295 @@
+"""The owner's side of the peer port: carries out what other servers ask for, on this server's shell.
+
+Strategy: a call of a peer becomes a ticket of the shell, like a client's request. What ends a request on one machine
+ends it here: a peer that is gone takes all its calls with it, and messages that were granted to it and did not leave
+this machine are given back. A message whose outcome has left may be with its client: it keeps its lease.
+
+Every server opens the port. While it does not own the shard it answers each call with who does.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from veilmq.cluster.peer import Identity, Limits
+from veilmq.cluster.peer.calls import Calls
+from veilmq.cluster.peer.connection import Connection
+from veilmq.cluster.peer.frames import (
+    FROM_CALLER,
+    AnswerSoon,
+    Call,
+    Cancel,
+    Garbage,
+    NotOwner,
+    outcomes_of,
+    settle,
+)
+from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
+from veilmq.engine.unread import Unread
+from veilmq.model.commands import AnyCommand, Peek, Receive
+from veilmq.model.errors import Overloaded, StoreFailed
+from veilmq.model.outcomes import Outcome, Received
+
+log = logging.getLogger("veilmq.peer")
+
+
+def count_trouble(counts: Counter[str], reason: str, text: str) -> None:
+    """Count a refusal, and log the first of its reason, the tenth, the hundredth and so on."""
+    counts[reason] += 1
+    count = counts[reason]
+    if count == 10 ** (len(str(count)) - 1):
+        log.warning("%s%s", text, f" ({count} times so far)" if count > 1 else "")
+
+
+class PeerPort:
+    """The peer port of one server, on the loop that opened it.
+
+    refused: connections that were refused, by reason. peers: the servers that are connected, by name.
+    """
+
+    def __init__(self, identity: Identity, secret: bytes, limits: Limits | None = None) -> None:
+        """Raises ValueError for a secret that is too short."""
+        self.identity, self.limits = identity, limits or Limits()
+        self._secret = secret
+        self.refused: Counter[str] = Counter()
+        self.shell: Calls | None = None
+        self.unread = Unread(0)
+        self.owner: str | None = None
+        self._connections: set[_Peer] = set()
+        self._server: asyncio.Server | None = None
+        self._closing = False
+        self._empty = asyncio.Event()
+        self._handshake()
+
+    async def open(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
+        """Open the port; 0 takes a free one: see `address`. Raises OSError if the address is not available."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Peer(self, self._handshake()),
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else self.limits.handshake_s,
+        )
+
+    def _handshake(self) -> Handshake:
+        return Handshake(Role.OWNER, self.identity, self._secret)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the first socket."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    @property
+    def peers(self) -> list[str]:
+        """The servers that are connected."""
+        return sorted(each.handshake.peer for each in self._connections if each.handshake.done)
+
+    @property
+    def calls(self) -> int:
+        """Calls of all peers in flight."""
+        return sum(len(each.calls) for each in self._connections)
+
+    def lead(self, shell: Calls, unread: Unread) -> None:
+        """This server owns the shard: carry calls out on that shell. unread: that of its engine."""
+        self.shell, self.unread, self.owner = shell, unread, None
+
+    def follow(self, owner: str | None) -> None:
+        """Another server owns the shard, or nobody that is known. Receives that wait here are sent on to it; the shell
+        still answers other calls that it has."""
+        self.shell, self.owner = None, owner
+        for each in list(self._connections):
+            each.send_waiting_on(owner)
+
+    async def close(self) -> None:
+        """Stop accepting, and drop all connections. What they have in flight is cancelled."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        for each in list(self._connections):
+            each.end(ConnectionResetError("this server stops"))
+        if self._connections:
+            await self._empty.wait()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    # What the connections call.
+
+    def joined(self, peer: "_Peer") -> None:
+        """A connection was made. Raises Refusal if there is no room for one that has not proved itself."""
+        strangers = sum(not each.handshake.done for each in self._connections)
+        self._connections.add(peer)
+        if strangers >= self.limits.strangers_max:
+            raise Refusal("full", "too many connections have not proved themselves yet")
+
+    def left(self, peer: "_Peer") -> None:
+        """A connection is gone."""
+        self._connections.discard(peer)
+        if self._closing and not self._connections:
+            self._empty.set()
+        why, name = peer.why, peer.handshake.peer
+        if isinstance(why, Refusal):
+            count_trouble(self.refused, why.reason, f"peer port: refused {peer.address}: {why}")
+        elif isinstance(why, Garbage):
+            count_trouble(self.refused, "garbage", f"peer port: dropped server {name} at {peer.address}: {why}")
+        elif peer.handshake.done and not self._closing:
+            log.info("peer port: server %s at %s left: %s", name, peer.address, why)
+
+
+class _Peer(Connection):
+    """The connection of one other server."""
+
+    def __init__(self, port: PeerPort, handshake: Handshake) -> None:
+        super().__init__(handshake, port.limits, FROM_CALLER)
+        self.calls: dict[int, _PeersCall] = {}
+        self._port = port
+        self._queued_bytes: Counter[str] = Counter()
+        """Bytes of messages that are yet to be given to the transport, by account."""
+        self._unread_bytes: Counter[str] = Counter()
+        """Bytes of messages that wait for the peer to read, as counted in `_unread`."""
+        self._unread = port.unread
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        try:
+            self._port.joined(self)
+        except Refusal as refusal:
+            self.end(refusal)
+
+    def proved(self) -> None:
+        log.info("peer port: server %s at %s joined", self.handshake.peer, self.address)
+
+    def received(self, frame: Any) -> None:
+        kind = type(frame)
+        if kind is Call:
+            self._call(frame)
+        elif kind is Cancel:
+            call = self.calls.pop(frame.id, None)
+            if call is not None:  # otherwise its outcomes are on their way
+                call.cancel()
+                self.send(outcomes_of(frame.id, ()))
+        elif kind is AnswerSoon:
+            call = self.calls.get(frame.id)
+            if call is not None and call.query is None:
+                call.shell.answer_soon(call)
+
+    def _call(self, frame: Call) -> None:
+        port, commands = self._port, frame.commands
+        shell = port.shell
+        if not commands or frame.id in self.calls:
+            raise Garbage("a call without commands, or with an id that is in use")
+        if shell is None:
+            self.send(NotOwner(frame.id, port.owner))
+            return
+        now = shell.now()
+        began = settle(commands, frame.age_us, shell.arrived(now))
+        limit = self.limits.calls_max
+        if len(self.calls) >= limit:
+            self.send(outcomes_of(frame.id, [Overloaded(limit=limit)] * len(commands)))
+            return
+        call = self.calls[frame.id] = _PeersCall(self, frame.id, commands, shell)
+        first = commands[0]
+        if type(first) is Peek:
+            call.query = asyncio.ensure_future(call.run(first))
+        else:
+            shell.submit(call, began)
+
+    def answer(self, call: "_PeersCall", outcomes: Sequence[Outcome]) -> None:
+        """Send the end of a call, unless it has had one."""
+        command, outcome = call.commands[0], outcomes[0]
+        granted = (command, outcome) if type(outcome) is Received and outcome.messages else None
+        if self.calls.get(call.id) is not call:
+            self._give_back(call.shell, granted)
+            return
+        del self.calls[call.id]
+        size = self.send(outcomes_of(call.id, outcomes), granted and (call.shell, granted))
+        if not size:
+            self._give_back(call.shell, granted)
+            text = "the answer is too large for a server that does not own the shard"
+            self.send(outcomes_of(call.id, [StoreFailed(reason=text)] * len(outcomes)))
+        elif granted is not None:
+            account = command.queue.account  # type: ignore[union-attr]
+            self._queued_bytes[account] += size
+            if self.paused:
+                self._count(Counter({account: size}))
+
+    def resume_writing(self) -> None:
+        self._uncount()
+        super().resume_writing()
+
+    def written(self) -> None:
+        if self.paused:
+            self._count(self._queued_bytes)
+        self._queued_bytes.clear()
+
+    def _count(self, unread_bytes: Counter[str]) -> None:
+        """The peer does not read fast enough: messages for these accounts wait for it."""
+        if not self._unread_bytes:
+            self._unread = self._port.unread
+        for account, size in unread_bytes.items():
+            self._unread.add(account, size)
+        self._unread_bytes.update(unread_bytes)
+
+    def _uncount(self) -> None:
+        for account, size in self._unread_bytes.items():
+            self._unread.remove(account, size)
+        self._unread_bytes.clear()
+
+    def _give_back(self, shell: Calls, granted: Any) -> None:
+        if granted is not None and type(granted[0]) is Receive:
+            shell.undeliver(*granted)
+
+    def send_waiting_on(self, owner: str | None) -> None:
+        """Another server owns the shard: the receives that wait here shall wait there."""
+        for call in list(self.calls.values()):
+            first = call.commands[0]
+            if type(first) is Receive and first.wait_us != 0:
+                del self.calls[call.id]
+                call.cancel()
+                self.send(NotOwner(call.id, owner))
+
+    def lost(self) -> None:
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            call.cancel()
+        for shell, granted in self.unsent:
+            self._give_back(shell, granted)
+        self._uncount()
+        self._port.left(self)
+
+
+class _PeersCall:
+    """A peer's call that is with the shell: its ticket."""
+
+    __slots__ = ("_peer", "commands", "id", "query", "shell")
+
+    def __init__(self, peer: _Peer, id_: int, commands: Sequence[AnyCommand], shell: Calls) -> None:
+        self._peer: Final = peer
+        self.id: Final = id_
+        self.commands: Final = commands
+        self.shell: Final = shell
+        self.query: asyncio.Task[None] | None = None
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        """See `Ticket`."""
+        self._peer.answer(self, outcomes)
+
+    async def run(self, command: Peek) -> None:
+        """Answer from committed state, beside the batches."""
+        try:
+            outcome = await self.shell.query(command)
+        except Exception as error:  # the request's edge: a failed query must not stop the others
+            log.exception("a peer's query failed")
+            outcome = StoreFailed(reason=str(error))
+        self.answer([outcome])
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self.query is not None:
+            self.query.cancel()
+        else:
+            self.shell.cancel(self)
