@@ -11,6 +11,8 @@ from veilmq.cluster.postgres import Postgres, Unfit
 from veilmq.cluster.postgres.log import LogDiverged, LogLost
 from veilmq.store.log import NotAppended, NotOwner, Position, checksum
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def promoted(cluster: Cluster) -> Iterator[None]:

@@ -19,6 +19,8 @@ from veilmq.store.log import AppendUnknown, NotAppended, Position, checksum
 from veilmq.store.sqlite.follower import Follower
 from veilmq.store.sqlite.store import SqliteStore
 
+pytestmark = pytest.mark.slow
+
 
 class Servers(SqliteFactory):
     """Two servers with a directory each. Whenever the store is opened, the other one takes over."""

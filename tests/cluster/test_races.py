@@ -19,6 +19,8 @@ from veilmq.cluster.postgres.schema import LEASE_US
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 from veilmq.testing import Random
 
+pytestmark = pytest.mark.slow
+
 Acknowledged = dict[int, tuple[int, bytes]]
 
 
