@@ -1,10 +1,15 @@
 """/api/v1/queues against a real engine and store, over HTTP."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.admin.server import TOKEN, Keys, running
 
+from veilmq.model.settings.access import AccessKey, Action, Grant
+from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
@@ -122,6 +127,64 @@ def test_a_peek_grants_nothing(orders: httpx.Client) -> None:
             ("a", 0, False),
             ("b", 0, False),
         ]
+
+
+def test_a_message_is_kept_under_a_name(orders: httpx.Client) -> None:
+    attribute = {"name": "a", "value": "9007199254740993"}
+    message = {"body": "paid \u00e9", "delay_us": 5, "type": "t", "attributes": [attribute]}
+    kept = orders.put(ORDERS + "/templates", json={"name": "paid", "message": message})
+    assert (kept.status_code, kept.json()) == (201, {"new": True})
+    assert orders.put(ORDERS + "/templates", json={"name": "empty", "message": {"body": ""}}).json()["new"]
+    assert orders.put(ORDERS + "/templates", json={"name": "paid", "message": message | {"type": "u"}}).json() == {
+        "new": False
+    }
+    shown = orders.get(ORDERS + "/templates").json()["templates"]
+    assert [(each["name"], each["by"]) for each in shown] == [("empty", "admin"), ("paid", "admin")]
+    whole = {"ttl_us": None, "priority": None, "group": None, "deduplication_id": None, "type": "u"}
+    assert shown[1]["message"] == message | whole | {"attributes": [attribute | {"type": "String"}]}
+    assert orders.post(ORDERS + "/messages", json={"messages": [shown[1]["message"]]}).status_code == 200
+    lines = orders.get("/api/v1/events?from=first&kind=operator_command").text.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [each["detail"]["act"] for each in told] == ["create", *["keep_template"] * 3]
+    assert "9007199254740993" not in str(told), "the history has no body"
+    for wrong, field in (
+        ({"name": "", "message": message}, "name"),
+        ({"name": "x" * 65, "message": message}, "name"),
+        ({"name": "a\u0000", "message": message}, "name"),
+        ({"name": "a", "message": message | {"body": "\u0000"}}, "message.body"),
+        ({"name": "a", "message": message | {"deduplication_id": "once"}}, "message.deduplication_id"),
+        ({"name": "a", "message": message | {"body": "x" * 70_000}}, "message"),
+        ({"name": "a"}, "message"),
+    ):
+        refused = orders.put(ORDERS + "/templates", json=wrong)
+        assert (refused.status_code, refused.json()["field"]) == (400, field)
+    assert orders.post(ORDERS + "/templates/drop", json={"name": "paid"}).status_code == 200
+    assert orders.post(ORDERS + "/templates/drop", json={"name": "paid"}).json()["field"] == "name"
+    assert len(orders.get(ORDERS + "/templates").json()["templates"]) == 1
+
+
+def test_templates_are_for_whoever_may_send_to_the_queue(tmp_path: Path) -> None:
+    def key(name: str, action: Action, account: str = "000000000000") -> AccessKey:
+        return AccessKey(name, "secret", account, grants=(Grant(frozenset({action}), ("orders",)),))
+
+    keys = [key("sender", Action.SEND), key("looker", Action.PEEK), key("other", Action.SEND, "111111111111")]
+    settings = Settings(admin_bodies=False)
+    for bodies in (True, False):
+        given = None if bodies else settings
+        with running(tmp_path / str(bodies), Keys(*keys), given) as server, httpx.Client(base_url=server.url) as http:
+            token = {"authorization": f"Bearer {TOKEN}"}
+            http.put(ORDERS, headers=token)
+            put = {"name": "n", "message": {"body": "needle"}}
+            assert http.put(ORDERS + "/templates", json=put, auth=("sender", "secret")).status_code == 201
+            read = http.get(ORDERS + "/templates", auth=("sender", "secret"))
+            assert (read.status_code, "needle" in read.text) == ((200, True) if bodies else (403, False))
+            for name in ("looker", "other"):
+                for answer in (
+                    http.get(ORDERS + "/templates", auth=(name, "secret")),
+                    http.put(ORDERS + "/templates", json=put, auth=(name, "secret")),
+                    http.post(ORDERS + "/templates/drop", json={"name": "n"}, auth=(name, "secret")),
+                ):
+                    assert (answer.status_code, "needle" in answer.text) == (403, False), name
 
 
 def test_a_purge_leaves_nothing(orders: httpx.Client) -> None:

@@ -95,6 +95,26 @@ def test_queues_whose_timeout_is_clearly_wrong(veilmq: Run) -> None:
     assert "calm" not in shown
 
 
+def test_a_message_is_sent_from_a_template(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    options = ("--type", "order", "--delay", "1h", "--attribute", "a=b=c")
+    assert veilmq("templates", "keep", "orders", "paid", "the body", *options).out == "kept paid\n"
+    assert veilmq("templates", "keep", "orders", "paid", "-", *options, stdin="from stdin").out == "replaced paid\n"
+    listed = veilmq("templates", "list", "orders").out
+    assert [word for word in ("paid", "order", "from stdin") if word not in listed] == []
+    (kept,) = veilmq("templates", "list", "orders", "--json").json
+    assert (kept["name"], kept["message"]["delay_us"]) == ("paid", 3_600_000_000)
+    assert veilmq("send", "orders", "--template", "paid", "--delay", "0s").code == 0
+    assert veilmq("send", "orders", "another", "--template", "paid", "--type", "other", "--delay", "0s").code == 0
+    shown = veilmq("peek", "orders", "--json").json
+    assert [(each["body"], each["type"]) for each in shown] == [("from stdin", "order"), ("another", "other")]
+    assert [each["attributes"][0]["value"] for each in shown] == ["b=c", "b=c"]
+    assert veilmq("send", "orders", "--template", "none").code == 1
+    assert veilmq("templates", "drop", "orders", "paid").out == "dropped paid\n"
+    assert veilmq("templates", "drop", "orders", "paid").code == 2
+    assert veilmq("templates", "list", "orders", "--json").out == ""
+
+
 def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     for _ in range(2):
         assert veilmq("queues", "create", "orders", "--id", "make").out == "created orders\n"

@@ -102,9 +102,69 @@ def test_a_dead_letter_is_sent_again_to_where_it_came_from(api: Api, visitor: Vi
 
 def test_where_bodies_are_not_shown_none_is_filled_in(tmp_path: Path) -> None:
     with bodiless(tmp_path) as (api, visitor, message):
+        kept = api.client.put(f"{QUEUES}/orders/templates", json={"name": "n", "message": {"body": "needle"}})
+        assert kept.status_code == 201
+        assert "needle" not in visitor.get(SEND).text
+        assert "needle" not in visitor.get(f"{SEND}?template=n").text
         answer = visitor.post(FILL, data=visitor.fields(SEND) | {"message": message})
         assert (answer.status_code, "needle" in answer.text) == (400, False)
         assert "peeked" not in api.kinds()
+
+
+KEEP = f"{SEND}/keep"
+TYPED = {
+    "body": "first\nsecond",
+    "type": "t",
+    "delay": "1 min",
+    "ttl": "1 h",
+    "priority": "3",
+    "attributes": "a=b=c\nd=",
+}
+
+
+def keep(visitor: Visitor, name: str, **typed: str) -> str:
+    """Keep a message as it is typed; returns where that leads."""
+    asked = visitor.post(KEEP, data=visitor.fields(SEND) | typed)
+    assert (asked.status_code, "Name <input" in asked.text) == (200, True)
+    kept = visitor.post(KEEP, data=hidden(asked.text, KEEP) | {"template": name})
+    assert kept.status_code == 303, plain(kept.text)
+    return str(kept.headers["location"])
+
+
+def test_a_message_is_kept_under_a_name_and_filled_in_again(orders: Api, server: Any, visitor: Visitor) -> None:
+    there = keep(visitor, "paid & <b>", **TYPED, deduplication_id="once")
+    assert "Kept as paid & <b>." in plain(visitor.get(there).text)
+    keep(visitor, "other", body="x")
+    with Visitor(server) as other:
+        other.sign_in(secret=admin.TOKEN)
+        page = other.get(SEND).text
+        (path,) = re.findall(r'href="([^"]*)" title="Fill in the form">paid', page)
+        filled = other.get(path).text
+        assert {name: value for name, value in form(filled).items() if value} == TYPED
+        again = other.post(KEEP, data=hidden(filled, SEND) | form(filled) | {"body": "new"})
+        assert 'value="paid &amp; &lt;b&gt;"' in again.text, "the name is there when it is kept again"
+        other.post(KEEP, data=hidden(again.text, KEEP) | {"template": "paid & <b>"})
+    names = [each["name"] for each in orders.client.get(f"{QUEUES}/orders/templates").json()["templates"]]
+    assert names == ["other", "paid & <b>"]
+    page = visitor.get(SEND).text
+    assert "new" in plain(page)
+    assert visitor.post(f"{SEND}/drop", data=hidden(page, f"{SEND}/drop") | {"name": "other"}).status_code == 303
+    assert "other" not in plain(visitor.get(SEND).text)
+    assert orders.client.get(f"{QUEUES}/orders").json()["counts"]["total"] == 0
+    refused = visitor.post(KEEP, data=visitor.fields(SEND) | {"body": "kept", "template": ""})
+    assert (refused.status_code, 'role="alert">' in refused.text, 'value="kept"' in refused.text) == (400, True, True)
+    assert visitor.get(f"{SEND}?template=none").status_code == 400
+
+
+def test_a_template_is_text(orders: Api, visitor: Visitor) -> None:
+    keep(visitor, "harmless", body="harmless")
+    known = {tag for tag, _ in tags(visitor.get(f"{SEND}?template=harmless").text).found}
+    for text in SOME:
+        there = keep(visitor, text[:64], body=text)
+        page = visitor.get(there)
+        assert page.status_code == 200
+        assert {tag for tag, _ in tags(page.text).found} <= known, text
+        visitor.post(f"{SEND}/drop", data=hidden(page.text, f"{SEND}/drop") | {"name": text[:64]})
 
 
 def test_what_was_sent_is_text(orders: Api, visitor: Visitor) -> None:

@@ -19,9 +19,8 @@ from veilmq.model.settings.queue import (
     PRIORITY_DEFAULT,
     LeasePlan,
     QueueKey,
-    QueueSettings,
     SettingsChange,
-    with_change,
+    TemplateCommand,
 )
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 
@@ -491,10 +490,5 @@ AnyTopicCommand = (
     | ListSubscriptions
 )
 MoveCommand = StartMove | CancelMove | ListMoves | StartJob | CancelJob
-UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush | SessionCommand
+UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush | SessionCommand | TemplateCommand
 AnyCommand = Operate | QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand
-
-
-def default_settings(command: CreateQueue) -> QueueSettings:
-    """The settings that creation gives: the defaults with the change applied."""
-    return with_change(with_change(QueueSettings(), command.defaults), command.change)

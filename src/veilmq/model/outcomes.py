@@ -11,7 +11,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.messages import Delivery
 from veilmq.model.moves import JobInfo, MoveInfo
-from veilmq.model.settings.queue import QueueInfo, QueueKey, XmlBody
+from veilmq.model.settings.queue import QueueInfo, QueueKey, Template, XmlBody
 from veilmq.model.settings.topic import SubscriptionInfo, TopicInfo
 
 
@@ -85,6 +85,18 @@ class Purged(msgspec.Struct, gc=False):
     """How many messages were deleted."""
 
     count: int
+
+
+class TemplateKept(msgspec.Struct, gc=False):
+    """new: there was none of that name."""
+
+    new: bool
+
+
+class TemplatesListed(msgspec.Struct, gc=False):
+    """All of a queue, by name."""
+
+    templates: list[Template]
 
 
 class QueueDescribed(msgspec.Struct, gc=False):
@@ -221,6 +233,8 @@ Result = (
     | QueueChanged
     | QueueDeleted
     | Purged
+    | TemplateKept
+    | TemplatesListed
     | QueueDescribed
     | QueuesListed
     | Swept

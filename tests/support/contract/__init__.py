@@ -47,6 +47,7 @@ from tests.support.contract.sends import TestSends
 from tests.support.contract.sessions import TestSessions
 from tests.support.contract.snapshots import TestSnapshots
 from tests.support.contract.stage import Stage, StoreFactory, stage
+from tests.support.contract.templates import TestTemplates
 from tests.support.contract.topics import TestTopics
 from tests.support.contract.turns import TestGroupTurns, TestTurns
 from tests.support.contract.xml_bodies import TestXmlBodies
@@ -89,6 +90,7 @@ SUITE = (
     TestSends,
     TestSessions,
     TestSnapshots,
+    TestTemplates,
     TestTopics,
     TestTurns,
     TestXmlBodies,

@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from hashlib import md5
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -52,11 +52,17 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     Received,
     Sent,
+    TemplateKept,
+    TemplatesListed,
 )
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import (
     PRIORITY_DEFAULT,
+    TEMPLATE_BYTES_MAX,
+    DropTemplate,
+    KeepTemplate,
     LeasePlan,
+    ListTemplates,
     QueueKey,
     RedriveAllowPolicy,
     RedrivePolicy,
@@ -70,6 +76,18 @@ class Asked(NamedTuple):
     queue: QueueKey
     origin: Origin
     arrived: Instant
+
+
+class NamedInput(inputs.Nothing, kw_only=True):
+    """The name of a template."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class TemplateInput(NamedInput):
+    """A message to keep under a name."""
+
+    message: inputs.MessageInput
 
 
 class Operation(NamedTuple):
@@ -197,6 +215,30 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
     )
 
 
+def _keep_template(asked: Asked, wanted: TemplateInput) -> Sequence[AnyCommand]:
+    _check_name("name", wanted.name)
+    if wanted.message.deduplication_id is not None:
+        raise ParameterInvalid(parameter="message.deduplication_id", reason="a template is sent more than once")
+    try:
+        _send_of(asked, 0, wanted.message)
+    except ParameterInvalid as error:
+        parameter = error.parameter.removeprefix("messages[0].")
+        raise ParameterInvalid(parameter=f"message.{parameter}", reason=error.reason) from None
+    message = encode(wanted.message)
+    if len(message) > TEMPLATE_BYTES_MAX:
+        reason = f"a template has at most {TEMPLATE_BYTES_MAX} bytes as JSON"
+        raise ParameterInvalid(parameter="message", reason=reason)
+    return (KeepTemplate(queue=asked.queue, name=wanted.name, message=message, principal=asked.origin.principal),)
+
+
+def _drop_template(asked: Asked, wanted: NamedInput) -> Sequence[AnyCommand]:
+    return (DropTemplate(queue=asked.queue, name=wanted.name),)
+
+
+def _templates(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
+    return (ListTemplates(queue=asked.queue),)
+
+
 def _check_name(path: str, name: str | None) -> None:
     """Check that every protocol can carry the name."""
     if name is not None and first_forbidden_character(name) is not None:
@@ -290,6 +332,22 @@ def _show_count(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {"count": outcome.count}
 
 
+def _show_templates(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    outcome = _first(outcomes)
+    assert isinstance(outcome, TemplatesListed)
+    return {
+        "templates": [
+            {"name": each.name, "message": msgspec.json.decode(each.message), "kept": each.kept, "by": each.principal}
+            for each in outcome.templates
+        ]
+    }
+
+
+def _show_kept(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    outcome = _first(outcomes)
+    return {"new": outcome.new} if isinstance(outcome, TemplateKept) else {}
+
+
 def _show_messages(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     outcome = _first(outcomes)
     assert isinstance(outcome, Received)
@@ -342,6 +400,9 @@ _TABLE: Final = (
     Operation("purge", "POST", "/purge", Action.PURGE, inputs.Nothing, _purge, _show_count),
     Operation("drop", "POST", "/quarantine/drop", Action.PURGE, inputs.DropInput, _drop, _show_results),
     Operation("send", "POST", "/messages", Action.SEND, inputs.SendInput, _send, _show_sent),
+    Operation("templates", "GET", "/templates", Action.SEND, inputs.Nothing, _templates, _show_templates),
+    Operation("keep_template", "PUT", "/templates", Action.SEND, TemplateInput, _keep_template, _show_kept),
+    Operation("drop_template", "POST", "/templates/drop", Action.SEND, NamedInput, _drop_template, _show_kept),
     Operation("receive", "POST", "/receive", Action.RECEIVE, inputs.ReceiveInput, _receive, _show_messages),
     Operation("extend", "POST", "/extend", Action.EXTEND, inputs.ExtendInput, _extend, _show_results),
     Operation("delete", "POST", "/delete", Action.DELETE, inputs.DeleteInput, _delete, _show_results),
@@ -353,7 +414,7 @@ OPERATIONS: Final = {operation.name: operation for operation in _TABLE}
 OF_MESSAGES: Final = frozenset({"send", "receive", "extend", "delete"})
 """Operations that the history tells of each message; only with a client's id also as a command of an operator."""
 
-OF_BODIES: Final = frozenset({"receive", "peek"})
+OF_BODIES: Final = frozenset({"receive", "peek", "templates"})
 """Operations whose answer has bodies in it."""
 
 encode: Final = msgspec.json.Encoder().encode

@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 """A string of RFC 9651, 3.3.3."""
 _ID: Final = re.compile(rf"[!-~]{{1,{COMMAND_ID_CHARACTERS_MAX}}}")
 _JSON: Final = msgspec.json.Encoder(order="deterministic")
-_UNTOLD: Final = frozenset({"tags"})
+_UNTOLD: Final = frozenset({"tags", "message"})
 """Members that may hold anything: the history tells that they were there, but not their values."""
 _COUNTED: Final = frozenset({"messages", "handles"})
 

@@ -20,7 +20,16 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.remote.jobs import cancel_job, list_jobs, show_job, start_job
-from veilmq.cli.remote.messages import delete, extend, peek, receive, send
+from veilmq.cli.remote.messages import (
+    delete,
+    drop_template,
+    extend,
+    keep_template,
+    list_templates,
+    peek,
+    receive,
+    send,
+)
 from veilmq.cli.remote.queues import (
     cancel_move,
     change_queue,
@@ -113,7 +122,7 @@ class Asked:
 
     def run_with(self, operation: str, queue: str, members: Mapping[str, Any]) -> dict[str, Any]:
         """The same with all members."""
-        if self.ids is None or operation == "describe":
+        if self.ids is None or operation in {"describe", "templates"}:
             return self.access.run(operation, self.queue(queue), members)
         return self.access.run(operation, self.queue(queue), members, next(self.ids))
 
@@ -192,6 +201,7 @@ def register(app: typer.Typer) -> None:
         "moves": {"start": start_move, "cancel": cancel_move},
         "jobs": {"start": start_job, "cancel": cancel_job},
         "quarantine": {"drop": drop_quarantined},
+        "templates": {"keep": keep_template, "drop": drop_template},
         "clock": {"accept": accept_clock},
     }
     looking: dict[str, dict[str, Callable[..., None]]] = {
@@ -209,6 +219,7 @@ def register(app: typer.Typer) -> None:
         "moves": {"list": list_moves},
         "jobs": {"list": list_jobs, "show": show_job},
         "quarantine": {"list": list_quarantined, "export": export_quarantined},
+        "templates": {"list": list_templates},
     }
     for group, text in (
         ("queues", "Queues."),
@@ -216,6 +227,7 @@ def register(app: typer.Typer) -> None:
         ("moves", "Message move tasks."),
         ("jobs", "Bulk acts that the server carries out: redrive, move, delete, purge, release."),
         ("quarantine", "Damaged messages that nobody receives."),
+        ("templates", "Messages that are kept under names, to be sent again."),
         ("clock", "The machine's clock."),
     ):
         noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)

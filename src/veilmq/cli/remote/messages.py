@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure, Unreachable
-from veilmq.cli.output import print_json
+from veilmq.cli.output import in_json, print_json
 from veilmq.cli.remote.options import Delay, Queue, Wait, duration_us, pairs
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
 _BATCH: Final = 100
+Ttl = Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")]
+Priority = Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")]
+Group = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Its group.")]
+Type = Annotated[str | None, typer.Option("--type", metavar="NAME", help="What kind of message.")]
+Attributes = Annotated[
+    list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated.")
+]
+TemplateName = Annotated[str, typer.Argument(metavar="NAME", help="The template's name.", show_default=False)]
 Handles = Annotated[
     list[str], typer.Argument(metavar="HANDLE", help="As `receive` printed it; several at once.", show_default=False)
 ]
@@ -31,29 +39,26 @@ def send(
         str | None, typer.Argument(metavar="BODY", help="Its text; left out or -: from stdin.", show_default=False)
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message.")] = False,
+    template: Annotated[
+        str | None, typer.Option("--template", metavar="NAME", help="A kept one; what is said here goes before.")
+    ] = None,
     delay: Delay = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")] = None,
-    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Its group.")] = None,
+    ttl: Ttl = None,
+    priority: Priority = None,
+    group: Group = None,
     deduplication_id: Annotated[
         str | None,
         typer.Option("--deduplication-id", metavar="ID", help="A FIFO queue takes one of an id in 5 minutes."),
     ] = None,
-    message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="What kind of message.")] = None,
-    attributes: Annotated[
-        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated.")
-    ] = None,
+    message_type: Type = None,
+    attributes: Attributes = None,
 ) -> None:
     """Send a message, or one for each line of stdin."""
-    shared = {
-        "delay_us": None if delay is None else duration_us("--delay", delay),
-        "ttl_us": None if ttl is None else duration_us("--ttl", ttl),
-        "priority": priority,
-        "group": group,
-        "deduplication_id": deduplication_id,
-        "type": message_type,
-        "attributes": [{"name": name, "value": value} for name, value in pairs("--attribute", attributes or [])],
-    }
+    shared = _members(delay, ttl, priority, group, message_type, attributes) | {"deduplication_id": deduplication_id}
+    if template is not None:
+        kept = _kept(asked, queue, template)
+        shared = kept | {name: value for name, value in shared.items() if value not in (None, [])}
+        body = kept["body"] if body is None and not lines else body
     if lines:
         if body is not None:
             raise Failure(Exit.USAGE, "--lines reads stdin: leave BODY out")
@@ -78,6 +83,75 @@ def send(
         print(f"sent {count - refused} messages")
     if refused:
         raise Failure(Exit.WRONG, f"{refused} of {count} messages were refused")
+
+
+def _members(
+    delay: str | None,
+    ttl: str | None,
+    priority: int | None,
+    group: str | None,
+    message_type: str | None,
+    attributes: list[str] | None,
+) -> dict[str, Any]:
+    """What these options say of a message, by the names of the API. Raises Failure."""
+    return {
+        "delay_us": None if delay is None else duration_us("--delay", delay),
+        "ttl_us": None if ttl is None else duration_us("--ttl", ttl),
+        "priority": priority,
+        "group": group,
+        "type": message_type,
+        "attributes": [{"name": name, "value": value} for name, value in pairs("--attribute", attributes or [])],
+    }
+
+
+def _kept(asked: "Asked", queue: str, name: str) -> dict[str, Any]:
+    """The message of that template. Raises Failure."""
+    for each in asked.run("templates", queue)["templates"]:
+        if each["name"] == name:
+            return dict(each["message"])
+    raise Failure(Exit.WRONG, f"{queue} has no template {name!r}", f"See `veilmq templates list {queue}`.")
+
+
+def list_templates(asked: "Asked", queue: Queue) -> None:
+    """List the messages that are kept to be sent again."""
+    found = asked.run("templates", queue)["templates"]
+    if asked.as_json:
+        for each in found:
+            print_json(each)
+        return
+    from veilmq.cli.output import instant, table
+
+    rows = []
+    for each in found:
+        message = each["message"]
+        told = [message[name] or "" for name in ("type", "group")]
+        rows.append([each["name"], *told, instant(each["kept"]), each["by"], message["body"]])
+    table(["name", "type", "group", "kept (UTC)", "by", "body"], rows)
+
+
+def keep_template(
+    asked: "Asked",
+    queue: Queue,
+    name: TemplateName,
+    body: Annotated[str, typer.Argument(metavar="BODY", help="Its text; -: from stdin.", show_default=False)],
+    delay: Delay = None,
+    ttl: Ttl = None,
+    priority: Priority = None,
+    group: Group = None,
+    message_type: Type = None,
+    attributes: Attributes = None,
+) -> None:
+    """Keep a message under a name, to be sent by `send --template`; it replaces the one of that name."""
+    text = next(iter(_from_stdin(lines=False))) if body == "-" else body
+    message = _members(delay, ttl, priority, group, message_type, attributes) | {"body": text}
+    shown = asked.run("keep_template", queue, name=name, message=message)
+    print(in_json(shown) if asked.as_json else f"{'kept' if shown['new'] else 'replaced'} {name}")
+
+
+def drop_template(asked: "Asked", queue: Queue, name: TemplateName) -> None:
+    """Delete a message that is kept."""
+    shown = asked.run("drop_template", queue, name=name)
+    print(in_json(shown) if asked.as_json else f"dropped {name}")
 
 
 def receive(

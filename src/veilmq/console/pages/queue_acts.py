@@ -8,6 +8,7 @@ address or in a browser's storage.
 """
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ from veilmq.console.calls import ApiRefused, queue_path
 from veilmq.console.pages.queue import PATH, console_path, key_of
 from veilmq.console.pages.settings import Given, settings_of
 from veilmq.console.sessions import Done
-from veilmq.console.showing import FormWrong, attributes_read, attributes_typed, count, number, span_us
+from veilmq.console.showing import FormWrong, attributes_read, attributes_typed, count, duration_typed, number, span_us
 from veilmq.console.visit import Page, Visit, Work
 from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
@@ -37,12 +38,67 @@ async def queue_page(
 
 
 async def send_form(visit: Visit) -> Response:
-    """A form to send a message."""
-    return await _send_page(visit, None, {})
+    """A form to send a message; with that of the template that the address names."""
+    name = visit.members.get("template")
+    kept = next((each for each in await _templates(visit) if each["name"] == name), None)
+    if kept is None:
+        wrong = FormWrong("template", "the queue has none of that name") if name else None
+        return await _send_page(visit, wrong, {})
+    return await _send_page(visit, None, _typed_of(kept["message"]) | {"template": kept["name"]})
 
 
-async def _send_page(visit: Visit, error: ApiRefused | None, given: dict[str, str]) -> Response:
-    return await queue_page(visit, "send.html", error, given, sent=visit.session.sent)
+async def _send_page(visit: Visit, error: ApiRefused | None, given: dict[str, str], *, keeps: bool = False) -> Response:
+    """keeps: ask under which name the message is to be kept."""
+    shown = {"sent": visit.session.sent, "templates": await _templates(visit), "keeps": keeps, "fields": _FIELDS}
+    return await queue_page(visit, "send.html", error, given, **shown)
+
+
+async def _templates(visit: Visit) -> list[dict[str, Any]]:
+    """Messages that are kept to be sent again, if their bodies may be shown."""
+    key = key_of(visit)
+    if not visit.shows_bodies or not visit.may("send", key.account, key.name):
+        return []
+    return list((await visit.api.get(queue_path(key, "/templates")))["templates"])
+
+
+def _typed_of(message: dict[str, Any]) -> dict[str, str]:
+    """A kept message as the form's fields have it."""
+    typed = {name: message[name] for name in ("body", "type", "group") if message[name]}
+    for name in ("delay", "ttl"):
+        if message[f"{name}_us"] is not None:
+            typed[name] = duration_typed(message[f"{name}_us"])
+    if message["priority"] is not None:
+        typed["priority"] = str(message["priority"])
+    return typed | {"attributes": attributes_typed(message["attributes"])}
+
+
+async def keep(visit: Visit) -> Response:
+    """Keep what the form has under a name, once that was asked for."""
+    key = key_of(visit)
+    typed, _ = await visit.checked_form()
+    if "template" not in typed:
+        return await _send_page(visit, None, typed | {"template": typed.get("was", "")}, keeps=True)
+
+    async def work(given: dict[str, str], once: str) -> Done:
+        message = _message(given)
+        members = {"name": given["template"], "message": message}
+        await visit.api.act("PUT", queue_path(key, "/templates"), members, once)
+        query = urlencode({"template": given["template"]})
+        return Done(f"Kept as {given['template']}.", console_path(key, f"/send?{query}"))
+
+    return await visit.act(work, lambda given, error: _send_page(visit, error, given, keeps=True))
+
+
+async def drop(visit: Visit) -> Response:
+    """Delete a template."""
+    key = key_of(visit)
+
+    async def work(given: dict[str, str], once: str) -> Done:
+        name = given.get("name", "")
+        await visit.api.act("POST", queue_path(key, "/templates/drop"), {"name": name}, once)
+        return Done(f"The template {name} was deleted.", console_path(key, "/send"))
+
+    return await visit.act(work, lambda given, error: _send_page(visit, error, {}))
 
 
 async def fill(visit: Visit) -> Response:
@@ -185,6 +241,8 @@ QUEUE_ACTS: Final = (
     Page(PATH + "/send", send_form),
     Page(PATH + "/send", send, "POST"),
     Page(PATH + "/send/fill", fill, "POST"),
+    Page(PATH + "/send/keep", keep, "POST"),
+    Page(PATH + "/send/drop", drop, "POST"),
     Page(PATH + "/settings", settings_form),
     Page(PATH + "/settings", change_settings, "POST"),
     Page(PATH + "/purge", purge_form),

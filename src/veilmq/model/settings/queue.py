@@ -225,6 +225,53 @@ class QueueCounts(msgspec.Struct, frozen=True, gc=False):
         return self.visible + self.delayed + self.in_flight
 
 
+TEMPLATES_MAX: Final = 20
+"""Of a queue."""
+TEMPLATES_OF_ACCOUNT_MAX: Final = 500
+TEMPLATE_BYTES_MAX: Final = 64 * 1024
+"""Of its JSON."""
+TEMPLATES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of all of an account."""
+
+
+class Template(msgspec.Struct, frozen=True, gc=False):
+    """A message that is kept under a name, to be sent again."""
+
+    name: str
+    message: bytes
+    """JSON, as the admin port takes it in a send."""
+    kept: Instant
+    principal: str
+
+
+class KeepTemplate(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Keep a message under a name, to be sent again; it replaces the one of that name. Outcome `TemplateKept`.
+
+    Errors QueueMissing; ParameterInvalid("name") if the queue or its account has as many as it may, or as many bytes.
+    """
+
+    queue: QueueKey
+    name: str
+    message: bytes
+    principal: str
+
+
+class DropTemplate(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Delete such a message. Outcome `Recorded`; errors QueueMissing, ParameterInvalid("name") if it is not there."""
+
+    queue: QueueKey
+    name: str
+
+
+class ListTemplates(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Those of the queue by name. Outcome `TemplatesListed`; errors QueueMissing."""
+
+    queue: QueueKey
+
+
+TemplateCommand = KeepTemplate | DropTemplate | ListTemplates
+
+
 class QueueInfo(msgspec.Struct, frozen=True, gc=False):
     """The current state of a queue.
 

@@ -47,6 +47,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import CloseSession, OpenSession, UseSession
+from veilmq.model.settings.queue import DropTemplate, KeepTemplate, ListTemplates
 from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases import handles
@@ -90,6 +91,9 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         ChangeQueue: _flushed(queue_commands.change),
         SuggestPlan: _flushed(queue_commands.suggest_plan),
         RevertPlan: _flushed(queue_commands.revert_plan),
+        KeepTemplate: _each(operators.keep_template),
+        DropTemplate: _each(operators.drop_template),
+        ListTemplates: _each(operators.list_templates),
         StartMove: _flushed(move_tasks.start),
         CancelMove: _flushed(move_tasks.cancel),
         StartJob: _flushed(jobs.start),

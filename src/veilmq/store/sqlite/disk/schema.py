@@ -336,8 +336,19 @@ CREATE TABLE log_position (
 ) STRICT;
 """
 
+_TEMPLATES: Final = """
+CREATE TABLE send_template (
+    incarnation INTEGER NOT NULL,    -- the queue's
+    name        TEXT NOT NULL,
+    message     BLOB NOT NULL,       -- JSON, as the admin port takes it in a send
+    kept        INTEGER NOT NULL,
+    principal   TEXT NOT NULL,
+    PRIMARY KEY (incarnation, name)
+) STRICT;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
-    _FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS, _LOG_POSITION,
+    _FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS, _LOG_POSITION, _TEMPLATES,
 )  # fmt: skip
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"

@@ -77,6 +77,7 @@ _REST: Final = (
     "INSERT OR IGNORE INTO origin SELECT DISTINCT origin, '', '', '' FROM job",
     "DELETE FROM retiming WHERE incarnation NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
     "DELETE FROM plan WHERE incarnation NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
+    "DELETE FROM send_template WHERE incarnation NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
     "INSERT OR IGNORE INTO expiry_hold VALUES (1, 0)",
     "UPDATE expiry_hold SET held_us = max(held_us, 0)",
 )

@@ -29,7 +29,6 @@ from veilmq.model.commands import (
     PurgeQueue,
     RevertPlan,
     SuggestPlan,
-    default_settings,
 )
 from veilmq.model.errors import (
     TARGET_MISSING,
@@ -81,7 +80,7 @@ _RETURNS_MAX: Final = 1_000
 
 def create(writer: Writer, command: CreateQueue) -> Outcome:
     """Create a queue; idempotent if the same queue exists."""
-    settings = default_settings(command)
+    settings = with_change(with_change(QueueSettings(), command.defaults), command.change)
     present = writer.queues.by_key.get(command.queue)
     if present is not None:
         wanted = settings if command.compare_all else with_change(present.settings, command.change)
@@ -269,7 +268,8 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
     for table in ("move_task", "job"):
         writer.write(f"DELETE FROM {table} WHERE source = ?", (queue.incarnation,))
-    writer.write("DELETE FROM plan WHERE incarnation = ?", (queue.incarnation,))
+    for table in ("plan", "send_template"):
+        writer.write(f"DELETE FROM {table} WHERE incarnation = ?", (queue.incarnation,))
     gone = _emptied(writer, queue, queue.generation)
     writer.queues.remove(queue)
     writer.forget_queue()

@@ -1,5 +1,5 @@
-"""Operators: each of their commands acts once, however often it comes with the same id, and stands in the history; and
-who of them is signed in at the console.
+"""Operators: each of their commands acts once, however often it comes with the same id, and stands in the history; who
+of them is signed in at the console; and the messages that they keep to send them again.
 
 Strategy: the outcome is kept in the batch that changes something, so no crash separates the two. A command that was
 refused has changed nothing, and nothing is kept of it: with the same id it may be tried again. What is kept has three
@@ -13,12 +13,31 @@ from typing import Any, Final, get_args
 import msgspec
 
 from veilmq.model.commands import AnyCommand, Operate
-from veilmq.model.errors import StoreFailed, VeilError, as_fields, from_fields
+from veilmq.model.errors import ParameterInvalid, QueueMissing, StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
 from veilmq.model.messages import id_text
-from veilmq.model.outcomes import JobStarted, Operated, Outcome, QueueChanged, QueueCreated, Recorded, Result
+from veilmq.model.outcomes import (
+    JobStarted,
+    Operated,
+    Outcome,
+    QueueChanged,
+    QueueCreated,
+    Recorded,
+    Result,
+    TemplateKept,
+    TemplatesListed,
+)
 from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, UseSession
+from veilmq.model.settings.queue import (
+    TEMPLATES_BYTES_MAX,
+    TEMPLATES_MAX,
+    TEMPLATES_OF_ACCOUNT_MAX,
+    DropTemplate,
+    KeepTemplate,
+    ListTemplates,
+    Template,
+)
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.batch.writer import Writer
 
@@ -154,3 +173,51 @@ def drop_sessions(writer: Writer) -> None:
     """Delete the sessions that are over."""
     if writer.read_one("SELECT 1 FROM console_session WHERE ends <= ?", (writer.now,)) is not None:
         writer.write("DELETE FROM console_session WHERE ends <= ?", (writer.now,))
+
+
+_OF_QUEUE: Final = "SELECT count(*), count(*) FILTER (WHERE name = ?2) FROM send_template WHERE incarnation = ?1"
+_OF_ACCOUNT: Final = (
+    "SELECT count(*), ifnull(sum(length(message)), 0) FROM send_template t JOIN queue q USING (incarnation)"
+    " WHERE q.account = ?1 AND NOT (t.incarnation = ?2 AND t.name = ?3)"
+)
+
+
+def keep_template(writer: Writer, command: KeepTemplate) -> Outcome:
+    """Keep a message to be sent again."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    ((count, is_there),) = writer.read(_OF_QUEUE, (queue.incarnation, command.name))
+    ((others, others_bytes),) = writer.read(_OF_ACCOUNT, (queue.key.account, queue.incarnation, command.name))
+    if not is_there and count >= TEMPLATES_MAX:
+        return ParameterInvalid(parameter="name", reason=f"a queue has at most {TEMPLATES_MAX} templates: drop one")
+    if others >= TEMPLATES_OF_ACCOUNT_MAX or others_bytes + len(command.message) > TEMPLATES_BYTES_MAX:
+        reason = f"an account has at most {TEMPLATES_OF_ACCOUNT_MAX} templates and {TEMPLATES_BYTES_MAX} bytes of them"
+        return ParameterInvalid(parameter="name", reason=reason)
+    row = (queue.incarnation, command.name, command.message, writer.now, command.principal)
+    writer.write("INSERT OR REPLACE INTO send_template VALUES (?, ?, ?, ?, ?)", row)
+    return TemplateKept(new=not is_there)
+
+
+def drop_template(writer: Writer, command: DropTemplate) -> Outcome:
+    """Delete one."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    ((_, is_there),) = writer.read(_OF_QUEUE, (queue.incarnation, command.name))
+    if not is_there:
+        return ParameterInvalid(parameter="name", reason="the queue has no template of that name")
+    writer.write("DELETE FROM send_template WHERE incarnation = ? AND name = ?", (queue.incarnation, command.name))
+    return Recorded()
+
+
+def list_templates(writer: Writer, command: ListTemplates) -> Outcome:
+    """Those of a queue."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    rows = writer.read(
+        "SELECT name, message, kept, principal FROM send_template WHERE incarnation = ? ORDER BY name",
+        (queue.incarnation,),
+    )
+    return TemplatesListed([Template(*row) for row in rows])
