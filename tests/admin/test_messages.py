@@ -1,5 +1,6 @@
 """GET /api/v1/messages/ID: one message, in whatever state it is, without a lease."""
 
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -111,6 +112,65 @@ def test_a_key_finds_what_it_may_peek_at(running: Any, tmp_path: Any) -> None:
         hidden = token.get(f"/api/v1/messages/{mail}?bodies=true", **peeks).json()
         assert (hidden["places"], hidden["last"]) == ([], None)
         assert token.get(f"/api/v1/messages/{orders}", auth=("SENDS", "s" * 20)).status_code == 403
+
+
+FIFO = f"{QUEUES}/lane.fifo"
+
+
+def given(http: httpx.Client, name: str, body: str, **members: Any) -> str:
+    message = {"body": body, "group": "a"} | members
+    return str(http.post(f"{QUEUES}/{name}/messages", json={"messages": [message]}).json()["messages"][0]["id"])
+
+
+def sends(http: httpx.Client, deduplication_id: str, **query: Any) -> list[tuple[str, str | None]]:
+    """The messages with that deduplication id, and their states."""
+    found = got(http, "/api/v1/messages", deduplication_id=deduplication_id, **query)
+    assert found["complete"]
+    return [(each["message"], each["state"]) for each in found["messages"]]
+
+
+def test_messages_are_found_by_their_deduplication_id(http: httpx.Client) -> None:
+    for name in ("lane.fifo", "other.fifo"):
+        assert http.put(f"{QUEUES}/{name}", json={"fifo": True, "content_deduplication": True}).status_code == 201
+    first = given(http, "lane.fifo", "1", deduplication_id="order/1 ü")
+    assert sends(http, "order/1 ü") == [(first, "visible")]
+    (taken,) = http.post(FIFO + "/receive", json={}).json()["messages"]
+    assert sends(http, "order/1 ü") == [(first, "in flight")]
+    http.post(FIFO + "/delete", json={"handles": [taken["handle"]]})
+    assert sends(http, "order/1 ü") == [(first, None)], "from the history"
+    assert given(http, "lane.fifo", "again", deduplication_id="order/1 ü") == first, "a duplicate is that message"
+    other = given(http, "other.fifo", "1", deduplication_id="order/1 ü")
+    assert sends(http, "order/1 ü") == [(other, "visible"), (first, None)]
+    assert sends(http, "order/1 ü", queue="lane.fifo") == [(first, None)]
+    assert sends(http, "order/1 ü", queue="000000000000/us-east-1/other.fifo") == [(other, "visible")]
+    assert sends(http, "order/1") == []
+    assert http.get("/api/v1/messages").json()["field"] == "deduplication_id"
+
+
+def test_an_id_made_of_the_body_is_found_in_its_queue_while_the_message_is_there(http: httpx.Client) -> None:
+    assert http.put(FIFO, json={"fifo": True, "content_deduplication": True}).status_code == 201
+    message = given(http, "lane.fifo", "hello")
+    made = sha256(b"hello").hexdigest()
+    assert sends(http, made, queue="lane.fifo") == [(message, "visible")]
+    assert sends(http, made) == [], "the history has the ids that senders gave"
+    (taken,) = http.post(FIFO + "/receive", json={}).json()["messages"]
+    assert sends(http, made, queue="lane.fifo") == [(message, "in flight")]
+    http.post(FIFO + "/delete", json={"handles": [taken["handle"]]})
+    assert sends(http, made, queue="lane.fifo") == []
+
+
+def test_a_key_finds_by_deduplication_id_what_it_may_peek_at(running: Any, tmp_path: Any) -> None:
+    grants = (Grant(frozenset({Action.PEEK}), ("mine.fifo",)),)
+    with running(tmp_path / "data", Keys(AccessKey("PEEKS", "s" * 20, "000000000000", grants=grants))) as server:
+        with client(server) as token:
+            for name in ("mine.fifo", "yours.fifo"):
+                assert token.put(f"{QUEUES}/{name}", json={"fifo": True}).status_code == 201
+                given(token, name, "a", deduplication_id="order-1")
+            asking = {"auth": ("PEEKS", "s" * 20), "params": {"deduplication_id": "order-1"}}
+            found = token.get("/api/v1/messages", **asking).json()["messages"]
+            assert [each["name"] for each in found] == ["mine.fifo"]
+            asking["params"]["queue"] = "yours.fifo"
+            assert token.get("/api/v1/messages", **asking).json()["messages"] == []
 
 
 def page(http: httpx.Client, **query: Any) -> tuple[list[int], dict[str, Any]]:

@@ -395,6 +395,27 @@ def test_a_queue_that_stands_still_says_behind_what(veilmq: Run) -> None:
     assert veilmq("queues", "show", "plain").out.startswith("0 visible, 0 in flight, 0 delayed\n")
 
 
+def test_a_message_is_found_by_its_deduplication_id(veilmq: Run) -> None:
+    for name in ("a.fifo", "b.fifo"):
+        veilmq("queues", "create", name, "--fifo")
+        veilmq("send", name, "x", "--group", "g", "--deduplication-id", "both")
+    sent = veilmq("send", "a.fifo", "y", "--group", "g", "--deduplication-id", "one", "--json").json[0]["id"]
+    assert veilmq("find", "one", "--json").json[0]["places"][0]["id"] == sent
+    assert veilmq("trace", "one", "--json").json[0]["message"] == sent
+    for command in ("find", "trace"):
+        several = veilmq(command, "both")
+        assert (several.code, several.err.splitlines()[0]) == (1, "veilmq: 2 messages have this deduplication id")
+        assert "a.fifo" in several.out
+        assert "b.fifo" in several.out
+        assert veilmq(command, "both", "--queue", "b.fifo").code == 0
+        none = veilmq(command, "none")
+        assert (none.code, none.err) == (1, "veilmq: no message has the deduplication id none\n")
+    uuid = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+    assert "no event of" in veilmq("find", uuid).err
+    veilmq("send", "a.fifo", "z", "--group", "g", "--deduplication-id", uuid)
+    assert veilmq("find", uuid).code == 0, "an id in this form may be either"
+
+
 def test_dead_letters_are_listed_with_where_they_went(veilmq: Run) -> None:
     veilmq("queues", "create", "dead")
     veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
@@ -533,7 +554,8 @@ def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
         (("queues", "set", "orders", "--max-receives", "3"), 2, "--dead-letters"),
         (("queues", "create", "x.fifo"), 2, "fifo"),
         (("queues", "create", "x", "--fifo"), 2, "fifo"),
-        (("trace", "xyz"), 2, "32 hexadecimal"),
+        (("trace", "xyz"), 1, "no message has the deduplication id xyz"),
+        (("trace", "x" * 129), 2, "128"),
         (("events", "--from", "-1"), 2, "--from"),
         (("queues", "list", "--account", "1"), 2, "account"),
     ],

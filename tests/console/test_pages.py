@@ -61,6 +61,18 @@ def test_the_search_finds_an_id_or_names(orders: Api, visitor: Visitor) -> None:
     assert visitor.get("/console/find", params={"q": "//evil"}).headers["location"] == "/console/"
 
 
+def test_the_search_finds_deduplication_ids(api: Api, visitor: Visitor) -> None:
+    api.create("lane.fifo", fifo=True)
+    uuid = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+    for identity in ("order-1", "<b>1</b>", uuid):
+        sent = api.send("lane.fifo", identity, group="a", deduplication_id=identity)
+        page = visitor.get("/console/find", params={"q": identity}, follow_redirects=True)
+        assert f'href="/console/messages/{sent}"' in page.text
+        assert f"Sent with the deduplication id {identity} " in plain(page.text)
+        assert ("/console/?prefix=order-1" in page.text) is (identity == "order-1"), "it may be a queue's name"
+    assert visitor.get("/console/find", params={"q": "order-2"}).headers["location"] == "/console/?prefix=order-2"
+
+
 def test_news_are_sent_once(orders: Api, visitor: Visitor) -> None:
     answer = visitor.get(f"{ORDERS}/news")
     tag = {"if-none-match": answer.headers["etag"]}

@@ -9,9 +9,10 @@ from tests.support.sqlite import SqliteFactory, store_of
 
 from veilmq import testing
 from veilmq.admin.history.reading import Scope
-from veilmq.admin.history.trace import Trace, trace
+from veilmq.admin.history.trace import Trace, sends_with, trace
 from veilmq.model.commands import StartMove, Sweep
 from veilmq.model.instant import MINUTE_US, SECOND_US
+from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.reader import Span
 from veilmq.store.sqlite.batch import history_index
@@ -180,3 +181,34 @@ def test_a_block_that_was_rolled_back_is_written_again(stage: Stage) -> None:
     stage.do(Sweep())
     assert len(blocks(stage)) == 1
     assert all(traced(stage, message, 0).complete for message in messages)
+
+
+def test_a_send_is_found_by_its_deduplication_id(stage: Stage, tmp_path: Path) -> None:
+    """After kills, rollbacks and restarts, whatever became of the message."""
+    queue, chance = stage.create("lane.fifo"), testing.chance(4)
+    sent: list[tuple[str, bytes]] = []
+    for step in range(120):
+        identity = f"order-{step % 100}"
+        found = stage.send(queue, str(step), extras=Extras(group="a", deduplication_id=identity))
+        sent += [] if found.duplicate else [(identity, found.id)]
+        if step % 3 == 0:
+            stage.delete(queue, stage.take(queue).handle)
+        if step % 10 == 9:
+            stage.later(40 * SECOND_US)
+            stage.store.apply([Sweep()], stage.now)
+            stage.factory.abandon(stage.store)
+            stage.reopen(kill=chance.random() < 0.5)
+        if step == 99:
+            stage.later(10 * MINUTE_US)
+    with stage.store.reader.look() as view:
+        (last,) = [span for span in view.spans_of_sends("nobody") if not span.indexed]
+        assert last.start > 4 * BLOCK, "most of it is indexed"
+        for identity in sorted({each for each, _ in sent}):
+            events, scanned, complete = sends_with(view, identity, ALL)
+            assert [event.message for event in events] == [message for of, message in sent[::-1] if of == identity]
+            assert complete
+            assert scanned <= last.stop - last.start + 4 * BLOCK
+        assert sends_with(view, "order-1000", ALL)[0] == []
+    stage.store.close()
+    assert check(tmp_path / "data" / "veilmq.db").problems == []
+    stage.open()

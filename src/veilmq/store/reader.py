@@ -356,6 +356,10 @@ class View(Protocol):
         message that is gone, or the incarnation of a queue that was emptied."""
         ...
 
+    def spans_of_sends(self, deduplication_id: str) -> list[Span]:
+        """The same of sends with this deduplication id."""
+        ...
+
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """(first offset, packed events) of every commit with an event in [start, stop), oldest first."""
         ...

@@ -426,6 +426,13 @@ class FindInput(TraceInput):
     bodies: bool = False
 
 
+class SendsInput(TraceInput, kw_only=True):
+    """Messages by a deduplication id, of all queues or of one (a name, or account/region/name)."""
+
+    deduplication_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    queue: Annotated[str, Meta(pattern=QUEUE)] | None = None
+
+
 def decode(raw: bytes, shape: type[T]) -> T:
     """The JSON object in a body; an empty body is an empty object. Raises ParameterInvalid."""
     try:

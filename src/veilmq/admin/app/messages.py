@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, listing_of, members_of
 from veilmq.admin.api import inputs
-from veilmq.admin.history.messages import Caller, find_message, quarantine_page
+from veilmq.admin.history.messages import Caller, find_message, find_sends, quarantine_page
 from veilmq.admin.history.reading import Scope, covers
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service
@@ -32,6 +32,7 @@ class Messages:
     def routes(self) -> list[Route]:
         """All of them."""
         return [
+            Route("/api/v1/messages", self.sent, methods=["GET"]),
             Route("/api/v1/messages/{message}", self.message, methods=["GET"]),
             Route("/api/v1/trace/{message}", self.trace, methods=["GET"]),
         ]
@@ -52,6 +53,14 @@ class Messages:
                 if isinstance(outcome, VeilError):  # the queue was deleted meanwhile
                     raise outcome
         return answer(found.shown)
+
+    async def sent(self, request: Request) -> Response:
+        """The messages that were sent with a deduplication id."""
+        caller = caller_of(request)
+        caller.check(Action.PEEK)
+        wanted = inputs.convert(members_of(request), inputs.SendsInput)
+        scope, now = Scope(caller.key, Action.PEEK), self._service.shell.now()
+        return answer(await run_in_threadpool(find_sends, self._service.reader, wanted, scope, now))
 
     async def trace(self, request: Request) -> Response:
         """All events of one message."""

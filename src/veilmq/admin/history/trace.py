@@ -16,7 +16,7 @@ import msgspec
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.story import shown_story
 from veilmq.admin.story.life import TimeoutOf, unknown
-from veilmq.model.events import Event, EventRecord, Kind
+from veilmq.model.events import DEDUPLICATION_ID, Event, EventRecord, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages import id_text
 from veilmq.store import View
@@ -77,6 +77,30 @@ def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
     complete = any(event.kind in _BEGINNINGS for _, event in found)
     scanned = sum(span.stop - span.start for span in spans)
     return Trace(records, complete, scanned, places)
+
+
+SENDS_MAX: Final = 100
+"""Sends with one deduplication id that are looked for, the newest first."""
+
+
+def sends_with(view: View, identity: str, scan_max: int) -> tuple[list[Event], int, bool]:
+    """Sends whose sender gave this deduplication id, newest first, as stored; how many events were looked at, and
+    whether the bounds left none out."""
+    found, scanned = [], 0
+    everywhere = view.spans_of_sends(identity)
+    spans, packed_id = _newest(everywhere, scan_max), _PACKED.encode(identity)
+    for span in reversed(spans):
+        scanned += span.stop - span.start
+        commits = (packed for _, packed in view.oldest_first(span.start, span.stop) if packed_id in packed)
+        events = [event for packed in commits for event in _EVENTS.decode(packed) if _is_send_with(identity, event)]
+        found += events[::-1]
+        if len(found) >= SENDS_MAX:
+            return found[:SENDS_MAX], scanned, False
+    return found, scanned, spans == everywhere
+
+
+def _is_send_with(identity: str, event: Event) -> bool:
+    return event.kind == Kind.SENT and event.detail is not None and event.detail.get(DEDUPLICATION_ID) == identity
 
 
 def _with_target(view: View, detail: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -158,6 +158,11 @@ class AdminAccess(Protocol):
         """Where one message is: {message, complete, scanned, places, last}."""
         ...
 
+    def sends(self, deduplication_id: str, queue: str | None) -> dict[str, Any]:
+        """The messages that were sent with a deduplication id (`SendsInput`): {deduplication_id, messages, complete,
+        scanned}."""
+        ...
+
     def trace(self, message: str) -> dict[str, Any]:
         """The history of one message: {message, complete, scanned, story, events}."""
         ...

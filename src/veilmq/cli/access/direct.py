@@ -26,7 +26,7 @@ from veilmq.admin.failures import (
     all_failures_page,
     failure_page,
 )
-from veilmq.admin.history.messages import Caller, find_message, message_page, quarantine_page
+from veilmq.admin.history.messages import Caller, find_message, find_sends, message_page, quarantine_page
 from veilmq.admin.history.reading import (
     Scope,
     all_moves,
@@ -348,6 +348,12 @@ class DirectAccess:
             if found.peeks:
                 self._call(found.peeks)
         return to_builtins(found.shown)  # type: ignore[no-any-return]
+
+    def sends(self, deduplication_id: str, queue: str | None) -> dict[str, Any]:
+        """See `AdminAccess.sends`."""
+        given = {"deduplication_id": deduplication_id, "queue": queue, "scan": _SCAN_MAX}
+        with _failures():
+            return find_sends(self._store.reader, inputs.convert(given, inputs.SendsInput), Scope(), self._clock.now())
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""

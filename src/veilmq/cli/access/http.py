@@ -247,6 +247,11 @@ class HttpAccess:
         members = {"bodies": "true"} if bodies else {}
         return self._json("GET", f"/api/v1/messages/{quote(message, safe='')}", members, answer_s=_WORK_S)
 
+    def sends(self, deduplication_id: str, queue: str | None) -> dict[str, Any]:
+        """See `AdminAccess.sends`."""
+        members = {"deduplication_id": deduplication_id, "queue": queue}
+        return self._json("GET", "/api/v1/messages", members, answer_s=_WORK_S)
+
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=_WORK_S)

@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -75,13 +76,54 @@ def list_messages(
         print("no such message", file=sys.stderr)
 
 
+_ID: Final = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_AnyId = Annotated[
+    str, typer.Argument(metavar="MESSAGE_ID", help="Its id, or its deduplication id.", show_default=False)
+]
+_SentTo = Annotated[
+    str | None,
+    typer.Option(
+        "--queue", metavar="QUEUE", help="Of a deduplication id: only what this got.", autocompletion=queue_names
+    ),
+]
+
+
+def _looked_up(
+    asked: "Asked",
+    given: str,
+    queue: str | None,
+    ask: Callable[[str], dict[str, Any]],
+    is_known: Callable[[dict[str, Any]], Any],
+) -> dict[str, Any]:
+    """What `ask` says of a message, given its id or, if none is known by that, its deduplication id. Raises Failure."""
+    found = ask(given) if queue is None and _ID.fullmatch(given) else None
+    if found is not None and is_known(found):
+        return found
+    sends = asked.access.sends(given, None if queue is None else str(asked.queue(queue)))
+    sent = sends["messages"]
+    if len(sent) == 1:
+        return ask(sent[0]["message"])
+    if sent:
+        from veilmq.cli.output import table
+
+        rows = [[each["message"], each["name"], instant(each["sent"]), each["state"] or "not there"] for each in sent]
+        table(["message", "queue", "sent (UTC)", "state"], rows)
+        raise Failure(Exit.WRONG, f"{len(sent)} messages have this deduplication id", "Name one of them by its id.")
+    if found is not None:
+        return found
+    among = "" if sends["complete"] else f" among the last {sends['scanned']} events"
+    raise Failure(Exit.WRONG, f"no message has the deduplication id {given}{among}")
+
+
 def find(
     asked: "Asked",
-    message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
+    message: _AnyId,
+    queue: _SentTo = None,
     body: Annotated[bool, typer.Option("--body", help="Its body, too; the history records who read it.")] = False,
 ) -> None:
-    """Find a message by its id, in whatever state it is, and show all of it without a lease."""
-    found = asked.access.message(message, bodies=body)
+    """Find a message by its id or deduplication id, in whatever state it is, and show all of it without a lease."""
+    ask = partial(asked.access.message, bodies=body)
+    found = _looked_up(asked, message, queue, ask, lambda shown: shown["places"] or shown["last"])
     if asked.as_json:
         print_json(found)
     elif found["places"]:
@@ -97,11 +139,12 @@ def find(
 
 def trace(
     asked: "Asked",
-    message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
+    message: _AnyId,
+    queue: _SentTo = None,
     everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
 ) -> None:
     """Say what happened to one message, and show each event of it."""
-    found = asked.access.trace(message)
+    found = _looked_up(asked, message, queue, asked.access.trace, lambda shown: shown["events"])
     if asked.as_json:
         print_json(found)
     elif found["events"]:

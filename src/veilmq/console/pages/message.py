@@ -22,6 +22,9 @@ from veilmq.model.messages import id_text
 
 PATH: Final = "/console/messages/{message}"
 EVENTS_SHOWN_MAX: Final = 500
+DEDUPLICATION_ID_MAX: Final = 128
+SCAN_MAX: Final = 100_000
+"""So many events that no index covers are looked at for a deduplication id: a name of a queue may be meant."""
 
 
 async def message(visit: Visit) -> Response:
@@ -70,6 +73,9 @@ async def _message_page(visit: Visit, *, bodies: bool) -> Response:
     found = await visit.api.get(f"/api/v1/messages/{message}", **members) if may_peek else {"places": []}
     trace = await visit.api.get(f"/api/v1/trace/{message}") if may_trace else {"events": [], "story": None}
     if not found["places"] and not trace["events"]:
+        sends = await sends_with(visit, visit.request.path_params["message"]) if may_peek else None
+        if sends and sends["messages"]:
+            return visit.show("sends.html", sends=sends, may_be_name=False, nav="message")
         return visit.show("missing.html", 404, message=message, scanned=trace.get("scanned", 0), nav="message")
     return visit.show(
         "message.html",
@@ -82,6 +88,14 @@ async def _message_page(visit: Visit, *, bodies: bool) -> Response:
         may_peek=may_peek,
         nav="message",
     )
+
+
+async def sends_with(visit: Visit, identity: str) -> dict[str, Any]:
+    """The messages that were sent with a deduplication id, as the API lists them."""
+    if len(identity) > DEDUPLICATION_ID_MAX:
+        return {"messages": []}
+    found: dict[str, Any] = await visit.api.get("/api/v1/messages", deduplication_id=identity, scan=SCAN_MAX)
+    return found
 
 
 def _shown(place: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from starlette.responses import RedirectResponse, Response
 
 from veilmq.console import HOME
+from veilmq.console.pages.message import sends_with
 from veilmq.console.pages.queue import console_path
 from veilmq.console.pictures.charts import sparkline
 from veilmq.console.sessions import hashed
@@ -161,10 +162,14 @@ def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
 
 
 async def find(visit: Visit) -> Response:
-    """To the message of that id, or to the queues whose names begin so."""
+    """To the message of that id or deduplication id, or to the queues whose names begin so."""
     wanted = visit.members.get("q", "").strip()
     if _ID.fullmatch(wanted):
-        return RedirectResponse(f"/console/messages/{wanted.lower()}", 303)
+        return RedirectResponse(f"/console/messages/{wanted}", 303)
+    if wanted and visit.may("peek"):
+        sends = await sends_with(visit, wanted)
+        if sends["messages"]:
+            return visit.show("sends.html", sends=sends, may_be_name=_NAME.fullmatch(wanted) is not None, nav="message")
     if not _NAME.fullmatch(wanted):
         return RedirectResponse(HOME, 303)
     return RedirectResponse(f"{HOME}?prefix={wanted}", 303)

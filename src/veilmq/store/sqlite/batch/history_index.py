@@ -2,9 +2,10 @@
 
 Strategy: the history is divided into blocks of about `BLOCK_EVENTS` events. For each block the index has the set of the
 names in it, each cut to 4 bytes. It only says where to look: the reader then compares the events of that block. A name
-is a message's id; the sequence of a message that is gone, which is all that a refused handle names; or the incarnation
-of a queue that was emptied, for such an event names none of the messages. The names of the newest block are in memory;
-the first transaction after the block is full writes them. A look-up also returns the events that no block covers yet.
+is a message's id; the sequence of a message that is gone, which is all that a refused handle names; the incarnation of
+a queue that was emptied, for such an event names none of the messages; or a deduplication id, by its CRC. The names of
+the newest block are in memory; the first transaction after the block is full writes them. A look-up also returns the
+events that no block covers yet.
 
 Before changing it: the index may have a name that the history lacks (a batch was rolled back), never the reverse.
 """
@@ -16,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from struct import Struct
 from typing import Any, Final
+from zlib import crc32
 
 import apsw
 import msgspec
 
-from veilmq.model.events import Event, Kind, Part
+from veilmq.model.events import DEDUPLICATION_ID, Event, Kind, Part
 from veilmq.store.reader import Span
 
 BLOCK_EVENTS: Final = 4096
@@ -62,9 +64,9 @@ class HistoryIndex:
                 if event.message is None:
                     names.update(_names_without_id(event))
 
-    def add(self, message: bytes) -> None:
-        """Add an id that stands only in an event's detail."""
-        self._names.add(message)
+    def add(self, name: bytes) -> None:
+        """Add a name that stands only in an event's detail."""
+        self._names.add(name)
 
     def is_full(self, following: int) -> bool:
         """Whether the next transaction should write the block."""
@@ -125,6 +127,11 @@ def emptied_name(incarnation: int) -> bytes:
     return sequence_name(-incarnation)
 
 
+def deduplication_name(identity: str) -> bytes:
+    """The name of a send with this deduplication id. No more than its first four bytes are kept of any name."""
+    return _NUMBER.pack(crc32(identity.encode()) << 32)
+
+
 SNAPSHOT_END: Final = sequence_name(0)
 """The name of the end of a snapshot; no message has that sequence."""
 
@@ -133,8 +140,11 @@ def names_in(event: Event) -> list[bytes]:
     """Everything that the index must find the event by."""
     if event.message is None:
         return _names_without_id(event)
-    moved = (event.detail or {}).get("target_message")
-    return [event.message] if moved is None else [event.message, bytes.fromhex(moved)]
+    if event.detail is None:
+        return [event.message]
+    moved, identity = event.detail.get("target_message"), event.detail.get(DEDUPLICATION_ID)
+    names = [event.message] if moved is None else [event.message, bytes.fromhex(moved)]
+    return names if identity is None else [*names, deduplication_name(identity)]
 
 
 def checked(

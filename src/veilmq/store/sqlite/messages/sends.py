@@ -21,11 +21,12 @@ import msgspec
 
 from veilmq.model.commands import Extend, Origin, Send
 from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
-from veilmq.model.events import Event, Kind
+from veilmq.model.events import DEDUPLICATION_ID, Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant, after
 from veilmq.model.messages import NO_EXTRAS, decode_xml_body
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, DeduplicationScope, QueueSettings, XmlBody
+from veilmq.store.sqlite.batch.history_index import deduplication_name
 from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
@@ -154,7 +155,7 @@ def send_fifo(
         joining.find(queue, wanted)
     window = Window(writer, keys)
     outcomes: list[Outcome] = []
-    for (queue, _), ready in zip(asked, prepared, strict=True):
+    for (queue, given), ready in zip(asked, prepared, strict=True):
         if isinstance(ready, ParameterInvalid):
             outcomes.append(ready)
             continue
@@ -163,9 +164,21 @@ def send_fifo(
         if sent is None:
             sent = append(queue, command)
             window.took(command, key, sent)
+            if given.extras.deduplication_id is not None:
+                _name(writer, given.extras.deduplication_id)
         outcomes.append(sent)
     window.flush()
     return outcomes
+
+
+def _name(writer: Writer, identity: str) -> None:
+    """Let the history find the message that was sent last by the id that its sender gave it."""
+    event = writer.events[-1]
+    if event.detail is None:
+        event.detail = {DEDUPLICATION_ID: identity}
+    else:
+        event.detail[DEDUPLICATION_ID] = identity
+    writer.index.add(deduplication_name(identity))
 
 
 def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:

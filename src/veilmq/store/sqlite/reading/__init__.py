@@ -374,6 +374,11 @@ class SqliteView:
         numbers = (*map(history_index.sequence_name, sequences), *map(history_index.emptied_name, emptied))
         return history_index.spans(self._connection, self.bounds(), (*ids, *numbers))
 
+    def spans_of_sends(self, deduplication_id: str) -> list[Span]:
+        """See `View.spans_of_sends`."""
+        names = (history_index.deduplication_name(deduplication_id),)
+        return history_index.spans(self._connection, self.bounds(), names)
+
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """See `View.oldest_first`."""
         rows: Iterator[Any] = self._connection.cursor().execute(
