@@ -283,6 +283,19 @@ def test_a_damaged_rollup_is_told_and_stops_nothing(stage: Stage) -> None:
     assert [counts(rollup) for rollup in rows(stage, "rollup_minute").values()] == [{"sent": 1}]
 
 
+def test_events_of_an_instant_that_cannot_be_stop_no_start(stage: Stage) -> None:
+    """A flipped bit has made it; at a start the events of the last minute are read again."""
+    stage.send(JOBS)
+    database = store_of(stage).directory.database
+    stage.store.close()
+    connection = apsw.Connection(str(database))
+    connection.execute("UPDATE history SET at = at | 1 << 60")
+    connection.close()
+    stage.open()
+    over(stage)
+    assert rows(stage, "rollup_minute") == {}, "counted nowhere"
+
+
 def test_an_undone_sweep_stores_its_rows_again(stage: Stage) -> None:
     stage.send(JOBS)
     stage.later(MINUTE_US)

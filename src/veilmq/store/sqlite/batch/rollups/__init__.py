@@ -32,6 +32,8 @@ MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 PERIOD_SHIFT: Final = 36
 """Row ids: number of the minute or hour, and behind it so many bits for the queue's incarnation."""
 INCARNATION: Final = (1 << PERIOD_SHIFT) - 1
+MINUTES_END: Final = 1 << 63 - PERIOD_SHIFT
+"""The first minute, in the year 2225, of which no row can have an id."""
 HOUR_PERIODS: Final = 1 << 40
 """The id of an hour in `rollup_period` is so much greater than its number."""
 MINUTES: Final = "rollup_minute"
@@ -195,8 +197,9 @@ class Rollups:
             if not rows:
                 self._caught_up = self._caught_up_until
             for minute, first, events in rows:
-                self._look_up(minute, first, events)
-                self._add(minute, first, events, bytes([event.kind for event in events]))
+                if minute < MINUTES_END:  # else a damaged disk has made another instant of it
+                    self._look_up(minute, first, events)
+                    self._add(minute, first, events, bytes([event.kind for event in events]))
                 left -= len(events)
                 self._caught_up = first + len(events)
 
