@@ -49,7 +49,7 @@ def twice(api: Api) -> str:
     first = receive(api, "work-1; pid 70")
     api.create("lane.fifo", fifo=True, content_deduplication=True)
     for number in range(3):
-        api.send("lane.fifo", str(number), group="eu")
+        api.send("lane.fifo", str(number), group="eu", deduplication_id=f"eu-{number}")
     api.act("lane.fifo", "receive", lease_us=3_600_000_000)
     api.later(31)
     receive(api, "work-2; pid 80")
@@ -63,6 +63,7 @@ PAGES = [
     f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
     f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers", "/console/failures", "/console/accounts",
     f"{ORDERS}/past?at=20+s&until=now", LANE,
+    "/console/find?q=eu-1",
 ]  # fmt: skip
 
 

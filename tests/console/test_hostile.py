@@ -101,6 +101,30 @@ def test_markup_from_a_queue_is_text_in_html_and_svg(server: Any, api: Api, visi
     assert [text for text in HOSTILE if text[:100] not in whole] == [], "lists show their types"
 
 
+def test_groups_and_deduplication_ids_are_text(api: Api, visitor: Visitor) -> None:
+    """On the page of a FIFO queue that stands still, and where messages are found by deduplication id."""
+
+    def shown(name: str, texts: list[str]) -> dict[str, Any]:
+        api.create(name, fifo=True)
+        for text in texts:
+            for number in range(2):
+                api.send(name, "x", group=text[:128], deduplication_id=f"{text[:120]}-{number}")
+        for text in texts:
+            agent = {"user-agent": re.sub(r"[^ -~]", "?", text).strip()}
+            api.client.post(f"{QUEUES}/{name}/receive", json={"lease_us": 3_600_000_000}, headers=agent)
+        pages = {name: visitor.get(f"{CONSOLE}/{name}").text}
+        return pages | {text: visitor.get("/console/find", params={"q": f"{text[:120]}-1"}).text for text in texts}
+
+    harmless = {tag for page in shown("tame.fifo", ["harmless 1", "harmless-2"]).values() for tag in tags(page).found}
+    offenders = []
+    for name, page in shown("wild.fifo", [text for text in SOME if text.strip()][:10]).items():
+        found = tags(page)
+        away = {each for each in found.targets if not re.match(r"[/?#](?!/)", each) and each}
+        if away or set(found.found) - harmless:
+            offenders.append((name, away, set(found.found) - harmless))
+    assert offenders == []
+
+
 def test_a_body_is_saved_as_it_is(server: Any, api: Api, visitor: Visitor) -> None:
     sent = Sent(server, api, SOME)
     fields = visitor.fields("/console/", "/console/sign-out")

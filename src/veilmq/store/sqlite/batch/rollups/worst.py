@@ -117,7 +117,7 @@ class Worst:
             self._note_counts(queue)
             if queue.visible or queue.in_flight:
                 self.unseen.append(queue.incarnation)
-                if queue.settings.fifo:
+                if queue.settings.fifo and queue.visible and (queue.in_flight or queue.delayed):
                     self.note_blocked(queue, 0)
 
     def queue(self, incarnation: int) -> LiveQueue | None:
