@@ -39,17 +39,26 @@ async def queue_page(
 
 async def send_form(visit: Visit) -> Response:
     """A form to send a message; with that of the template that the address names."""
-    name = visit.members.get("template")
-    kept = next((each for each in await _templates(visit) if each["name"] == name), None)
+    name, templates = visit.members.get("template"), await _templates(visit)
+    kept = next((each for each in templates if each["name"] == name), None)
     if kept is None:
         wrong = FormWrong("template", "the queue has none of that name") if name else None
-        return await _send_page(visit, wrong, {})
-    return await _send_page(visit, None, _typed_of(kept["message"]) | {"template": kept["name"]})
+        return await _send_page(visit, wrong, {}, templates)
+    return await _send_page(visit, None, _typed_of(kept["message"]) | {"template": kept["name"]}, templates)
 
 
-async def _send_page(visit: Visit, error: ApiRefused | None, given: dict[str, str], *, keeps: bool = False) -> Response:
-    """keeps: ask under which name the message is to be kept."""
-    shown = {"sent": visit.session.sent, "templates": await _templates(visit), "keeps": keeps, "fields": _FIELDS}
+async def _send_page(
+    visit: Visit,
+    error: ApiRefused | None,
+    given: dict[str, str],
+    templates: list[dict[str, Any]] | None = None,
+    *,
+    keeps: bool = False,
+) -> Response:
+    """templates: if they were asked for already. keeps: ask under which name the message is to be kept."""
+    if templates is None:
+        templates = await _templates(visit)
+    shown = {"sent": visit.session.sent, "templates": templates, "keeps": keeps, "fields": _FIELDS}
     return await queue_page(visit, "send.html", error, given, **shown)
 
 
