@@ -87,9 +87,7 @@ def test_the_start_page_says_which_timeout_is_wrong(orders: Api, visitor: Visito
     assert "is too short" not in before, "the page waits for no estimate"
     over = next(told for _ in range(1_000) if (told := visitor.get(news).json())["over"])
     said, news = shown()
-    assert (
-        "orders its timeout of 30 s is too short, 1 min 30 s is recommended: 20 % of the messages are started" in said
-    )
+    assert "orders its timeout of 30 s is too short, 90 s is recommended: 20 % of the messages are started" in said
     assert "is its timeout right?" not in said, "it is said once"
     assert f'<a href="{ORDERS}#timeout"><b>orders</b>' in visitor.get("/console/").text
     told = visitor.get(news)

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
+from veilmq.admin.story import span
 from veilmq.console import HOME
 from veilmq.console.pages.message import sends_with
 from veilmq.console.pages.queue import console_path
@@ -155,9 +156,10 @@ def _need(queue: dict[str, Any], why: str, part: str = "") -> dict[str, str]:
 
 def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
     best_us, least_us = queue["recommended_us"], queue["at_least_us"]
-    best = f"at least {duration(least_us)}" if best_us is None else duration(best_us)
+    # As `why` says it: 90 s, not 1 min 30 s.
+    best = f"at least {span(least_us)}" if best_us is None else span(best_us)
     wrong = queue["wrong"].replace("_", " ")
-    why = f"its timeout of {duration(queue['timeout_us'])} is {wrong}, {best} is recommended: {queue['why']}"
+    why = f"its timeout of {span(queue['timeout_us'])} is {wrong}, {best} is recommended: {queue['why']}"
     return _need(queue, why, "#timeout")
 
 
