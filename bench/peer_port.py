@@ -18,9 +18,9 @@ from pathlib import Path
 
 import uvloop
 
+from veilmq.cluster.calls import Calls
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller
-from veilmq.cluster.peer.calls import Calls
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.engine.directory import open_directory
 from veilmq.model.commands import CreateQueue, Delete, Origin, Receive, Send

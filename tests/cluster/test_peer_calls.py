@@ -25,8 +25,8 @@ from tests.support.peers import (
     peers,
 )
 
+from veilmq.cluster.calls import Calls
 from veilmq.cluster.peer import Limits
-from veilmq.cluster.peer.calls import Calls
 from veilmq.cluster.peer.frames import Call, Cancel, NotOwner, unpacked
 from veilmq.engine.unread import Unread
 from veilmq.model.commands import (
@@ -364,7 +364,9 @@ async def test_a_peer_that_sends_what_is_no_frame_is_dropped_and_the_others_go_o
     same = [1, 1, 0, [msgspec.to_builtins(DESCRIBE)]]
     deep = b"\0\0\x08\0\x95\x01\x01\0\x91" + b"\x91" * 2_043
     text = b"\0\0\0\x06\xd9\x04\0\0\0\x80"
+    taking = [1, 1, 0, [*same[3], msgspec.to_builtins(TAKE)]]
     for sends in (
+        taking,
         large,
         deep,
         text,
@@ -382,7 +384,7 @@ async def test_a_peer_that_sends_what_is_no_frame_is_dropped_and_the_others_go_o
                 raw.send(each)
         async with asyncio.timeout(WAIT_S):
             await raw.gone.wait()
-    assert owner.port.refused["garbage"] == 8
+    assert owner.port.refused["garbage"] == 9
     assert type(await one(caller, DESCRIBE)) is QueueDescribed
 
 
@@ -407,6 +409,75 @@ async def test_a_peer_that_falls_silent_is_gone(peers: Peers) -> None:
         await raw.gone.wait()
     assert owner.parked == 0
     assert alive.connected
+
+
+@on_a_loop
+async def test_a_server_that_connects_anew_has_lost_its_old_connection(peers: Peers) -> None:
+    owner = await peers.owner()
+    old = await peers.raw_caller(owner.port.address)
+    old.send(Call(1, 0, (WAIT,)))
+    await peers.until(lambda: owner.parked)
+    await peers.raw_caller(owner.port.address)
+    async with asyncio.timeout(WAIT_S):
+        await old.gone.wait()
+    assert owner.parked == 0
+    assert owner.port.peers == ["third"]
+
+
+@on_a_loop
+async def test_no_call_is_read_of_a_peer_that_does_not_read(peers: Peers) -> None:
+    owner = await peers.owner(Limits(write_buffer_bytes_max=1_024, backlog_bytes_max=100_000))
+    large = {"labels": {"x": "y" * 100_000}}
+    await owner.shell.call(ChangeQueue(queue=QUEUE, origin=TESTER, change=large))
+    raw = await peers.raw_caller(owner.port.address)
+    raw.transport.pause_reading()
+    (connection,) = owner.port._connections
+    asked = 0
+    while not connection._deaf:
+        asked += 1
+        raw.send(Call(asked, 0, (DESCRIBE,)))
+        await peers.until(lambda: connection._deaf or (not owner.port.calls and not raw.backlog_bytes))
+    commands = owner.shell.stats.commands
+    for _ in range(10):
+        asked += 1
+        raw.send(Call(asked, 0, (DESCRIBE,)))
+    await one(await peers.connected(owner.port.address), DESCRIBE)
+    assert owner.shell.stats.commands <= commands + 2
+    raw.transport.resume_reading()
+    await peers.until(lambda: len(raw.frames) == asked)
+
+
+@on_a_loop
+async def test_what_was_answered_leaves_before_the_port_closes(peers: Peers) -> None:
+    owner = await peers.owner()
+    caller = await peers.connected(owner.port.address)
+    sent, waiting = Asked(sending(QUEUE, "work")), Asked(WAIT)
+    caller.submit(sent, caller.now())
+    await peers.until(lambda: owner.port.calls)
+    await peers.until(lambda: not owner.port.calls)
+    assert sent.outcomes is None
+    await owner.port.close()
+    assert type((await sent.answered())[0]) is Sent
+    await peers.until(lambda: not caller.connected)
+    caller.submit(waiting, caller.now())
+    await caller.close()
+    assert [each[0] for each in peers.returned] == [waiting]
+
+
+@on_a_loop
+async def test_a_call_that_the_shell_did_not_carry_out_is_handed_back(peers: Peers) -> None:
+    owner = await peers.owner()
+    caller = await peers.connected(owner.port.address)
+    waiting = Asked(WAIT)
+    caller.submit(waiting, caller.now())
+    await peers.until(lambda: owner.parked)
+    (connection,) = owner.port._connections
+    (call,) = connection.calls.values()
+    owner.shell.cancel(call)
+    for _ in range(2):
+        call.hand_back("10.0.0.9:9330")
+    await peers.until(lambda: peers.returned)
+    assert peers.returned == [(waiting, EPOCH, "10.0.0.9:9330")]
 
 
 @on_a_loop

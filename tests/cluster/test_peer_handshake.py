@@ -22,7 +22,7 @@ from tests.support.peers import (
     stranger_gets,
 )
 
-from veilmq.cluster.peer import VERSION, Identity, Limits
+from veilmq.cluster.peer import VERSION, VERSION_OLDEST, Identity, Limits
 from veilmq.cluster.peer.frames import ENCODER
 from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal, Role
 from veilmq.testing.for_each import for_each
@@ -30,7 +30,7 @@ from veilmq.testing.for_each import for_each
 __all__ = ["peers"]
 
 NONCE = bytes(32)
-HELLO = ["veilmq-peer", VERSION, CLUSTER, "other", NONCE]
+HELLO = ["veilmq-peer", VERSION, VERSION_OLDEST, CLUSTER, "other", NONCE]
 
 
 def both(caller: Handshake, owner: Handshake) -> None:
@@ -50,6 +50,13 @@ def test_both_sides_prove_themselves() -> None:
     both(caller, owner)
     assert (caller.done, owner.done) == (True, True)
     assert (caller.peer, owner.peer) == ("owner", "other")
+    assert (caller.version, owner.version) == (VERSION, VERSION)
+
+
+def test_a_server_of_the_next_release_is_spoken_to_in_this_ones_version() -> None:
+    owner = Handshake(Role.OWNER, OWNER, SECRET)
+    owner.receive(ENCODER.encode([HELLO[0], VERSION + 1, VERSION_OLDEST, *HELLO[3:], "a new field"]))
+    assert owner.version == VERSION
 
 
 def test_the_owner_must_prove_itself_too() -> None:
@@ -76,14 +83,30 @@ def test_a_short_secret_is_refused() -> None:
         Handshake(Role.OWNER, OWNER, b"123456789012345")
 
 
+def test_a_name_that_does_not_fit_a_hello_is_refused() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        Handshake(Role.OWNER, Identity(CLUSTER, "s" * HELLO_BYTES_MAX), SECRET)
+
+
+def test_what_a_refusal_says_is_shown_as_a_text_and_counted_under_a_known_name() -> None:
+    caller = Handshake(Role.CALLER, OTHER, SECRET)
+    with pytest.raises(Refusal) as refused:
+        caller.receive(ENCODER.encode([2, "one of many", "a line\n" * 100]))
+    assert refused.value.reason == "other"
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
 REFUSED: dict[str, tuple[Any, str, str]] = {
-    "version": ([*HELLO[:1], VERSION + 1, "new", "layout"], "version", "upgrade the older one of the two"),
-    "cluster": ([*HELLO[:2], "other cluster", *HELLO[3:]], "cluster", "two clusters: .*--advertise"),
-    "itself": ([*HELLO[:3], "owner", NONCE], "itself", "leads to this server itself"),
+    "newer": ([*HELLO[:1], VERSION + 2, VERSION + 1, "new"], "version", "upgrade the older one of the two"),
+    "older": ([*HELLO[:1], VERSION_OLDEST - 1, 0, "old"], "version", "upgrade the older one of the two"),
+    "cluster": ([*HELLO[:3], "other cluster", *HELLO[4:]], "cluster", "two clusters: .*--advertise"),
+    "itself": ([*HELLO[:4], "owner", NONCE], "itself", "leads to this server itself"),
     "no magic": (["hello", VERSION], "no peer", "does not speak the peer protocol"),
     "no list": (7, "no peer", "does not speak the peer protocol"),
     "no msgpack": (b"\xc1", "no peer", "does not speak the peer protocol"),
-    "half a hello": (HELLO[:4], "no peer", "its hello is malformed"),
+    "no versions": (HELLO[:2], "no peer", "it names no versions"),
+    "half a hello": (HELLO[:5], "no peer", "its hello is malformed"),
     "a proof first": ([1, NONCE], "no peer", "a proof before its hello"),
 }
 
@@ -99,7 +122,7 @@ def test_a_hello_that_is_refused_says_why(name: str) -> None:
 
 def test_an_address_that_leads_to_another_server_is_refused() -> None:
     caller = Handshake(Role.CALLER, OTHER, SECRET, expects="owner")
-    with pytest.raises(Refusal, match="address of server owner leads to third") as refused:
+    with pytest.raises(Refusal, match="address of server owner leads to 'third'") as refused:
         caller.receive(Handshake(Role.OWNER, THIRD, SECRET).hello)
     assert refused.value.reason == "other server"
 
@@ -129,7 +152,7 @@ async def test_a_server_with_another_secret_is_told_once(peers: Peers, caplog: p
     await peers.until(lambda: owner.port.refused["secret"] >= 3)
     await caller.close()
     assert caller.trouble is not None
-    assert re.search("refused this server and said: it has another secret: .* VEILMQ_PEER_SECRET", caller.trouble)
+    assert re.search("refused this server and said: .it has another secret: .* VEILMQ_PEER_SECRET", caller.trouble)
     refusals = [each.getMessage() for each in caplog.records if "peer port: refused" in each.getMessage()]
     assert len(refusals) == 1
     assert not caller.connected

@@ -17,9 +17,9 @@ from tests.support.clock import EPOCH
 from tests.support.contract.stage import TESTER
 from tests.support.sqlite import SqliteFactory
 
+from veilmq.cluster.calls import Ticket
 from veilmq.cluster.peer import Identity, Limits
 from veilmq.cluster.peer.caller import Caller
-from veilmq.cluster.peer.calls import Ticket
 from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import ENCODER, FROM_CALLER, FROM_OWNER
 from veilmq.cluster.peer.handshake import Handshake, Role

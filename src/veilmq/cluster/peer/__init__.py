@@ -3,7 +3,7 @@
 Strategy: one TCP connection from each server to the owner. Listener, signature and codec run where the client
 connected; the engine runs at the owner. Frames are msgpack with a length before them. `frames` says what a frame is,
 `handshake` who may send any, `connection` carries them; `port` is the owner's side and `caller` the other one, which is
-called like the shell of the own engine (`calls`).
+called like the shell of the own engine (`cluster/calls.py`).
 
     caller                                 owner
     Hello(cluster, server, nonce)     ->
@@ -18,8 +18,10 @@ called like the shell of the own engine (`calls`).
 Each call ends with exactly one `Outcomes` or `NotOwner`; a call that was cancelled in time ends with no outcomes. All
 of it runs on one loop's thread.
 
-Before changing it: the frames are an agreement between releases. A change that an older server does not understand is
-another `VERSION`. tests/cluster/test_peer_frames.py holds the bytes of one frame of each kind.
+Before changing it: the frames are an agreement between releases, of which two run beside each other while a cluster is
+upgraded. A field with a default may be added. Any other change, a new command among them, is a new `VERSION`, and
+nothing of it is sent to a server that speaks only the one before (`Handshake.version`).
+tests/cluster/test_peer_frames.py holds the bytes of one frame of each kind.
 """
 
 from typing import Final
@@ -29,6 +31,8 @@ import msgspec
 from veilmq.model.instant import MINUTE_US
 
 VERSION: Final = 1
+"""Of the frames. Two servers use the greatest that both speak."""
+VERSION_OLDEST: Final = 1
 AGE_US_MAX: Final = 5 * MINUTE_US
 """An older call counts as that old: how long ago it arrived is the word of another machine's clock."""
 
@@ -60,6 +64,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The longest pause between two attempts to connect."""
     write_buffer_bytes_max: int = 1024 * 1024
     """Beyond, outcomes that the peer has not read count as unread (engine/unread.py)."""
+    backlog_bytes_max: int = 64 * 1024 * 1024
+    """Beyond so many more bytes, the owner reads no further calls of a peer that does not read its outcomes."""
 
 
 SILENT_PINGS: Final = 3

@@ -19,8 +19,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
+from veilmq.cluster.calls import Calls, Clock, Ticket
 from veilmq.cluster.peer import Identity, Limits
-from veilmq.cluster.peer.calls import Calls, Clock, Ticket
 from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import (
     ACCEPTED,

@@ -37,6 +37,7 @@ class Connection(asyncio.Protocol):
         self._flushes = False
         self._timer: asyncio.TimerHandle | None = None
         self._heard = True
+        self._buffered_bytes = 0
         self._silent = 0
         self._ticked_s = 0.0
         self._frame_bytes_max = HELLO_BYTES_MAX
@@ -58,6 +59,11 @@ class Connection(asyncio.Protocol):
 
     # What each side calls.
 
+    @property
+    def backlog_bytes(self) -> int:
+        """What was sent and waits until the peer reads."""
+        return len(self._out)
+
     def send(self, frame: Any, note: Any = None) -> int:
         """Send a frame in this turn; returns its size, or 0 if it cannot be sent: too large, or not to be packed."""
         out = self._out
@@ -78,6 +84,12 @@ class Connection(asyncio.Protocol):
             self.unsent.append(note)
         self._flush_soon()
         return size
+
+    def finish(self, why: Exception) -> None:
+        """Close when what was sent has left."""
+        self._flush()
+        self.why = self.why or why
+        self.transport.close()
 
     def end(self, why: Exception) -> None:
         """Close at once; a peer that is refused is told why, if it can be."""
@@ -215,8 +227,10 @@ class Connection(asyncio.Protocol):
         now_s, ping_s = asyncio.get_running_loop().time(), self.limits.ping_s
         late = now_s - self._ticked_s > 2 * ping_s
         self._ticked_s = now_s
-        self._silent = 0 if self._heard or late else self._silent + 1
-        self._heard = False
+        buffered_bytes = self.transport.get_write_buffer_size()
+        reads = buffered_bytes < self._buffered_bytes
+        self._silent = 0 if self._heard or reads or late else self._silent + 1
+        self._heard, self._buffered_bytes = False, buffered_bytes
         if self._silent >= SILENT_PINGS:
             self.end(ConnectionResetError(f"nothing was heard of it for {SILENT_PINGS * ping_s:g} s"))
             return

@@ -16,13 +16,15 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cluster.peer import VERSION, Identity
+from veilmq.cluster.peer import VERSION, VERSION_OLDEST, Identity
 from veilmq.cluster.peer.frames import ENCODER, MALFORMED
 
 HELLO_BYTES_MAX: Final = 1_024
 SECRET_BYTES_MIN: Final = 16
 _MAGIC: Final = "veilmq-peer"
 _NONCE_BYTES: Final = 32
+_TEXT_MAX: Final = 300
+_REASONS: Final = frozenset({"no peer", "version", "cluster", "itself", "other server", "secret", "slow", "full"})
 
 
 class Role(StrEnum):
@@ -43,7 +45,9 @@ class Refusal(Exception):
 
 class _Hello(msgspec.Struct, array_like=True):
     magic: str
-    version: int
+    newest: int
+    oldest: int
+    """Versions of the frames that the server speaks."""
     cluster: str
     server: str
     nonce: bytes
@@ -69,17 +73,24 @@ def refused(refusal: Refusal) -> bytes:
 
 
 class Handshake:
-    """One side of one handshake. `done`: the peer has proved itself. `peer`: its name, from its hello on."""
+    """One side of one handshake.
+
+    done: the peer has proved itself. peer: its name, from its hello on. version: of the frames to send it.
+    """
 
     def __init__(self, role: Role, identity: Identity, secret: bytes, expects: str | None = None) -> None:
-        """expects: the server that the caller means to reach. Raises ValueError for a secret that is too short."""
+        """expects: the server that the caller means to reach. Raises ValueError for a secret that is too short or a
+        name that is too long."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the peer secret must have at least {SECRET_BYTES_MIN} bytes")
         self._role, self._identity, self._secret, self._expects = role, identity, secret, expects
-        hello = _Hello(_MAGIC, VERSION, identity.cluster, identity.server, secrets.token_bytes(_NONCE_BYTES))
-        self.hello: Final = ENCODER.encode(hello)
+        names, nonce = (identity.cluster, identity.server), secrets.token_bytes(_NONCE_BYTES)
+        self.hello: Final = ENCODER.encode(_Hello(_MAGIC, VERSION, VERSION_OLDEST, *names, nonce))
+        if len(self.hello) > HELLO_BYTES_MAX:
+            raise ValueError(f"the name of this server is too long: {identity.server}")
         self.done = False
         self.peer = ""
+        self.version = 0
         self._peers_hello = b""
 
     def receive(self, frame: bytes) -> bytes | None:
@@ -104,24 +115,27 @@ class Handshake:
             given = None
         if not isinstance(given, list) or given[:1] != [_MAGIC]:
             raise Refusal("no peer", "it does not speak the peer protocol: check the address")
-        if given[1:2] != [VERSION]:
-            both = f"it speaks version {given[1:2]} of the peer protocol, this server {VERSION}"
-            raise Refusal("version", f"{both}: upgrade the older one of the two")
+        newest, oldest = (*given[1:3], None, None)[:2]
+        if not isinstance(newest, int) or not isinstance(oldest, int):
+            raise Refusal("no peer", "its hello is malformed: it names no versions")
+        if oldest > VERSION or newest < VERSION_OLDEST:
+            both = f"its peer protocol has versions {oldest} to {newest}, this server's {VERSION_OLDEST} to {VERSION}"
+            raise Refusal("version", f"{both}: upgrade the older one of the two, release by release")
         try:
             hello = _HELLO.decode(frame)
         except MALFORMED as error:
             raise Refusal("no peer", f"its hello is malformed: {error}") from error
-        self.peer = hello.server
+        self.peer, self.version = hello.server, min(newest, VERSION)
         self._peers_hello = frame
         mine = self._identity
         if hello.cluster != mine.cluster:
-            both = f"it is of cluster {hello.cluster}, this server of {mine.cluster}"
+            both = f"it is of cluster {hello.cluster!r}, this server of {mine.cluster!r}"
             raise Refusal("cluster", f"two clusters: {both}; check --cluster and --advertise of both")
         if hello.server == mine.server:
             text = f"the address leads to this server itself, or two servers are called {mine.server}"
             raise Refusal("itself", f"{text}; check --advertise of both")
         if self._expects is not None and hello.server != self._expects:
-            text = f"the address of server {self._expects} leads to {hello.server}"
+            text = f"the address of server {self._expects} leads to {hello.server!r}"
             raise Refusal("other server", f"{text}; check --advertise of both")
 
     def _take_answer(self, frame: bytes, other: Role) -> None:
@@ -149,5 +163,7 @@ class Handshake:
 def _said(answer: _Proof | _Refused) -> Refusal:
     """What the peer says of this server."""
     if isinstance(answer, _Refused):
-        return Refusal(answer.reason, f"it refused this server and said: {answer.text}", told=True)
+        # It has not proved itself: what it says is shown as a text of bounded length, and is no name of a count.
+        reason = answer.reason if answer.reason in _REASONS else "other"
+        return Refusal(reason, f"it refused this server and said: {answer.text[:_TEXT_MAX]!r}", told=True)
     return Refusal("no peer", "it sent a proof before its hello")

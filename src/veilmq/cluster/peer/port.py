@@ -12,10 +12,11 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from veilmq.cluster.calls import Calls
 from veilmq.cluster.peer import Identity, Limits
-from veilmq.cluster.peer.calls import Calls
 from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import (
     FROM_CALLER,
@@ -32,6 +33,9 @@ from veilmq.engine.unread import Unread
 from veilmq.model.commands import AnyCommand, Peek, Receive
 from veilmq.model.errors import Overloaded, StoreFailed
 from veilmq.model.outcomes import Outcome, Received
+
+_ALONE: Final = frozenset({Receive, Peek})
+"""Commands that are calls of their own."""
 
 log = logging.getLogger("veilmq.peer")
 
@@ -105,14 +109,21 @@ class PeerPort:
         for each in list(self._connections):
             each.send_waiting_on(owner)
 
-    async def close(self) -> None:
-        """Stop accepting, and drop all connections. What they have in flight is cancelled."""
+    async def close(self, deadline_s: float = 1.0) -> None:
+        """Stop accepting, and close all connections; until the deadline what was answered may leave. What they still
+        have in flight is cancelled: stop the shell first."""
         self._closing = True
         if self._server is not None:
             self._server.close()
+        why = ConnectionResetError("this server stops")
         for each in list(self._connections):
-            each.end(ConnectionResetError("this server stops"))
+            each.finish(why)
         if self._connections:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._empty.wait()
+            for each in list(self._connections):
+                each.transport.abort()
             await self._empty.wait()
         if self._server is not None:
             await self._server.wait_closed()
@@ -125,6 +136,13 @@ class PeerPort:
         self._connections.add(peer)
         if strangers >= self.limits.strangers_max:
             raise Refusal("full", "too many connections have not proved themselves yet")
+
+    def proved(self, peer: "_Peer") -> None:
+        """A server has proved itself. If it had a connection before, that one is dead, whatever TCP believes."""
+        log.info("peer port: server %s at %s joined", peer.handshake.peer, peer.address)
+        for each in list(self._connections):
+            if each is not peer and each.handshake.done and each.handshake.peer == peer.handshake.peer:
+                each.end(ConnectionResetError("the server of that name has connected anew"))
 
     def left(self, peer: "_Peer") -> None:
         """A connection is gone."""
@@ -152,6 +170,8 @@ class _Peer(Connection):
         self._unread_bytes: Counter[str] = Counter()
         """Bytes of messages that wait for the peer to read, as counted in `_unread`."""
         self._unread = port.unread
+        self._deaf = False
+        """No call is read until the peer has read outcomes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -161,7 +181,7 @@ class _Peer(Connection):
             self.end(refusal)
 
     def proved(self) -> None:
-        log.info("peer port: server %s at %s joined", self.handshake.peer, self.address)
+        self._port.proved(self)
 
     def received(self, frame: Any) -> None:
         kind = type(frame)
@@ -180,8 +200,8 @@ class _Peer(Connection):
     def _call(self, frame: Call) -> None:
         port, commands = self._port, frame.commands
         shell = port.shell
-        if not commands or frame.id in self.calls:
-            raise Garbage("a call without commands, or with an id that is in use")
+        if not commands or frame.id in self.calls or (len(commands) > 1 and not _ALONE.isdisjoint(map(type, commands))):
+            raise Garbage("a call without commands, with one that must be alone, or with an id that is in use")
         if shell is None:
             self.send(NotOwner(frame.id, port.owner))
             return
@@ -216,10 +236,16 @@ class _Peer(Connection):
             self._queued_bytes[account] += size
             if self.paused:
                 self._count(Counter({account: size}))
+        if self.paused and self.backlog_bytes > self.limits.backlog_bytes_max and not self._deaf:
+            self._deaf = True
+            self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._uncount()
         super().resume_writing()
+        if self._deaf and self.why is None:
+            self._deaf = False
+            self.transport.resume_reading()
 
     def written(self) -> None:
         if self.paused:
@@ -239,6 +265,12 @@ class _Peer(Connection):
             self._unread.remove(account, size)
         self._unread_bytes.clear()
 
+    def hand_back(self, call: "_PeersCall", owner: str | None) -> None:
+        """End a call that was not carried out, unless it has had an end."""
+        if self.calls.get(call.id) is call:
+            del self.calls[call.id]
+            self.send(NotOwner(call.id, owner))
+
     def _give_back(self, shell: Calls, granted: Any) -> None:
         if granted is not None and type(granted[0]) is Receive:
             shell.undeliver(*granted)
@@ -248,9 +280,8 @@ class _Peer(Connection):
         for call in list(self.calls.values()):
             first = call.commands[0]
             if type(first) is Receive and first.wait_us != 0:
-                del self.calls[call.id]
+                call.hand_back(owner)
                 call.cancel()
-                self.send(NotOwner(call.id, owner))
 
     def lost(self) -> None:
         calls, self.calls = self.calls, {}
@@ -277,6 +308,10 @@ class _PeersCall:
     def answer(self, outcomes: list[Outcome]) -> None:
         """See `Ticket`."""
         self._peer.answer(self, outcomes)
+
+    def hand_back(self, owner: str | None) -> None:
+        """The shell has certainly not carried it out, as another server owns the shard: it may run there."""
+        self._peer.hand_back(self, owner)
 
     async def run(self, command: Peek) -> None:
         """Answer from committed state, beside the batches."""
