@@ -16,7 +16,7 @@ from veilmq.model import commands, outcomes
 from veilmq.model.errors import VeilError, leaves
 from veilmq.model.instant import Instant
 from veilmq.model.messages import Attribute
-from veilmq.model.settings.queue import QueueSettings
+from veilmq.model.settings.queue import QueueSettings, TemplateCommand
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 
 ARRIVED: Final = Instant(1_700_000_000_000_000)
@@ -35,7 +35,7 @@ def _change(settings: type) -> st.SearchStrategy[Any]:
 
 
 def _within_operate() -> st.SearchStrategy[Any]:
-    inner = list(get_args(commands.QueueCommand | commands.MoveCommand | commands.AnyTopicCommand))
+    inner = list(get_args(commands.QueueCommand | commands.MoveCommand | commands.AnyTopicCommand | TemplateCommand))
     return st.lists(st.sampled_from(inner).flatmap(value_of), max_size=3).map(tuple)
 
 

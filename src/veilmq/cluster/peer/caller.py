@@ -52,6 +52,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import CapabilityMissing, Overloaded, StoreFailed, StoreUnknown
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.settings.queue import ListTemplates
 
 log = logging.getLogger("veilmq.peer")
 
@@ -62,7 +63,7 @@ that the peer named, if it did."""
 REPEATABLE: Final[frozenset[type]] = frozenset(
     {
         Receive, Undeliver, Peek, DescribeQueue, ListQueues, ListMoves, DescribeTopic, ListTopics, DescribeSubscription,
-        ListSubscriptions,
+        ListSubscriptions, ListTemplates,
     }
 )  # fmt: skip
 """What may run twice: messages of a receive whose outcome was lost come back when their lease ends, as on one machine;

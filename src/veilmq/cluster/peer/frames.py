@@ -37,12 +37,14 @@ from veilmq.model.errors import VeilError, as_fields, from_fields
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Operated, Outcome, Result
 from veilmq.model.settings.access import SessionCommand
-from veilmq.model.settings.queue import QueueSettings
+from veilmq.model.settings.queue import QueueSettings, TemplateCommand
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 
 LENGTH_BYTES: Final = 4
 
-_Plain = QueueCommand | MoveCommand | ListQueues | Peek | RecordPeek | SessionCommand | AnyTopicCommand
+_Plain = (
+    QueueCommand | MoveCommand | ListQueues | Peek | RecordPeek | SessionCommand | TemplateCommand | AnyTopicCommand
+)
 PeerCommand = Operate | _Plain
 """What a peer may ask for. Sweeps, the record of polls and pushes, and the clock's check are the owner's own."""
 ACCEPTED: Final[frozenset[type]] = frozenset(get_args(PeerCommand))
