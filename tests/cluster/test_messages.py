@@ -16,7 +16,7 @@ from veilmq.cluster.postgres.ownership import StillOwned
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted
 from veilmq.store.log import AppendUnknown, NotAppended, Position, checksum
-from veilmq.store.sqlite.follower import Follower
+from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ class Servers(SqliteFactory):
 
     def follow(self, path: Path, end: Position) -> None:
         """Bring a directory to the end of the log."""
-        with closing(Follower(path, SMALL)) as follower:
+        with closing(SqliteFollower(path, SMALL)) as follower:
             while follower.position != end:
                 for lsn, epoch, record in self.reader.read(follower.position, limit=7):
                     follower.apply(lsn, epoch, record)
@@ -82,7 +82,7 @@ def test_go_with_the_shard_and_handles_stay_good(stage: Stage) -> None:
         stage.store = current
     servers = servers_of(stage)
     servers.follow(servers.other, servers.reader.end())
-    with closing(Follower(servers.other, SMALL)) as follower:
+    with closing(SqliteFollower(servers.other, SMALL)) as follower:
         compare(store_of(stage)._writer.connection, follower._connection)
 
 

@@ -105,20 +105,26 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         self.add_notice_handler(lambda notice: self.remarks.append(notice.message_primary or ""))
 
     def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
-        """As psycopg's; an exchange that takes too long is a lost connection."""
-        return super().wait(self._bounded(gen, perf_counter() + self.seconds_max), *args, **options)
-
-    def _bounded(self, gen: PQGen[RV], end: float) -> PQGen[RV]:
+        """Instead of psycopg's, which waits for ever, and cancels what runs on an interrupt of the process: an exchange
+        that takes too long is a lost connection."""
+        end = perf_counter() + self.seconds_max
         try:
-            state = next(gen)
+            wanted = next(gen)
             while True:
-                ready = yield state
-                if not ready and perf_counter() > end:
-                    self.close()
-                    raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s")
-                state = gen.send(ready)
+                wanted = gen.send(self._ready(wanted, end))
         except StopIteration as stop:
             return cast("RV", stop.value)
+
+    def _ready(self, wanted: int, end: float) -> int:
+        """Which of what is wanted can be done: 1 reading, 2 writing."""
+        socket = select.poll()
+        socket.register(self.fileno(), (select.POLLIN if wanted & 1 else 0) | (select.POLLOUT if wanted & 2 else 0))
+        found = socket.poll(max(0.0, end - perf_counter()) * 1_000)
+        if not found:
+            self.close()
+            raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s")
+        [(_, ready)] = found  # an error, too, is read
+        return (1 if ready & ~select.POLLOUT else 0) | (2 if ready & select.POLLOUT else 0)
 
     @contextmanager
     def certain(self) -> Iterator[None]:
