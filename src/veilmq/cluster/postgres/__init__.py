@@ -143,6 +143,18 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
             raise Uncertain(f"PostgreSQL remarked: {'; '.join(self.remarks)}")
 
 
+class Connected:
+    """Keeps a session, and makes another when that one is gone."""
+
+    _session: Session | None = None
+
+    def close(self) -> None:
+        """Let the connection go; the next call makes another."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
 class Postgres:
     """Where the cluster's PostgreSQL is. Used by any thread."""
 

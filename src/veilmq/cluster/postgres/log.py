@@ -12,7 +12,6 @@ after a failover.
 
 import logging
 import threading
-from contextlib import suppress
 from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -22,8 +21,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8
 
-from veilmq.cluster.postgres import ClusterError, Postgres, Session, Uncertain, Unfit, Unreachable
-from veilmq.cluster.postgres.ownership import Ownership
+from veilmq.cluster.postgres import ClusterError, Connected, Postgres, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.postgres.ownership import Ownership, owned_by
 from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look, segment_table, segments
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
 
@@ -69,7 +68,7 @@ class Entry(NamedTuple):
     record: bytes
 
 
-class PostgresLog:
+class PostgresLog(Connected):
     """Where the owner of the shard appends (`veilmq.store.log.Log`). One call at a time, in any thread."""
 
     def __init__(self, ownership: Ownership, *, resolve_seconds: float = RESOLVE_SECONDS) -> None:
@@ -90,15 +89,15 @@ class PostgresLog:
         try:
             shard = look(session, incarnation=ownership.shard.incarnation)
             if shard.epoch != ownership.epoch:
-                ownership.lose(NotOwner(f"{shard.owner} owns the shard, in epoch {shard.epoch}"))
-                raise NotOwner(str(ownership.lost))
+                ownership.lose(owned_by(shard))
+                raise owned_by(shard)
             self.end = _end(session, self._segment)
         except BaseException as error:
             session.close()
             if isinstance(error, psycopg.Error):
                 raise Unreachable(f"PostgreSQL does not answer: {error}") from error
             raise
-        self._session: Session | None = session
+        self._session = session
         self._last = self.end
 
     end: Position
@@ -147,7 +146,7 @@ class PostgresLog:
         """Let the connection go. An append that is being found out ends as unknown."""
         self._closing.set()
         with self._busy:
-            self._disconnect()
+            super().close()
 
     def _may_append(self) -> None:
         if self._ended is not None:
@@ -194,12 +193,11 @@ class PostgresLog:
         try:
             shard = look(session, incarnation=self._ownership.shard.incarnation)
             if shard.epoch != self.epoch:
-                lost = NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
-                self._ownership.lose(lost)
-                raise lost
+                self._ownership.lose(owned_by(shard))
+                raise owned_by(shard)
             self._check_tail(session, lsn)
         except (psycopg.Error, Unfit) as error:
-            self._disconnect()
+            super().close()
             raise NotAppended(f"PostgreSQL refused record {lsn}, and does not say why: {error}") from error
         raise NotAppended(f"PostgreSQL refused record {lsn}")
 
@@ -216,7 +214,7 @@ class PostgresLog:
 
     def _resolve(self, lsn: int, epoch: int) -> None:
         """Find out whether a record is in the log. Returns if it is. Raises as `append`."""
-        self._disconnect()
+        super().close()
         end = perf_counter() + self._resolve_seconds
         said = ""
         while True:
@@ -257,15 +255,9 @@ class PostgresLog:
 
     def _connected(self) -> Session:
         if self._session is None or not self._postgres.is_usable(self._session):
-            self._disconnect()
+            super().close()
             self._session = self._postgres.connect()
         return self._session
-
-    def _disconnect(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            with suppress(psycopg.Error):
-                session.close()
 
 
 @lru_cache(maxsize=4)
@@ -277,7 +269,7 @@ def insertion(number: int, before: int, dense: bool) -> bytes:
     return statement.as_bytes(None)
 
 
-class LogReader:
+class LogReader(Connected):
     """Reads the log, from the primary alone: a standby shows records before they are acknowledged.
 
     Belongs to one thread.
@@ -286,7 +278,6 @@ class LogReader:
     def __init__(self, postgres: Postgres, incarnation: UUID) -> None:
         self._postgres = postgres
         self._incarnation = incarnation
-        self._session: Session | None = None
         self._shard: Shard | None = None
 
     def read(self, after: Position, limit: int = 1_000) -> list[Entry]:
@@ -321,12 +312,6 @@ class LogReader:
         except psycopg.Error as error:
             self.close()
             raise Unreachable(f"PostgreSQL did not drop old segments: {error}") from error
-
-    def close(self) -> None:
-        """Let the connection go; the next call makes another."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
 
     def _connected(self) -> tuple[Session, Shard]:
         if self._session is None or self._shard is None or not self._postgres.is_usable(self._session):

@@ -16,13 +16,12 @@ take-over waited for.
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import psycopg
 
-from veilmq.cluster.postgres import Postgres, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable
 from veilmq.cluster.postgres.schema import SHARD, Shard, admit, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner
@@ -81,7 +80,7 @@ class Server(NamedTuple):
     """Names one process, or whoever has the lock of one data directory: it may take over from itself at once."""
 
 
-class Candidate:
+class Candidate(Connected):
     """A server that watches the owner and may take over. Belongs to one thread."""
 
     def __init__(
@@ -98,7 +97,6 @@ class Candidate:
         self._incarnation = incarnation
         self._boot_ns = read_boot_ns
         self._margin_us = margin_us
-        self._session: Session | None = None
         self._sight: Sight | None = None
 
     def look(self) -> Sight:
@@ -161,12 +159,6 @@ class Candidate:
             Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, lease[3]),
         )  # fmt: skip
 
-    def close(self) -> None:
-        """Let the connection go; the next call makes another."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
     def _connected(self) -> Session:
         if self._session is None or self._session.closed:
             self._session = self._postgres.connect()
@@ -189,6 +181,11 @@ def raise_epoch(session: Session, shard: Shard, server: Server | None, owner: st
     return epoch
 
 
+def owned_by(shard: Shard) -> NotOwner:
+    """What this server is told when another one owns the shard."""
+    return NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
+
+
 class Before(NamedTuple):
     """What a new owner knows of the time before it. No instant of one machine is compared with another's."""
 
@@ -201,7 +198,7 @@ class Before(NamedTuple):
     """How long ago that renewal was by PostgreSQL's clock, which may have been set in between."""
 
 
-class Ownership:
+class Ownership(Connected):
     """What an owner knows: its epoch, and until when its lease runs. Renewed by one thread, used by any."""
 
     def __init__(
@@ -227,7 +224,6 @@ class Ownership:
         self._until_ns = began_ns + self._lease_ns
         self._lock = threading.Lock()  # of `lost` and `_until_ns`, which two threads end or move
         self._lost: NotOwner | None = None
-        self._session: Session | None = None
 
     @property
     def lost(self) -> NotOwner | None:
@@ -261,10 +257,10 @@ class Ownership:
                 self._stay(look(session, incarnation=self.shard.incarnation))
                 return  # the epoch was raised by `fence` meanwhile
         except psycopg.Error as error:
-            self._disconnect()
+            self.close()
             raise Unreachable(f"PostgreSQL did not take the renewal: {error}") from error
         except Uncertain:
-            self._disconnect()
+            self.close()
             raise
         with self._lock:
             if self._lost is None:
@@ -283,7 +279,7 @@ class Ownership:
             if shard.holder == self.server.holder:
                 epoch = raise_epoch(session, shard, self.server)
             else:
-                lost = NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
+                lost = owned_by(shard)
         if lost is not None:
             self.lose(lost)
             raise lost
@@ -302,7 +298,7 @@ class Ownership:
             with self.postgres.connect() as session, session.certain(), session.transaction():
                 shard = look(session, incarnation=self.shard.incarnation, lock="for update")
                 if shard.holder != self.server.holder:
-                    raise NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
+                    raise owned_by(shard)
                 epoch = raise_epoch(session, shard, None, to)
                 session.execute(_RENEW, (clock, SHARD, epoch))
         except psycopg.Error as error:
@@ -316,15 +312,10 @@ class Ownership:
                 self._lost = why
                 log.warning("no longer the owner: %s", why)
 
-    def close(self) -> None:
-        """Let the connection go, when nothing renews any more."""
-        self._disconnect()
-
     def _stay(self, shard: Shard) -> None:
         if shard.holder != self.server.holder:
-            lost = NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
-            self.lose(lost)
-            raise lost
+            self.lose(owned_by(shard))
+            raise owned_by(shard)
 
     def _connected(self) -> Session:
         try:
@@ -337,9 +328,3 @@ class Ownership:
             raise
         self.unfit = None
         return self._session
-
-    def _disconnect(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            with suppress(psycopg.Error):
-                session.close()
