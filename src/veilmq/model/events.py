@@ -22,8 +22,6 @@ from veilmq.model.messages import id_text
 SCHEMA_VERSION: Final = 1
 _IDS: Final = ("target_message", "published")
 """Detail fields with a message id, stored in hexadecimal; no kind has both."""
-DEDUPLICATION_ID: Final = "deduplication_id"
-"""Detail field of SENT on a FIFO queue: the id, if the sender gave one."""
 
 
 class Kind(IntEnum):

@@ -59,8 +59,8 @@ class Messages:
         caller = caller_of(request)
         caller.check(Action.PEEK)
         wanted = inputs.convert(members_of(request), inputs.SendsInput)
-        scope, now = Scope(caller.key, Action.PEEK), self._service.shell.now()
-        return answer(await run_in_threadpool(find_sends, self._service.reader, wanted, scope, now))
+        scope = Scope(caller.key, Action.PEEK)
+        return answer(await run_in_threadpool(find_sends, self._service.reader, wanted, scope))
 
     async def trace(self, request: Request) -> Response:
         """All events of one message."""

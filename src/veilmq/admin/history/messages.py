@@ -11,7 +11,6 @@ exported in base64, and so are attributes that cannot be read.
 import base64
 from collections.abc import Callable, Iterator
 from hashlib import md5
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from veilmq.admin.api.inputs import PAGE_MAX, FindInput, PageInput, SendsInput
@@ -21,6 +20,7 @@ from veilmq.admin.history.trace import sends_with, trace
 from veilmq.admin.holders import Clients, shown_head
 from veilmq.model.commands import Origin, RecordPeek
 from veilmq.model.errors import QueueMissing
+from veilmq.model.events import Event
 from veilmq.model.instant import Instant
 from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
@@ -171,57 +171,34 @@ def _blocked(reader: Reader, view: View, found: FoundMessage, now: Instant) -> d
     return _blocked_by(view, queue, [listed], now).get(listed.sequence, {})
 
 
-def find_sends(reader: Reader, wanted: SendsInput, scope: Scope, now: Instant) -> dict[str, Any]:
+def find_sends(reader: Reader, wanted: SendsInput, scope: Scope) -> dict[str, Any]:
     """The messages that were sent with a deduplication id, newest first, and where they are: {deduplication_id,
-    messages, complete, scanned}. The history knows them all by the ids that senders gave; of the messages that are in a
-    named queue each has its id with it, also one that was made of the body. Blocks."""
+    messages, complete, scanned}. Blocks."""
     with reader.look() as view:
         permitted = scope.incarnations(view)
         named = None if wanted.queue is None else set(view.incarnations_named(*wanted.queue.split("/")))
         sends, scanned, complete = sends_with(view, wanted.deduplication_id, wanted.scan)
-        found = {}
-        for event in sends:
-            queue, sequence = event.queue, event.sequence
-            if queue is None or sequence is None or event.message is None:
-                continue
-            if (permitted is None or queue in permitted) and (named is None or queue in named):
-                found[sequence] = _sent(view, queue, sequence, event.message, event.sent)
-        for incarnation in named or ():
-            if permitted is None or incarnation in permitted:
-                held, is_all = _held_with(reader, view, incarnation, wanted.deduplication_id, now)
-                complete = complete and is_all
-                found |= {each.sequence: _sent(view, incarnation, each.sequence, each.id, each.sent) for each in held}
-    shown = [found[sequence] for sequence in sorted(found, reverse=True)]
+        mine = [each for each in sends if permitted is None or each.queue in permitted]
+        found = [_sent(view, each, wanted.deduplication_id) for each in mine if named is None or each.queue in named]
+    shown = [each for each in found if each is not None]
     return {"deduplication_id": wanted.deduplication_id, "messages": shown, "complete": complete, "scanned": scanned}
 
 
-def _sent(view: View, incarnation: int, sequence: int, message: bytes, sent: int | None) -> dict[str, Any]:
-    """A message that was sent to the queue, with its state there; null if it is not there any more."""
-    key, there = view.queue_names(incarnation) or ("", "", ""), view.message(incarnation, sequence)
-    state = None if there is None else shown_lease(there.listed)["state"]
-    if there is not None and there.listed.quarantined is not None:
-        state = "quarantined"
-    return {"message": id_text(message)} | shown_key(QueueKey(*key)) | {"sent": sent, "state": state}
-
-
-def _held_with(
-    reader: Reader, view: View, incarnation: int, identity: str, now: Instant
-) -> tuple[list[ListedMessage], bool]:
-    """Messages of a FIFO queue with this deduplication id, and whether all messages of the queue were looked at."""
-    names = view.queue_names(incarnation)
-    queue = None if names is None else reader.queues.get(QueueKey(*names))
-    if queue is None or queue.incarnation != incarnation or not queue.settings.fifo:
-        return [], True
-    found, is_all = [], True
-    for state in ("visible", "hidden"):
-        walk = _walk(view, queue, PageInput(state=state, limit=PAGE_MAX), now)
-        looked_at = 0
-        for each, _ in islice(walk, LOOKED_AT_MAX):
-            looked_at += 1
-            if each.extras.deduplication_id == identity:
-                found.append(each)
-        is_all = is_all and looked_at < LOOKED_AT_MAX
-    return found, is_all
+def _sent(view: View, event: Event, identity: str) -> dict[str, Any] | None:
+    """The message of that send, with its state in the queue that it was sent to, null if it is not there any more; None
+    if it has another deduplication id with the same mark."""
+    assert event.queue is not None
+    assert event.sequence is not None
+    assert event.message is not None
+    key, there = view.queue_names(event.queue) or ("", "", ""), view.message(event.queue, event.sequence)
+    shown = {"message": id_text(event.message)} | shown_key(QueueKey(*key)) | {"sent": event.sent, "state": None}
+    if there is None:
+        return shown
+    if there.listed.quarantined is not None:
+        return shown | {"state": "quarantined"}
+    if there.listed.extras.deduplication_id != identity:
+        return None
+    return shown | {"state": shown_lease(there.listed)["state"]}
 
 
 def _whole(view: View, found: FoundMessage, bodies: bool) -> dict[str, Any]:

@@ -16,9 +16,9 @@ import msgspec
 from veilmq.admin.history.reading import Scope
 from veilmq.admin.story import shown_story
 from veilmq.admin.story.life import TimeoutOf, unknown
-from veilmq.model.events import DEDUPLICATION_ID, Event, EventRecord, Kind
+from veilmq.model.events import Event, EventRecord, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.messages import id_text
+from veilmq.model.messages import MARK, id_text, marked_id
 from veilmq.store import View
 from veilmq.store.reader import Span
 
@@ -84,23 +84,23 @@ SENDS_MAX: Final = 100
 
 
 def sends_with(view: View, identity: str, scan_max: int) -> tuple[list[Event], int, bool]:
-    """Sends whose sender gave this deduplication id, newest first, as stored; how many events were looked at, and
-    whether the bounds left none out."""
+    """Sends to FIFO queues with this deduplication id, by its mark, newest first, as stored; how many events were
+    looked at, and whether the bounds left none out."""
     found, scanned = [], 0
     everywhere = view.spans_of_sends(identity)
-    spans, packed_id = _newest(everywhere, scan_max), _PACKED.encode(identity)
+    spans, mark = _newest(everywhere, scan_max), marked_id(bytes(16), identity)[MARK]
     for span in reversed(spans):
         scanned += span.stop - span.start
-        commits = (packed for _, packed in view.oldest_first(span.start, span.stop) if packed_id in packed)
-        events = [event for packed in commits for event in _EVENTS.decode(packed) if _is_send_with(identity, event)]
+        commits = (packed for _, packed in view.oldest_first(span.start, span.stop) if mark in packed)
+        events = [event for packed in commits for event in _EVENTS.decode(packed) if _is_marked(mark, event)]
         found += events[::-1]
         if len(found) >= SENDS_MAX:
             return found[:SENDS_MAX], scanned, False
     return found, scanned, spans == everywhere
 
 
-def _is_send_with(identity: str, event: Event) -> bool:
-    return event.kind == Kind.SENT and event.detail is not None and event.detail.get(DEDUPLICATION_ID) == identity
+def _is_marked(mark: bytes, event: Event) -> bool:
+    return event.kind == Kind.SENT and event.message is not None and event.message[MARK] == mark
 
 
 def _with_target(view: View, detail: dict[str, Any] | None) -> dict[str, Any] | None:

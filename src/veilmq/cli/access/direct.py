@@ -353,7 +353,7 @@ class DirectAccess:
         """See `AdminAccess.sends`."""
         given = {"deduplication_id": deduplication_id, "queue": queue, "scan": _SCAN_MAX}
         with _failures():
-            return find_sends(self._store.reader, inputs.convert(given, inputs.SendsInput), Scope(), self._clock.now())
+            return find_sends(self._store.reader, inputs.convert(given, inputs.SendsInput), Scope())
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `AdminAccess.trace`."""

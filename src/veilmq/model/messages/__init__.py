@@ -15,6 +15,7 @@ import struct
 from base64 import b64encode
 from hashlib import md5 as md5_of
 from typing import Any, Final, NamedTuple
+from zlib import adler32, crc32
 
 import msgspec
 
@@ -37,6 +38,19 @@ def fresh_ids() -> list[bytes]:
     pool[6::16] = pool[6::16].translate(_VERSION_4)
     pool[8::16] = pool[8::16].translate(_VARIANT)
     return list(_IDS.unpack(pool))
+
+
+MARK: Final = slice(9, 16)
+"""Where the id of a message of a FIFO queue has the mark of its deduplication id; what is before it is random."""
+_MARKED_ID: Final = struct.Struct(">9sIHB")
+
+
+def marked_id(fresh: bytes, deduplication_id: str) -> bytes:
+    """The id with a mark of the deduplication id, so that the history finds a message by it, though it has only ids. It
+    stays a UUID of version 4. The mark is the CRC-32 of the text and 24 bits of its Adler-32."""
+    text = deduplication_id.encode()
+    other = adler32(text)
+    return _MARKED_ID.pack(fresh, crc32(text), other & 0xFFFF, other >> 16 & 0xFF)
 
 
 def id_text(message_id: bytes) -> str:

@@ -3,9 +3,9 @@
 Strategy: the history is divided into blocks of about `BLOCK_EVENTS` events. For each block the index has the set of the
 names in it, each cut to 4 bytes. It only says where to look: the reader then compares the events of that block. A name
 is a message's id; the sequence of a message that is gone, which is all that a refused handle names; the incarnation of
-a queue that was emptied, for such an event names none of the messages; or a deduplication id, by its CRC. The names of
-the newest block are in memory; the first transaction after the block is full writes them. A look-up also returns the
-events that no block covers yet.
+a queue that was emptied, for such an event names none of the messages; or the mark that a message's id has of its
+deduplication id. The names of the newest block are in memory; the first transaction after the block is full writes
+them. A look-up also returns the events that no block covers yet.
 
 Before changing it: the index may have a name that the history lacks (a batch was rolled back), never the reverse.
 """
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from struct import Struct
 from typing import Any, Final
-from zlib import crc32
 
 import apsw
 import msgspec
 
-from veilmq.model.events import DEDUPLICATION_ID, Event, Kind, Part
+from veilmq.model.events import Event, Kind, Part
+from veilmq.model.messages import MARK
 from veilmq.store.reader import Span
 
 BLOCK_EVENTS: Final = 4096
@@ -38,6 +38,7 @@ _PART: Final = 1 << 48
 _NO_BLOCK: Final = (_PART, 0)
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _NUMBER: Final = Struct(">Q8x")
+_UNUSED: Final = bytes(MARK.start)
 _EMPTIED: Final = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 
@@ -127,9 +128,9 @@ def emptied_name(incarnation: int) -> bytes:
     return sequence_name(-incarnation)
 
 
-def deduplication_name(identity: str) -> bytes:
-    """The name of a send with this deduplication id. No more than its first four bytes are kept of any name."""
-    return _NUMBER.pack(crc32(identity.encode()) << 32)
+def deduplication_name(message: bytes) -> bytes:
+    """The name of a send to a FIFO queue, by the mark of the deduplication id in its message's id."""
+    return message[MARK] + _UNUSED
 
 
 SNAPSHOT_END: Final = sequence_name(0)
@@ -140,11 +141,8 @@ def names_in(event: Event) -> list[bytes]:
     """Everything that the index must find the event by."""
     if event.message is None:
         return _names_without_id(event)
-    if event.detail is None:
-        return [event.message]
-    moved, identity = event.detail.get("target_message"), event.detail.get(DEDUPLICATION_ID)
-    names = [event.message] if moved is None else [event.message, bytes.fromhex(moved)]
-    return names if identity is None else [*names, deduplication_name(identity)]
+    moved = (event.detail or {}).get("target_message")
+    return [event.message] if moved is None else [event.message, bytes.fromhex(moved)]
 
 
 def checked(
@@ -196,7 +194,13 @@ def _names_between(connection: apsw.Connection, first: int, until: int) -> set[b
     rows: Iterator[Any] = connection.cursor().execute(
         "SELECT events FROM history WHERE offset >= ? AND offset < ?", (first, until)
     )
-    return {name for (packed,) in rows for event in _EVENTS.decode(packed) for name in names_in(event)}
+    names: set[bytes] = set()
+    for (packed,) in rows:
+        for event in _EVENTS.decode(packed):
+            names.update(names_in(event))
+            if event.kind == Kind.SENT and event.group is not None and event.message is not None:
+                names.add(deduplication_name(event.message))  # perhaps it was a FIFO queue
+    return names
 
 
 def _rows(first: int, until: int, names: set[bytes]) -> Iterator[tuple[int, int, bytes]]:

@@ -13,6 +13,7 @@ ended ones from the front. The sends of a batch are looked up at once, and also 
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -21,9 +22,9 @@ import msgspec
 
 from veilmq.model.commands import Extend, Origin, Send
 from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
-from veilmq.model.events import DEDUPLICATION_ID, Event, Kind
+from veilmq.model.events import Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant, after
-from veilmq.model.messages import NO_EXTRAS, decode_xml_body
+from veilmq.model.messages import NO_EXTRAS, decode_xml_body, marked_id
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, DeduplicationScope, QueueSettings, XmlBody
 from veilmq.store.sqlite.batch.history_index import deduplication_name
@@ -44,6 +45,8 @@ from veilmq.store.sqlite.messages.groups import Joining, is_grouped
 WINDOW_US: Final = 5 * MINUTE_US
 _ID_BYTES: Final = 16
 _GROUP_BYTES: Final = 8
+GROUPS_REMEMBERED: Final = 4_096
+"""Groups whose digests are kept in memory."""
 _PACK: Final = msgspec.msgpack.Encoder()
 _FIND: Final = (
     "SELECT c.value, d.sequence, d.ends, d.message, d.md5 FROM carray(?) c CROSS JOIN deduplication d ON d.sequence ="
@@ -81,8 +84,13 @@ def key_of(queue: LiveQueue, group: str, identity: str) -> Key:
     """The keys of a message."""
     own = blake2b(_PACK.encode((queue.generation, identity)), digest_size=_ID_BYTES).digest()
     by_group = queue.settings.deduplication_scope is DeduplicationScope.GROUP
-    own_in_group = own + blake2b(group.encode(), digest_size=_GROUP_BYTES).digest()
+    own_in_group = own + _digest_of(group)
     return Key(own_in_group if by_group else own, own_in_group)
+
+
+@lru_cache(GROUPS_REMEMBERED)
+def _digest_of(group: str) -> bytes:
+    return blake2b(group.encode(), digest_size=_GROUP_BYTES).digest()
 
 
 class Window:
@@ -132,7 +140,7 @@ class Window:
             self._writer.insert_many(_INSERT, self._new)
 
 
-Append = Callable[[LiveQueue, Send], Sent]
+Append = Callable[[LiveQueue, Send, bytes], Sent]
 DELAY_REASON = "a FIFO queue has one delay for all its messages"
 GROUP_REASON = "a message of a FIFO queue must have a group"
 IDENTITY_REASON = "the queue does not deduplicate by content, so that a message must have a deduplication id"
@@ -149,36 +157,30 @@ def send_fifo(
         if not isinstance(ready, ParameterInvalid):
             command, key = ready
             assert command.extras.group is not None
-            names.setdefault(queue.generation, (queue, set()))[1].add(command.extras.group)
+            if queue.generation not in names:
+                names[queue.generation] = (queue, set())
+            names[queue.generation][1].add(command.extras.group)
             keys.append(key)
     for queue, wanted in names.values():
         joining.find(queue, wanted)
     window = Window(writer, keys)
     outcomes: list[Outcome] = []
-    for (queue, given), ready in zip(asked, prepared, strict=True):
+    for (queue, _), ready in zip(asked, prepared, strict=True):
         if isinstance(ready, ParameterInvalid):
             outcomes.append(ready)
             continue
         command, key = ready
         sent = window.absorbed(queue, command, key)
         if sent is None:
-            sent = append(queue, command)
+            identity = command.extras.deduplication_id
+            assert identity is not None
+            message = marked_id(writer.next_id(), identity)
+            writer.index.add(deduplication_name(message))
+            sent = append(queue, command, message)
             window.took(command, key, sent)
-            if given.extras.deduplication_id is not None:
-                _name(writer, given.extras.deduplication_id)
         outcomes.append(sent)
     window.flush()
     return outcomes
-
-
-def _name(writer: Writer, identity: str) -> None:
-    """Let the history find the message that was sent last by the id that its sender gave it."""
-    event = writer.events[-1]
-    if event.detail is None:
-        event.detail = {DEDUPLICATION_ID: identity}
-    else:
-        event.detail[DEDUPLICATION_ID] = identity
-    writer.index.add(deduplication_name(identity))
 
 
 def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
@@ -283,8 +285,8 @@ class _Appending:
         self._delay_us = settings.delay_us
         self._expires = Instant(writer.now + settings.retention_us)
 
-    def append(self, queue: LiveQueue, command: Send) -> Sent:
-        """Append one message that passed all checks."""
+    def append(self, queue: LiveQueue, command: Send, message: bytes | None = None) -> Sent:
+        """Append one message that passed all checks. message: its id, if it is not just any."""
         sender = command.origin
         if queue is not self._queue or sender is not self._sender:
             self._meet(queue, sender)
@@ -297,7 +299,9 @@ class _Appending:
         delay_us = self._delay_us if command.delay_us is None else command.delay_us
         own_expiry = None if command.ttl_us is None else after(now, command.ttl_us)
         expires = self._expires if own_expiry is None else own_expiry
-        sequence, message = writer.next_sequence(), writer.next_id()
+        sequence = writer.next_sequence()
+        if message is None:
+            message = writer.next_id()
         body = command.body.encode()
         line = priority
         if group is not None and is_grouped(queue, priority):

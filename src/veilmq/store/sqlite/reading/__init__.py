@@ -11,7 +11,7 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.events import Event, HeldMessage
-from veilmq.model.messages import NO_EXTRAS
+from veilmq.model.messages import NO_EXTRAS, marked_id
 from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
@@ -376,8 +376,8 @@ class SqliteView:
 
     def spans_of_sends(self, deduplication_id: str) -> list[Span]:
         """See `View.spans_of_sends`."""
-        names = (history_index.deduplication_name(deduplication_id),)
-        return history_index.spans(self._connection, self.bounds(), names)
+        sought = history_index.deduplication_name(marked_id(bytes(16), deduplication_id))
+        return history_index.spans(self._connection, self.bounds(), (sought,))
 
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """See `View.oldest_first`."""
