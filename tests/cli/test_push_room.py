@@ -6,7 +6,6 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.cli.serve import _tell_end_of_pushes
+from veilmq.cli.serve import _push
 from veilmq.cli.serve.push_room import _Subscriptions
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.settings.topic import RetryStrategy, SubscriptionSettings, TopicKey
@@ -87,13 +86,10 @@ def test_pushes_that_end_by_a_bug_are_told(caplog: pytest.LogCaptureFixture) -> 
     service = Service(Settings(), DevelopmentKeyring(), LeaseClock())
 
     async def end_by(error: BaseException) -> None:
-        async def pushing() -> None:
+        async def pushing(*_: object) -> None:
             raise error
 
-        task = asyncio.create_task(pushing())
-        task.add_done_callback(partial(_tell_end_of_pushes, service))
-        await asyncio.wait([task])
-        await asyncio.sleep(0)
+        await asyncio.wait([asyncio.create_task(_push(service, pushing))])
 
     asyncio.run(end_by(asyncio.CancelledError()))
     assert not caplog.records

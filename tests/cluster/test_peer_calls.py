@@ -27,7 +27,7 @@ from tests.support.peers import (
 
 from veilmq.cluster.calls import Calls
 from veilmq.cluster.peer import Limits
-from veilmq.cluster.peer.frames import Call, Cancel, NotOwner, unpacked
+from veilmq.cluster.peer.frames import Call, Cancel, NotOwner, outcomes_of, unpacked
 from veilmq.engine.unread import Unread
 from veilmq.model.commands import (
     ChangeQueue,
@@ -462,6 +462,41 @@ async def test_what_was_answered_leaves_before_the_port_closes(peers: Peers) -> 
     caller.submit(waiting, caller.now())
     await caller.close()
     assert [each[0] for each in peers.returned] == [waiting]
+
+
+@on_a_loop
+async def test_a_call_that_crosses_with_the_owners_going_is_passed_on(peers: Peers) -> None:
+    """Nobody has carried it out; the one before it was answered."""
+    owner = await peers.owner()
+    caller = await peers.connected(owner.port.address)
+    done, crossing = Asked(sending(QUEUE, "done")), Asked(sending(QUEUE, "crossing"))
+    caller.submit(done, caller.now())
+    await done.answered()
+    (connection,) = owner.port._connections
+    connection.leave(ConnectionResetError("this server stops"))
+    caller.submit(crossing, caller.now())
+    await peers.until(lambda: peers.returned)
+    assert peers.returned == [(crossing, EPOCH, None)]
+    assert crossing.outcomes is None
+    (described,) = await owner.shell.call(DESCRIBE)
+    assert expect(described, QueueDescribed).info.counts.visible == 1
+
+
+@on_a_loop
+async def test_a_caller_that_retires_waits_for_answers(peers: Peers) -> None:
+    """What is under way is answered by the server that has it; what has not left comes back at once."""
+    address, arrived = await peers.raw_owner()
+    caller = await peers.connected(address)
+    owner = await arrived.get()
+    sent = Asked(sending(QUEUE))
+    caller.submit(sent, caller.now())
+    await peers.until(lambda: len(owner.frames) == 1)
+    retiring = asyncio.create_task(caller.retire(WAIT_S))
+    await asyncio.sleep(0)
+    owner.send(outcomes_of(owner.frames[0].id, [QueueMissing(queue="jobs")]))
+    assert await sent.answered() == [QueueMissing(queue="jobs")]
+    await retiring
+    assert not caller.connected
 
 
 @on_a_loop

@@ -16,6 +16,7 @@ from veilmq.cluster.peer.frames import (
     FROM_CALLER,
     FROM_OWNER,
     AnswerSoon,
+    Bye,
     Call,
     Cancel,
     Garbage,
@@ -183,6 +184,10 @@ GOLDEN: list[tuple[Any, str]] = [
     (
         Ping(),
         "9106",
+    ),
+    (
+        Bye(7),
+        "920707",
     ),
 ]
 

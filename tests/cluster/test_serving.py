@@ -1,14 +1,19 @@
-"""`veilmq serve --cluster`: one server serves, the others follow, and one of them goes on."""
+"""`veilmq serve --cluster`: every server answers every request, and another one goes on when the owner is gone."""
 
 import json
 import signal
 import socket
+import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from time import perf_counter
 from typing import Any
 
 import boto3
+import httpx
 import pytest
 from botocore.config import Config
 from tests.support.commands import Run, in_process
@@ -31,22 +36,39 @@ class Servers:
         self.pair = pair
         self._all: list[ServerProcess] = []
 
-    def begin(self, name: str) -> ServerProcess:
-        """A server that serves when it owns the queues."""
+    def begin(self, name: str, *options: str) -> ServerProcess:
+        """A server, as it begins."""
         (self._directory / name).mkdir(exist_ok=True)
-        server = ServerProcess(self._directory / name, "--cluster", self.pair.dsn, "--cluster-name", name)
+        own = ("--cluster", self.pair.dsn, "--cluster-name", name, "--peer", "127.0.0.1:0")
+        server = ServerProcess(self._directory / name, *own, *options)
         self._all.append(server)
         return server.begin()
 
-    def follows(self, server: ServerProcess) -> None:
-        """Wait until it follows."""
-        until(lambda: "following as" in server.log.read_text() and (server.data / "veilmq.db").exists())
+    def start(self, name: str, *options: str) -> ServerProcess:
+        """A server whose clients' calls reach the owner, itself or another."""
+        server = self.begin(name, *options).opened()
+        until(lambda: ready(server))
+        return server
+
+    def owner(self) -> str:
+        """The name of the server that owns the queues now, once one does."""
+        until(lambda: self._query("owner, holder from veilmq.shard")[0][1] is not None)
+        return str(self._query("owner from veilmq.shard")[0][0])
+
+    def _query(self, what: str) -> list[tuple[Any, ...]]:
+        return self.pair.primary.query(f"select {what}")
 
     def close(self) -> None:
         for server in self._all:
             if server.process.poll() is None:
                 server.process.send_signal(signal.SIGCONT)
                 server.kill()
+
+
+def ready(server: ServerProcess) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{server.admin}/health/ready").status_code == 200
+    return False
 
 
 @pytest.fixture
@@ -59,26 +81,46 @@ def servers(shared_pair: Pair, tmp_path: Path) -> Iterator[Servers]:
     servers.close()
 
 
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return in_process(monkeypatch, capsys, tmp_path)
+
+
 class Client:
     """boto3 on one server's queue, without retries."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self._sqs: Any = boto3.client(
-            "sqs", endpoint_url=server.sqs, region_name="us-east-1", aws_access_key_id="A", aws_secret_access_key="s",
-            config=Config(retries={"max_attempts": 0}),
-        )  # fmt: skip
+    def __init__(self, server: ServerProcess, key: str = "A", secret: str = "s") -> None:
+        keys = {"aws_access_key_id": key, "aws_secret_access_key": secret}
+        once = Config(retries={"max_attempts": 0})
+        self._sqs: Any = boto3.client("sqs", endpoint_url=server.sqs, region_name="us-east-1", config=once, **keys)
         self._url = self._sqs.create_queue(QueueName="jobs")["QueueUrl"]
 
     def send(self, body: str) -> None:
         self._sqs.send_message(QueueUrl=self._url, MessageBody=body)
 
-    def receive(self) -> list[tuple[str, str]]:
+    def receive(self, wait_s: int = 0) -> list[tuple[str, str]]:
         """Bodies and handles."""
-        found = self._sqs.receive_message(QueueUrl=self._url, MaxNumberOfMessages=10, VisibilityTimeout=600)
+        found = self._sqs.receive_message(
+            QueueUrl=self._url, MaxNumberOfMessages=10, VisibilityTimeout=600, WaitTimeSeconds=wait_s
+        )
         return [(message["Body"], message["ReceiptHandle"]) for message in found.get("Messages", ())]
 
     def delete(self, handle: str) -> None:
         self._sqs.delete_message(QueueUrl=self._url, ReceiptHandle=handle)
+
+    def deny(self, action: str) -> None:
+        """A policy that denies everybody the action; "": none."""
+        statement = {"Effect": "Deny", "Principal": "*", "Action": action, "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]}) if action else ""
+        self._sqs.set_queue_attributes(QueueUrl=self._url, Attributes={"Policy": policy})
+
+    def is_denied(self) -> bool:
+        """Whether a send is."""
+        try:
+            self.send("denied?")
+        except self._sqs.exceptions.ClientError as error:
+            return bool(error.response["Error"]["Code"] == "AccessDenied")
+        return False
 
     def counts(self) -> tuple[int, int]:
         """Visible, in flight."""
@@ -87,57 +129,122 @@ class Client:
         return int(found[names[0]]), int(found[names[1]])
 
 
+def test_every_server_answers_every_request(servers: Servers) -> None:
+    """A receive waits at one server for what is sent to another, and a handle is good at all of them."""
+    first, second, third = (Client(servers.start(name)) for name in ("one", "two", "three"))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(third.receive, wait_s=20)
+        second.send("hello")
+        ((body, handle),) = waiting.result()
+    assert body == "hello"
+    assert first.counts() == second.counts() == third.counts() == (0, 1)
+    second.delete(handle)
+    assert third.counts() == (0, 0)
+
+
 def test_a_killed_owner_is_replaced_and_nothing_is_lost(servers: Servers) -> None:
-    first = servers.begin("one").opened()
-    second = servers.begin("two")
-    servers.follows(second)
-    client = Client(first)
+    """Clients of the other server wait for the lease to end, and get no error."""
+    first, second = servers.start("one"), servers.start("two")
+    client = Client(second)
     for number in range(20):
         client.send(str(number))
     taken = client.receive()
     first.kill()
-    killed = perf_counter()
-    client = Client(second.opened())
-    assert perf_counter() - killed > 0.2  # it waited for the lease
-    assert client.counts() == (20 - len(taken), len(taken))
+    began = perf_counter()
+    client.send("sent meanwhile")
+    assert perf_counter() - began > 0.2  # it waited for the lease
+    assert servers.owner() == "two"
+    assert client.counts() == (21 - len(taken), len(taken))
     for _, handle in taken:
         client.delete(handle)
-    assert client.counts() == (20 - len(taken), 0)
+    assert client.counts() == (21 - len(taken), 0)
 
 
-def test_a_server_that_ends_hands_over(servers: Servers) -> None:
-    """The next one does not wait for the lease; and the first comes back as a follower, and takes over again."""
-    first, second = servers.begin("one").opened(), servers.begin("two")
-    servers.follows(second)
-    Client(first).send("kept")
-    assert first.stop() == 0
-    assert "the owner before was nobody" in second.opened().log.read_text()  # it was handed over
-    first = servers.begin("one")
-    servers.follows(first)
-    Client(second).send("too")
-    assert second.stop() == 0
-    assert Client(first.opened()).counts() == (2, 0)
+def test_owners_hand_over_and_no_client_notices(servers: Servers) -> None:
+    """The owner is stopped and started again, in turn, while clients of a third server send and receive without
+    retries."""
+    running = {name: servers.start(name) for name in ("one", "two")}
+    client = Client(servers.start("three"))
+    sent, got, ended = [], [], Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            client.send(str(len(sent)))
+            sent.append(str(len(sent)))
+
+    def receive() -> None:
+        while not (ended.is_set() and len(got) >= len(sent)):
+            for body, handle in client.receive(wait_s=1):
+                client.delete(handle)
+                got.append(body)
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(send), pool.submit(receive)]
+        for _ in range(6):
+            name = servers.owner()
+            if name in running:
+                count = len(sent)
+                assert running[name].stop() == 0
+                until(lambda count=count: len(sent) > count)
+                running[name] = servers.start(name)
+            else:
+                break
+        ended.set()
+        for each in working:
+            each.result(60)
+    assert sorted(got, key=int) == sent
 
 
-def test_an_owner_that_was_asleep_answers_nothing(servers: Servers) -> None:
-    first, second = servers.begin("one").opened(), servers.begin("two")
-    servers.follows(second)
-    Client(first).send("kept")
+def test_an_owner_that_was_asleep_answers_nothing_of_its_own(servers: Servers) -> None:
+    """A receive that reached it meanwhile is passed on to the owner that there is now, which has given the message to
+    somebody else."""
+    first, second = servers.start("one"), servers.start("two")
+    client = Client(second)
+    client.send("kept")
     host, port = first.sqs.removeprefix("http://").split(":")
     first.process.send_signal(signal.SIGSTOP)
     with socket.create_connection((host, int(port)), timeout=20) as asking:
-        body = b'{"QueueName":"jobs"}'
-        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.GetQueueUrl\r\n"
+        body = b'{"QueueUrl":"http://localhost/000000000000/jobs"}'
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
         head += b"Content-Type: application/x-amz-json-1.0\r\nContent-Length: %d\r\n" % len(body)
         key = b"Authorization: AWS4-HMAC-SHA256 Credential=A/20260101/us-east-1/sqs/aws4_request\r\n\r\n"
         asking.sendall(head + key + body)
-        client = Client(second.opened())
-        client.receive()
+        assert [body for body, _ in client.receive()] == ["kept"]
         first.process.send_signal(signal.SIGCONT)
-        assert first.process.wait(20) == 5
         answer = asking.recv(1 << 16)
-    assert not answer or b" 5" in answer.split(b"\r\n", 1)[0], answer
-    assert client.counts() == (0, 1)
+    assert b"kept" not in answer
+    until(lambda: "no longer the owner" in first.log.read_text())
+    assert client.counts() == Client(first).counts() == (0, 1)
+
+
+def test_a_policy_holds_at_every_server(servers: Servers, run: Run, tmp_path: Path) -> None:
+    """Set at a follower or at the owner, it denies at the other."""
+    path = tmp_path / "keys.toml"
+    (made,) = run("keys", "new", "--into", str(path), "--json").json
+    secret = tomllib.loads(path.read_text())["account"][0]["key"][0]["secret"]
+    options = ("--credentials", str(path))
+    first, second = (Client(servers.start(name, *options), made["id"], secret) for name in ("one", "two"))
+    for setting, asking in ((second, first), (first, second)):
+        setting.deny("sqs:SendMessage")
+        until(lambda asking=asking: asking.is_denied())
+        setting.deny("")
+        until(lambda asking=asking: not asking.is_denied())
+
+
+def test_the_admin_port_of_a_follower_says_who_owns_the_queues(servers: Servers) -> None:
+    first, second = servers.start("one"), servers.start("two")
+    assert httpx.get(f"{first.admin}/api/v1/queues", headers=token(first)).status_code == 200
+    refused = httpx.get(f"{second.admin}/api/v1/queues", headers=token(second))
+    assert (refused.status_code, refused.json()["message"]) == (503, "server one owns the queues: ask its admin port")
+    assert httpx.get(f"{second.admin}/health/live").status_code == 200
+    assert "veilmq_cluster_ready 1.0" in httpx.get(f"{second.admin}/metrics").text
+    first.kill()
+    until(lambda: httpx.get(f"{second.admin}/api/v1/queues", headers=token(second)).status_code == 200)
+    assert "veilmq_queue_messages" in httpx.get(f"{second.admin}/metrics", headers=token(second)).text
+
+
+def token(server: ServerProcess) -> dict[str, str]:
+    return {"Authorization": f"Bearer {(server.data / 'admin-token').read_text().strip()}"}
 
 
 class TestRefused:
@@ -153,7 +260,7 @@ class TestRefused:
         assert "holds the data of a server alone" in self.ends(servers.begin("one"))
 
     def test_a_copy_is_not_served_alone(self, servers: Servers, tmp_path: Path) -> None:
-        servers.begin("one").opened().stop()
+        servers.start("one").stop()
         with pytest.raises(RuntimeError, match="start it with --cluster"):
             ServerProcess(tmp_path / "one").start()
 
@@ -164,11 +271,6 @@ class TestRefused:
     def test_another_format(self, servers: Servers) -> None:
         servers.pair.primary.query("update veilmq.shard set format = format + 1")
         assert "run the same release on all servers" in self.ends(servers.begin("one"))
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    return in_process(monkeypatch, capsys, tmp_path)
 
 
 def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tmp_path: Path) -> None:
@@ -182,7 +284,7 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
     assert "nobody, epoch 0" in before.out
     servers = Servers(tmp_path, shared_pair)
     try:
-        servers.begin("one").opened()
+        servers.start("one")
         shown = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
     finally:
         servers.close()

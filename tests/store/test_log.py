@@ -259,3 +259,31 @@ def test_every_table_has_a_primary_key(stage: Stage) -> None:
     names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     for (name,) in names.fetchall():
         assert connection.execute("SELECT 1 FROM pragma_table_info(?) WHERE pk", (name,)).fetchone(), name
+
+
+def test_a_follower_says_which_queues_were_changed(
+    stage: Stage, factory: LoggedFactory, follower: SqliteFollower
+) -> None:
+    def changed() -> set[int]:
+        lsn = follower.position.lsn + 1
+        epoch, record = factory.log.records[lsn - 1]
+        return follower.apply(lsn, epoch, record)
+
+    while follower.position.lsn < len(factory.log.records):
+        changed()
+    jobs = stage.create("under_score", alias="under-score")
+    (number,) = changed()
+    (info,) = follower.queues().values()
+    assert info is not None
+    assert (info.key, info.settings.alias) == (jobs, "under-score")
+    stage.change(jobs, visibility_timeout_us=7_000_000)
+    assert changed() == {number}
+    found = follower.queues([number])[number]
+    assert found is not None
+    assert found.settings.visibility_timeout_us == 7_000_000
+    stage.send(jobs)
+    assert changed() == set()
+    stage.drop(jobs)
+    assert changed() == {number}
+    assert follower.queues([number]) == {number: None}
+    assert follower.queues() == {}

@@ -53,7 +53,7 @@ def _init(
 
 def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False) -> None:
     """Show who owns the queues, how long the log is, and which standbys confirm it."""
-    from veilmq.cluster.postgres.status import status
+    from veilmq.cluster.status import status
 
     with _asking(url, single_copy) as postgres:
         found = status(postgres)

@@ -16,17 +16,18 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
 
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log import LogDiverged, LogReader, LogTrimmed
-from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, StillOwned
-from veilmq.cluster.postgres.schema import WrongCluster, look
+from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
+from veilmq.cluster.postgres.schema import Shard, WrongCluster, look
 from veilmq.cluster.postgres.snapshots import SnapshotBad, Snapshots
 from veilmq.model.instant import Instant
+from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO
 from veilmq.store.errors import DatabaseFailed
 from veilmq.store.files import durable_write
@@ -65,6 +66,17 @@ def membership(directory: Path) -> Membership | None:
         raise Unfit(f"{path} is damaged: remove the directory, it is filled again from the log ({error})") from error
 
 
+class Watch(NamedTuple):
+    """Whom a follower tells what it does, in its own thread."""
+
+    opened: Callable[[Follower], object] = lambda follower: None
+    """The copy was opened, or opened anew."""
+    saw: Callable[[Sight], object] = lambda sight: None
+    """It has looked at the owner."""
+    learnt: Callable[[dict[int, QueueInfo | None]], object] = lambda queues: None
+    """Queues that the copy has, or that were changed or deleted (None), by incarnation."""
+
+
 class Member:
     """Follows, takes over, and remembers. One thread at a time."""
 
@@ -88,7 +100,8 @@ class Member:
         self._boot_ns = read_boot_ns
         self._format = state_format
         self._snapshot_bytes = snapshot_bytes
-        self._name, self._address = name, address
+        self._name = name
+        self.address = address
         self._kept = membership(directory)
         seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
@@ -96,20 +109,22 @@ class Member:
         """Records of the log that the copy lacked when it was last compared."""
         self._trouble = ""
 
-    def follow(self, stopping: threading.Event) -> Ownership | None:
+    def follow(self, stopping: threading.Event, watch: "Watch | None" = None) -> Ownership | None:
         """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
 
         Raises Unfit, and as the opening of a follower.
         """
-        kept = self._join(stopping)
-        if kept is None:
+        watch = watch or Watch()
+        if self.join(stopping) is None:
             return None
-        server = Server(self._name, self._address, kept.holder)
+        kept = self._kept
+        assert kept is not None
+        server = Server(self._name, self.address, kept.holder)
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             candidate = stack.enter_context(closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns)))
             snapshots = Snapshots(self.postgres, kept.incarnation)
-            copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots)))
+            copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
             dropping = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             writing = Snapshotting(self._directory, snapshots, dropping, self._snapshot_bytes)
             stack.callback(writing.end)
@@ -117,7 +132,7 @@ class Member:
             while not stopping.is_set():
                 try:
                     copy.catch_up(reader)
-                    candidate.look()
+                    watch.saw(candidate.look())
                     if candidate.is_due():
                         ownership = candidate.take_over()
                         copy.catch_up(reader, ownership)
@@ -135,8 +150,11 @@ class Member:
                 stopping.wait(POLL_SECONDS)
         return None
 
-    def _join(self, stopping: threading.Event) -> Membership | None:
-        """Find the cluster, for the first time or again. Waits while PostgreSQL is away."""
+    def join(self, stopping: threading.Event) -> Shard | None:
+        """Find the cluster, for the first time or again. Waits while PostgreSQL is away. None: `stopping` was set.
+
+        Raises Unfit.
+        """
         while not stopping.is_set():
             try:
                 with self.postgres.connect() as session:
@@ -159,7 +177,7 @@ class Member:
                     )
                 self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
             self._keep(self._kept)
-            return self._kept
+            return shard
         return None
 
     def _keep(self, kept: Membership) -> None:
@@ -181,8 +199,15 @@ class Member:
 class Copy:
     """The copy in a directory, and what fills it."""
 
-    def __init__(self, directory: Path, open_follower: Callable[[Path], Follower], snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        open_follower: Callable[[Path], Follower],
+        snapshots: Snapshots,
+        watch: "Watch | None" = None,
+    ) -> None:
         """Raises Unreachable, Unfit, and as the opening of a follower."""
+        self._watch = watch or Watch()
         self._directory = directory
         self._open = open_follower
         self._snapshots = snapshots
@@ -219,7 +244,8 @@ class Copy:
         try:
             entries = reader.read(follower.position)
             for entry in entries:
-                follower.apply(entry.lsn, entry.epoch, entry.record)
+                if changed := follower.apply(entry.lsn, entry.epoch, entry.record):
+                    self._watch.learnt(follower.queues(changed))
         except (Diverged, LogDiverged, LogTrimmed) as error:
             log.error("%s: %s: the copy is thrown away and filled again", self._directory, error)
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
@@ -233,7 +259,10 @@ class Copy:
         """Open the copy, filled from a snapshot if there is none. Raises Unfit if that is needed and cannot be had."""
         if not (self._directory / DATABASE).exists() and not self._fill() and self._trimmed:
             raise Unfit(f"{self._directory} cannot be filled: {self._trimmed}, and no snapshot can be read")
-        return self._open(self._directory)
+        follower = self._open(self._directory)
+        self._watch.opened(follower)
+        self._watch.learnt(follower.queues())
+        return follower
 
     def _fill(self) -> bool:
         """Put the newest good snapshot into the directory. Raises Unreachable, Unfit, OSError."""

@@ -21,6 +21,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from veilmq.cluster.calls import Calls
+from veilmq.engine.unread import Unread
 from veilmq.model.commands import (
     AnyCommand,
     CancelMove,
@@ -60,7 +62,6 @@ from veilmq.server.auth import Hosts
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
 from veilmq.server.http.refusals import RefusalLog
-from veilmq.server.shell import Shell
 
 Aliases = Mapping[QueueKey, QueueKey]
 """Alias -> the queue's own name."""
@@ -201,16 +202,19 @@ class Port:
         self,
         name: str,
         codec: Codec,
-        shell: Shell,
+        shell: Calls,
+        unread: Unread,
         keyring: Keyring,
         hosts: Hosts,
         aliases: Aliases = NO_ALIASES,
     ) -> None:
-        """aliases: further names of queues in this protocol -> the queues' own names."""
+        """shell: carries the calls out. unread: what clients have not read. aliases: further names of queues in this
+        protocol -> the queues' own names."""
         self.name = name
         self._aliases = aliases
         self.codec = codec
         self.shell = shell
+        self._unread = unread
         self._keyring = keyring
         self._hosts = hosts
         self.commands: Counter[type] = Counter()
@@ -291,7 +295,7 @@ class Port:
         except Exception as error:  # the request's edge: a failed query must not stop the others
             logger.exception("a query failed")
             outcome = StoreFailed(reason=str(error))
-        unread = self.shell.engine.unread
+        unread = self._unread
         if unread.near and unread.refuses(command.queue.account):
             unread.refused += 1
             outcome = Overloaded(limit=unread.bytes_max)

@@ -6,13 +6,18 @@ failure during the start undoes all earlier steps.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
+from veilmq.cluster.calls import Calls
 from veilmq.engine.directory import open_directory
 from veilmq.engine.engine import Engine
+from veilmq.engine.unread import Unread
 from veilmq.model.instant import Instant
+from veilmq.model.settings.queue import QueueInfo
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
@@ -28,9 +33,12 @@ from veilmq.server.http.intake import HeaderCaseIntake, Intake
 from veilmq.server.http.listener import Listener, listen
 from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.http.tls import Certificate
-from veilmq.server.port import NO_ALIASES, Port
+from veilmq.server.port import NO_ALIASES, Aliases, Port
 from veilmq.server.shell import Shell
 from veilmq.store import Reader, Store
+from veilmq.store.directory import DataDirectory
+
+log = logging.getLogger("veilmq.serve")
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
 """The names that SDKs use for SQS itself, for example through a proxy."""
@@ -62,20 +70,78 @@ class PushRoom(Protocol):
         ...
 
 
+Lead = Callable[[AsyncExitStack, Engine, Store], Awaitable[Shell]]
+"""Serve with an engine and a store until the stack is closed."""
+
+
+class Following(NamedTuple):
+    """A server that does not own the data."""
+
+    owner: str
+    """Who does; empty: nobody is known to."""
+    ready: bool
+    """Whether calls reach the owner."""
+    trouble: str
+    """Why not, in a sentence."""
+    held: int
+    """Calls that wait for an owner."""
+
+
 class Cluster(Protocol):
     """What the server needs of its cluster."""
 
-    async def open(self, undo: AsyncExitStack) -> tuple[Engine, Store] | None:
-        """Wait until this server owns the data, and open them; None: it shall wait no longer."""
+    noted: Callable[[QueueInfo], None]
+    """Set by the server: called with each queue that this server learns about, and when it changes."""
+    opened: Callable[[DataDirectory], None]
+    """Set by the server: called when the data directory was opened, or opened anew."""
+
+    @property
+    def unread(self) -> Unread:
+        """What clients of this server have not read."""
+        ...
+
+    @property
+    def aliases(self) -> Aliases:
+        """Of all queues."""
+        ...
+
+    @property
+    def front(self) -> Calls:
+        """Carries calls out, here or at the owner."""
+        ...
+
+    @property
+    def following(self) -> Following:
+        """How it stands while another server owns the data."""
+        ...
+
+    async def join(self, undo: AsyncExitStack) -> bool:
+        """Become one of the cluster's servers; False: `stop` was called. Raises ClusterRefused, OSError."""
         ...
 
     def holds(self) -> bool:
-        """Whether it owns them now."""
+        """Whether this server's lease runs."""
         ...
 
-    async def keep(self, shell: Shell) -> None:
-        """Keep them until cancelled; end the shell if they are lost."""
+    async def run(self, lead: Lead) -> None:
+        """Follow, and serve while this server owns the data, until `stop`. Raises as `join` and `open_directory`."""
         ...
+
+    def answer_parked(self) -> None:
+        """Answer receives of this server's clients that wait at the owner."""
+        ...
+
+    def stop(self) -> None:
+        """End `run`."""
+        ...
+
+
+class _Carrier(NamedTuple):
+    """What the data ports hand their calls to."""
+
+    calls: Calls
+    unread: Unread
+    aliases: Aliases
 
 
 class Stopped(Exception):
@@ -124,14 +190,18 @@ class Service:
         """The issuer of the bearer tokens that the Azure port accepts; None without one, and before the start."""
         self._at_point = at_point
         self._cluster = cluster
+        self._directory: DataDirectory | None = None
+        self.leads = False
+        """Whether it serves with its own store: `shell`, `store` and `reader` are there."""
+        self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What runs beside a store that is served, once the ports are open, and is cancelled before the store goes."""
+        self._serving = asyncio.Event()
         self._urls: dict[str, str] = {}
         self._closing: list[asyncio.Future[None]] = []
         self._undo = AsyncExitStack()
 
-    @property
-    def failed(self) -> "asyncio.Future[None]":
-        """Done when the store's state is unknown: stop and exit non-zero."""
-        return self.shell.failed
+    failed: "asyncio.Future[None]"
+    """Done when the store's state is unknown, or the cluster refuses this server: stop and exit non-zero."""
 
     @property
     def reader(self) -> Reader:
@@ -147,7 +217,7 @@ class Service:
         """Open everything and serve. before_ports: called before the ports open; if it raises, they do not.
 
         Raises what `open_directory` does, FileInvalid (queues), OSError (a port, a file), what `before_ports` does, and
-        in a cluster what `Cluster.open` does, and Stopped; nothing stays open then.
+        in a cluster ClusterRefused and Stopped; nothing stays open then.
         """
         async with AsyncExitStack() as undo:
             await self._start(undo, before_ports)
@@ -160,46 +230,95 @@ class Service:
             declared = queues_file.read(settings.queues, self.keyring.accounts, checks=self.keyring.checks)
             if declared.region is not None and isinstance(self.keyring, DevelopmentKeyring):
                 self.keyring.live_in(declared.region)
-        engine, self.store = await self._open(undo)
-        self.shell = Shell(engine, self.store, self.clock, holds=None if self._cluster is None else self._cluster.holds)
-        self.shell.start()
-        undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
-        if self._cluster is not None:
-            undo.callback(asyncio.create_task(self._cluster.keep(self.shell)).cancel)
-        self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
-        self.refused_waits.start()
-        engine.unread.reading = self._reading_bytes
-        undo.callback(self.refused_waits.stop)
-        watch = ClockWatch(self.shell, self.reader, self.clock, trusted=not self.keyring.checks)
-        undo.push_async_callback(watch.stop)
-        await watch.start()
-        if declared is not None:
-            await queues_file.declare(declared, self.shell.call)
+        self._declared = declared
+        endpoint = self._sqs_endpoint(None if declared is None else declared.account_alias)
+        served = {"sqs": self._sqs(endpoint), "azure": self._azure(), "mns": self._mns()}
+        noted = partial(note, endpoint)
+        if self._cluster is None:
+            carrier = await self._alone(undo, noted)
+        else:
+            carrier = await self._join(undo, self._cluster, noted)
         before_ports()
-        await self._listen(undo, "sqs", settings.sqs, self._sqs(None if declared is None else declared.account_alias))
-        await self._listen(undo, "azure", settings.azure, self._azure())
-        await self._listen(undo, "mns", settings.mns, self._mns())
+        for name, (codec, hosts) in served.items():
+            await self._listen(undo, name, getattr(settings, name), codec, hosts, carrier)
+        self._serving.set()
         self.announce({})
 
-    async def _open(self, undo: AsyncExitStack) -> tuple[Engine, Store]:
-        """Open the data and start the clock."""
+    async def _alone(self, undo: AsyncExitStack, noted: Callable[[QueueInfo], None]) -> "_Carrier":
+        """Open the data directory, and serve from it."""
         settings = self.settings
-        if self._cluster is not None:
-            opened = await self._cluster.open(undo)
-            if opened is None:
-                raise Stopped
-            return opened
         engine, store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )
         undo.callback(store.close)
         self.clock.start(store.mark)
-        return engine, store
+        shell = await self._lead(undo, engine, store)
+        self.failed, self._directory = shell.failed, store.directory
+        for queue in store.reader.queues.values():
+            if queue.settings.labels:
+                noted(queue.info())
+        engine.unread.reading = self._reading_bytes
+        return _Carrier(shell, engine.unread, store.reader.aliases)
 
-    def _sqs(self, account_alias: str | None) -> tuple[AnyCodec, Hosts]:
+    async def _join(self, undo: AsyncExitStack, cluster: Cluster, noted: Callable[[QueueInfo], None]) -> "_Carrier":
+        """Follow the cluster, and serve whenever this server owns the data."""
+        self.failed = asyncio.get_running_loop().create_future()
+        cluster.noted, cluster.opened = noted, self._opened
+        cluster.unread.reading = self._reading_bytes
+        if not await cluster.join(undo):
+            raise Stopped
+        running = asyncio.create_task(cluster.run(self._lead))
+        running.add_done_callback(self._ended)
+        undo.push_async_callback(asyncio.wait, [running])
+        undo.callback(cluster.stop)
+        return _Carrier(cluster.front, cluster.unread, cluster.aliases)
+
+    def _opened(self, directory: DataDirectory) -> None:
+        self._directory = directory
+        directory.announce(self._urls)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.critical("no server of the cluster any more: %s", error, exc_info=error)
+            self.failed.set_result(None)
+
+    async def _lead(self, undo: AsyncExitStack, engine: Engine, store: Store) -> Shell:
+        """Serve from this store until the stack is closed."""
+        settings, cluster = self.settings, self._cluster
+        shell = Shell(engine, store, self.clock, holds=None if cluster is None else cluster.holds)
+        shell.start()
+        undo.push_async_callback(shell.stop, settings.shutdown_deadline_s)
+        refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
+        refused_waits.start()
+        undo.callback(refused_waits.stop)
+        watch = ClockWatch(shell, store.reader, self.clock, trusted=not self.keyring.checks)
+        undo.push_async_callback(watch.stop)
+        await watch.start()
+        self.shell, self.store, self.refused_waits = shell, store, refused_waits
+        if self._declared is not None:
+            await queues_file.declare(self._declared, shell.call)
+        self.leads = True
+        undo.callback(self._follows)
+        for each in self.beside:
+            undo.push_async_callback(_cancel, asyncio.create_task(self._once_serving(each)))
+        return shell
+
+    async def _once_serving(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self._serving.wait()
+        await begin()
+
+    def following(self) -> Following:
+        """How it stands while another server owns the data. Only in a cluster."""
+        assert self._cluster is not None
+        return self._cluster.following
+
+    def _follows(self) -> None:
+        self.leads = False
+
+    def _sqs_endpoint(self, account_alias: str | None) -> sqs_codec.Endpoint:
         settings = self.settings
         strategy = settings.sqs_endpoint_strategy
-        endpoint = sqs_codec.Endpoint(
+        return sqs_codec.Endpoint(
             account_alias=account_alias,
             external_url=settings.external_url,
             base_domain=settings.sqs_domain,
@@ -210,10 +329,10 @@ class Service:
             requests_per_second_max=settings.requests_per_second_max,
             kms_faults=settings.simulated.kms_faults,
         )
-        for queue in self.reader.queues.values():
-            if queue.settings.labels:
-                note(endpoint, queue.info())
-        return sqs_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_SQS_DOMAINS), settings.cors_origins)
+
+    def _sqs(self, endpoint: sqs_codec.Endpoint) -> tuple[AnyCodec, Hosts]:
+        hosts = Hosts(self._domains(_SQS_DOMAINS), self.settings.cors_origins)
+        return sqs_codec.Codec(self.keyring, endpoint), hosts
 
     def _azure(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
@@ -243,13 +362,14 @@ class Service:
         undo: AsyncExitStack,
         name: str,
         address: Address,
-        served: tuple[AnyCodec, Hosts],
+        codec: AnyCodec,
+        hosts: Hosts,
+        carrier: "_Carrier",
     ) -> None:
         settings = self.settings
-        codec, hosts = served
         # SQS allows every queue's own name.
-        aliases = NO_ALIASES if name == "sqs" else self.reader.aliases
-        port = Port(name, codec, self.shell, self.keyring, hosts, aliases)
+        aliases = NO_ALIASES if name == "sqs" else carrier.aliases
+        port = Port(name, codec, carrier.calls, carrier.unread, self.keyring, hosts, aliases)
         listener = await listen(
             address.host,
             address.port,
@@ -260,7 +380,7 @@ class Service:
             refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),
             failure=codec.failure,
             intake=HeaderCaseIntake if name == "azure" else Intake,
-            unread=self.shell.engine.unread,
+            unread=carrier.unread,
         )
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener
@@ -279,7 +399,13 @@ class Service:
     def announce(self, urls: dict[str, str]) -> None:
         """Write the URLs into the lock file, for processes that find the directory held."""
         self._urls |= urls
-        self.store.directory.announce(self._urls)
+        if self._directory is not None:
+            self._directory.announce(self._urls)
+
+    def interrupt(self) -> None:
+        """End a start that waits for the cluster."""
+        if self._cluster is not None and not self._serving.is_set():
+            self._cluster.stop()
 
     async def turn_away(self) -> None:
         """Stop accepting at the data ports, and answer the parked receives of all ports."""
@@ -288,10 +414,18 @@ class Service:
         deadline_s = self.settings.shutdown_deadline_s
         self._closing = [asyncio.ensure_future(each.close_gracefully(deadline_s)) for each in self.listeners.values()]
         await asyncio.sleep(0)  # now they accept no more
-        self.shell.answer_parked()
+        if self._cluster is not None:
+            self._cluster.answer_parked()
+        if self.leads:
+            self.shell.answer_parked()
 
     async def stop(self) -> None:
         """Stop accepting, answer the parked receives, finish the batch, close the files."""
         await self.turn_away()
         await asyncio.gather(*self._closing)
         await self._undo.aclose()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

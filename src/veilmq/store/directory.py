@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +58,9 @@ class DataDirectory:
         self._floor_bytes = floor_bytes
         self._disk = disk
         self.pid = os.getpid()
+        self._gate = threading.Lock()
+        self._open = True
+        """Whether it is owned. Guarded: a number of a closed file soon belongs to another one."""
         try:
             str(path).encode()
         except UnicodeEncodeError:
@@ -88,10 +92,12 @@ class DataDirectory:
         return self.path / COMMITTED
 
     def announce(self, listeners: dict[str, str]) -> None:
-        """Write the owner and its URLs into the lock file."""
+        """Write the owner and its URLs into the lock file. Any thread; after `close` it does nothing."""
         text = msgspec.json.encode(Holder(self.pid, listeners))
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, text, 0)
+        with self._gate:
+            if self._open:
+                os.ftruncate(self._lock, 0)
+                os.pwrite(self._lock, text, 0)
 
     def free_bytes(self) -> int:
         """Free space of the file system that we may use, without the reserve."""
@@ -143,9 +149,11 @@ class DataDirectory:
 
     def close(self) -> None:
         """Give up ownership of the directory."""
-        os.close(self._lock)
-        if self._own is not None:
-            os.close(self._own)
+        with self._gate:
+            self._open = False
+            os.close(self._lock)
+            if self._own is not None:
+                os.close(self._own)
 
 
 def _make(path: Path) -> None:

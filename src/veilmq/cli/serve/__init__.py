@@ -25,7 +25,7 @@ import socket
 import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -49,7 +49,7 @@ from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
 
 if TYPE_CHECKING:
-    from veilmq.cli.serve.member import ClusterMember
+    from veilmq.server.cluster.member import ClusterServer
 
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
@@ -102,7 +102,7 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
     service = _service(settings, _keys(settings), clock, member)
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(service, manager, member))
+        return runner.run(_run(service, manager))
 
 
 def _keys(settings: Settings) -> Keys:
@@ -116,14 +116,14 @@ def _keys(settings: Settings) -> Keys:
         raise Failure(Exit.USAGE, f"--credentials: {error}", file_advice(error, missing=made)) from None
 
 
-def _member(settings: Settings, clock: LeaseClock) -> "ClusterMember | None":
+def _member(settings: Settings, clock: LeaseClock) -> "ClusterServer | None":
     """This server in its cluster; None for a server alone."""
     if settings.cluster is None:
         return None
     try:
-        from veilmq.cli.serve.member import ClusterMember
+        from veilmq.server.cluster.member import ClusterServer
 
-        return ClusterMember(settings, clock)
+        return ClusterServer(settings, clock)
     except ModuleNotFoundError as error:
         end_without(error)
     except ClusterRefused as error:
@@ -132,7 +132,7 @@ def _member(settings: Settings, clock: LeaseClock) -> "ClusterMember | None":
         raise _in_the_way(error, settings) from None
 
 
-def _service(settings: Settings, keys: Keys, clock: LeaseClock, member: "ClusterMember | None") -> Service:
+def _service(settings: Settings, keys: Keys, clock: LeaseClock, member: "ClusterServer | None") -> Service:
     try:
         return Service(settings, keys, clock, cluster=member)
     except ssl.SSLError as error:
@@ -164,19 +164,20 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-def _tell_end_of_pushes(service: Service, pushing: asyncio.Task[None]) -> None:
-    """Report a bug in the push room at once; nobody awaits its task before the end."""
-    if not pushing.cancelled() and (error := pushing.exception()) is not None:
+async def _push(service: Service, serve: Callable[[Service, Settings], Awaitable[None]] = serve_pushes) -> None:
+    """Push until cancelled. Report a bug in the push room at once; nobody awaits this before the end."""
+    try:
+        await serve(service, service.settings)
+    except Exception as error:  # the server goes on without pushes
         service.push_fault = "until a restart: pushing failed with an error"
         log.error("no pushes any more, until a restart", exc_info=error)
 
 
-async def _run(service: Service, manager: str | None, member: "ClusterMember | None") -> Exit:
+async def _run(service: Service, manager: str | None) -> Exit:
     settings = service.settings
     ended = asyncio.Event()
-    _on_signals(ended, service, member)
-    if member is not None:
-        notify(manager, READY)  # following may last for months
+    _on_signals(ended, service)
+    service.beside.append(partial(_push, service))
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()
     with AdminEntry(settings.admin, settings.data) as entry:
@@ -240,23 +241,18 @@ class AdminEntry:
 
 async def _serve(service: Service, manager: str | None, ended: asyncio.Event, entry: AdminEntry) -> Exit:
     """Open the admin port and serve until the end."""
-    settings = service.settings
     try:
         async with _admin(service, entry):
             # Objects from the start live on: exempt up to 100,000 queues from garbage collection.
             gc.freeze()
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
-            pushing = asyncio.create_task(serve_pushes(service, settings))
-            pushing.add_done_callback(partial(_tell_end_of_pushes, service))
             notify(manager, READY)
             waiting = asyncio.ensure_future(ended.wait())
             either: list[asyncio.Future[Any]] = [waiting, service.failed]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             notify(manager, STOPPING)
             waiting.cancel()
-            pushing.cancel()
-            await asyncio.gather(pushing, return_exceptions=True)
             log.info("shutting down")
     finally:
         failed = service.failed.done()
@@ -268,7 +264,7 @@ async def _serve(service: Service, manager: str | None, ended: asyncio.Event, en
     return Exit.DONE
 
 
-def _on_signals(ended: asyncio.Event, service: Service, member: "ClusterMember | None") -> None:
+def _on_signals(ended: asyncio.Event, service: Service) -> None:
     loop = asyncio.get_running_loop()
 
     def end(number: signal.Signals) -> None:
@@ -277,8 +273,7 @@ def _on_signals(ended: asyncio.Event, service: Service, member: "ClusterMember |
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
         ended.set()
-        if member is not None:
-            member.stop()
+        service.interrupt()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
@@ -321,7 +316,8 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
         raise Failure(Exit.USAGE, f"{option}: {error}", advice) from None
     except OSError as error:
         raise _in_the_way(error, settings, _opening(service, entry)) from None
-    _tell_unowned(service)
+    if service.leads:
+        _tell_unowned(service)
 
 
 def _opening(service: Service, entry: AdminEntry) -> str:

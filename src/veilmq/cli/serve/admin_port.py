@@ -23,6 +23,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
 from veilmq.cli.serve import BACKLOG, AdminEntry
+from veilmq.cli.serve.following import by_role
 from veilmq.console import application
 from veilmq.protocols.http import absolute_form
 from veilmq.server.config.settings import Address, Settings
@@ -215,7 +217,7 @@ class AdminPort:
     def __init__(self, service: Service, settings: Settings, entry: AdminEntry) -> None:
         """entry: already open; its opener closes it."""
         config = uvicorn.Config(
-            _cancellable(application(service, settings, entry.bearer)),
+            _cancellable(by_role(service, partial(application, service, settings, entry.bearer))),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -241,7 +243,8 @@ class AdminPort:
     ) -> None:
         self._server.should_exit = True
         await self._service.turn_away()
-        self._service.shell.stats.dismiss_followers()
+        if self._service.leads:
+            self._service.shell.stats.dismiss_followers()
         _, late = await asyncio.wait([self._serving], timeout=_GRACE_S)
         if late:
             await self._cut_off()

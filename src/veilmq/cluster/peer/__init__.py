@@ -14,6 +14,7 @@ called like the shell of the own engine (`cluster/calls.py`).
     Cancel(id), AnswerSoon(id)        ->
                                       <-   Outcomes(id, outcomes), or NotOwner(id, who is)
     Ping                              <->
+                                      <-   Bye(greatest id that was read)
 
 Each call ends with exactly one `Outcomes` or `NotOwner`; a call that was cancelled in time ends with no outcomes. All
 of it runs on one loop's thread.

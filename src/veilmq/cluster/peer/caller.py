@@ -12,6 +12,7 @@ them are refused, and messages that come for them all the same are given back.
 
 import asyncio
 import logging
+import math
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from veilmq.cluster.peer.frames import (
     ACCEPTED,
     FROM_OWNER,
     AnswerSoon,
+    Bye,
     Call,
     Cancel,
     Garbage,
@@ -134,6 +136,8 @@ class Caller(Calls):
         self._under_way: dict[int, _Sent] = {}
         """Calls that were sent, until they have ended there; also those that were cancelled meanwhile."""
         self._ids = count(1)
+        self._drained: asyncio.Future[None] | None = None
+        """Set while it retires; done when nothing is under way."""
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._hold_timer: asyncio.TimerHandle | None = None
@@ -146,6 +150,17 @@ class Caller(Calls):
     def start(self) -> None:
         """Connect, and again whenever the connection is lost. Call on the loop."""
         self._task = asyncio.ensure_future(self._keep_connected())
+
+    async def retire(self, deadline_s: float) -> None:
+        """Give back what has not left, wait for the answers of what is under way, and close."""
+        for sent in [each for each in self._calls.values() if not each.id]:
+            self._return(sent, None)
+        if self._under_way:
+            self._drained = asyncio.get_running_loop().create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._drained
+        await self.close()
 
     async def close(self) -> None:
         """Drop the connection. All calls are given back or answered before this returns."""
@@ -167,6 +182,14 @@ class Caller(Calls):
     def calls(self) -> int:
         """Calls in flight, held ones included."""
         return len(self._calls)
+
+    def tickets(self) -> list[Ticket]:
+        """Of the calls in flight."""
+        return list(self._calls)
+
+    def has(self, ticket: Ticket) -> bool:
+        """Whether a call is in flight here."""
+        return ticket in self._calls
 
     # What a shell does.
 
@@ -270,13 +293,18 @@ class Caller(Calls):
         log.info("%s", self.trouble)
         under_way, self._under_way = self._under_way, {}
         never_left = {id(sent) for sent in link.unsent}
+        self._note_drained()
         for sent in under_way.values():
             if not sent.cancelled:
-                if id(sent) in never_left or type(sent.first) in REPEATABLE:
+                if id(sent) in never_left or sent.id > link.last_read or type(sent.first) in REPEATABLE:
                     self._return(sent, None)
                 else:
                     error = StoreUnknown(reason="the connection to the owner was lost")
                     self._answer(sent, [error] * len(sent.ticket.commands))
+
+    def _note_drained(self) -> None:
+        if self._drained is not None and not self._under_way and not self._drained.done():
+            self._drained.set_result(None)
 
     # Calls.
 
@@ -305,6 +333,7 @@ class Caller(Calls):
             elif self._unread is not None and self._unread.near and self._is_full(first):
                 self.undeliver(first, found[0])
                 found = [Received([])]
+        self._note_drained()
         if sent.cancelled:
             return
         if len(found) != len(sent.ticket.commands):
@@ -315,6 +344,7 @@ class Caller(Calls):
     def moved(self, frame: NotOwner) -> None:
         """The peer does not own the shard and has not carried the call out."""
         sent = self._under_way.pop(frame.id, None)
+        self._note_drained()
         if sent is not None and not sent.cancelled:
             self._return(sent, frame.owner)
 
@@ -355,6 +385,8 @@ class _Link(Connection):
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self._caller = caller
+        self.last_read: float = math.inf
+        """The greatest id of a call that the owner has read; infinite while it goes on."""
 
     async def drop(self) -> None:
         """Close at once, if there is a connection, and wait until it is gone."""
@@ -370,6 +402,9 @@ class _Link(Connection):
     def received(self, frame: Any) -> None:
         if type(frame) is NotOwner:
             self._caller.moved(frame)
+        elif type(frame) is Bye:
+            self.last_read = frame.last
+            self.end(ConnectionResetError("it stops"))
         else:
             self._caller.ended(frame.id, frame.outcomes)
 

@@ -99,6 +99,12 @@ class Ping(msgspec.Struct, array_like=True, tag=6, gc=False):
     """This side is alive."""
 
 
+class Bye(msgspec.Struct, array_like=True, tag=7, gc=False):
+    """The owner's last frame. It has carried out no call with a greater id, and none that it has not answered."""
+
+    last: int
+
+
 class _Error(msgspec.Struct, array_like=True, tag="error", gc=False):
     name: str
     fields: dict[str, Any]
@@ -132,7 +138,7 @@ _OUTCOMES: Final[Any] = msgspec.defstruct(
 
 ENCODER: Final = msgspec.msgpack.Encoder()
 FROM_CALLER: Final = msgspec.msgpack.Decoder(Call | Cancel | AnswerSoon | Ping)
-FROM_OWNER: Final[Any] = msgspec.msgpack.Decoder(_OUTCOMES | NotOwner | Ping)
+FROM_OWNER: Final[Any] = msgspec.msgpack.Decoder(_OUTCOMES | NotOwner | Ping | Bye)
 _COMMAND: Final[Any] = _Plain
 
 

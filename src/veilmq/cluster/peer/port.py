@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import (
     FROM_CALLER,
     AnswerSoon,
+    Bye,
     Call,
     Cancel,
     Garbage,
@@ -54,10 +55,20 @@ class PeerPort:
     refused: connections that were refused, by reason. peers: the servers that are connected, by name.
     """
 
-    def __init__(self, identity: Identity, secret: bytes, limits: Limits | None = None) -> None:
-        """Raises ValueError for a secret that is too short."""
+    def __init__(
+        self,
+        identity: Identity,
+        secret: bytes,
+        limits: Limits | None = None,
+        heard: Callable[[Sequence[Outcome]], None] = lambda outcomes: None,
+    ) -> None:
+        """heard: called with the outcomes of each call but a receive.
+
+        Raises ValueError for a secret that is too short.
+        """
         self.identity, self.limits = identity, limits or Limits()
         self._secret = secret
+        self.heard = heard
         self.refused: Counter[str] = Counter()
         self.shell: Calls | None = None
         self.unread = Unread(0)
@@ -117,7 +128,7 @@ class PeerPort:
             self._server.close()
         why = ConnectionResetError("this server stops")
         for each in list(self._connections):
-            each.finish(why)
+            each.leave(why)
         if self._connections:
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s):
@@ -172,6 +183,9 @@ class _Peer(Connection):
         self._unread = port.unread
         self._deaf = False
         """No call is read until the peer has read outcomes."""
+        self._last = 0
+        """The greatest id of a call that was read."""
+        self._left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -183,8 +197,19 @@ class _Peer(Connection):
     def proved(self) -> None:
         self._port.proved(self)
 
+    def leave(self, why: Exception) -> None:
+        """Carry out no more calls, and tell the peer which was the last that was read: it passes later ones on, and
+        closes."""
+        if not self.handshake.done:
+            self.finish(why)
+        elif not self._left:
+            self._left = True
+            self.send(Bye(self._last))
+
     def received(self, frame: Any) -> None:
         kind = type(frame)
+        if self._left:
+            return
         if kind is Call:
             self._call(frame)
         elif kind is Cancel:
@@ -200,6 +225,7 @@ class _Peer(Connection):
     def _call(self, frame: Call) -> None:
         port, commands = self._port, frame.commands
         shell = port.shell
+        self._last = max(self._last, frame.id)
         if not commands or frame.id in self.calls or (len(commands) > 1 and not _ALONE.isdisjoint(map(type, commands))):
             raise Garbage("a call without commands, with one that must be alone, or with an id that is in use")
         if shell is None:
@@ -221,6 +247,8 @@ class _Peer(Connection):
     def answer(self, call: "_PeersCall", outcomes: Sequence[Outcome]) -> None:
         """Send the end of a call, unless it has had one."""
         command, outcome = call.commands[0], outcomes[0]
+        if type(command) is not Receive:
+            self._port.heard(outcomes)
         granted = (command, outcome) if type(outcome) is Received and outcome.messages else None
         if self.calls.get(call.id) is not call:
             self._give_back(call.shell, granted)

@@ -9,6 +9,7 @@ Before changing it: raise LAYOUT, and write the step from the layout before.
 """
 
 import re
+import secrets
 from contextlib import suppress
 from typing import Any, Final, LiteralString, NamedTuple
 from uuid import UUID, uuid4
@@ -24,6 +25,7 @@ LAYOUT: Final = 1
 SHARD: Final = 0
 """The only shard today."""
 LEASE_US: Final = 3 * SECOND_US
+SECRET_BYTES: Final = 32
 SEGMENT: Final = 65_536
 """Records of one segment: some 300 MB."""
 
@@ -31,7 +33,8 @@ _TABLES: Final = """
     create table veilmq.shard (
         id int primary key, layout int not null, format int not null, incarnation uuid not null,
         segment bigint not null check (segment > 1), lease_us bigint not null check (lease_us > 0),
-        epoch bigint not null, holder uuid, owner text not null, address text not null
+        epoch bigint not null, holder uuid, owner text not null, address text not null,
+        secret bytea not null
     );
     create table veilmq.lease (
         id int primary key references veilmq.shard,
@@ -46,7 +49,7 @@ _TABLES: Final = """
     );
     alter table veilmq.snapshot_part alter column content set storage external;
 """
-_COLUMNS: Final[LiteralString] = "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address"
+_COLUMNS: Final[LiteralString] = "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address, secret"
 # A record is compressed already, and nothing needs a vacuum before its table is dropped.
 _SEGMENT: Final = """
     create table if not exists {table} (
@@ -79,6 +82,8 @@ class Shard(NamedTuple):
     """The owner's name."""
     address: str
     """Where others reach the owner."""
+    secret: bytes
+    """By which servers know each other at the peer port."""
 
 
 class WrongCluster(Unfit):
@@ -122,8 +127,8 @@ def _create(session: Session, state_format: int, incarnation: UUID, lease_us: in
     session.execute("create schema if not exists veilmq" if _may_create(session) else "select 1")
     session.execute(_TABLES)
     session.execute(
-        "insert into veilmq.shard values (%s, %s, %s, %s, %s, %s, 0, null, '', '')",
-        (SHARD, LAYOUT, state_format, incarnation, segment, lease_us),
+        "insert into veilmq.shard values (%s, %s, %s, %s, %s, %s, 0, null, '', '', %b)",
+        (SHARD, LAYOUT, state_format, incarnation, segment, lease_us, secrets.token_bytes(SECRET_BYTES)),
     )
     session.execute("insert into veilmq.lease values (%s, 0, 0, 0, clock_timestamp())", (SHARD,))
     add_segment(session, 0, segment)

@@ -247,6 +247,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_name: Annotated[
         str | None, Meta(description="This server's name in the cluster, if not the machine's host name.")
     ] = None
+    peer: Annotated[
+        Address, Meta(description="Where the other servers of the cluster pass their clients' calls on to this one.")
+    ] = Address("127.0.0.1", 9327)
+    advertise: Annotated[Address | None, Meta(description="How the others reach that port, if not as `peer` says.")] = (
+        None
+    )
     single_copy: Annotated[
         bool, Meta(description="Take a PostgreSQL without a synchronous standby: losing its machine loses messages.")
     ] = False
@@ -278,7 +284,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def addresses(self) -> dict[str, Address]:
         """All ports by name."""
-        return {"sqs": self.sqs, "azure": self.azure, "mns": self.mns, "admin": self.admin}
+        ports = {"sqs": self.sqs, "azure": self.azure, "mns": self.mns, "admin": self.admin}
+        return ports if self.cluster is None else ports | {"peer": self.peer}
 
     @property
     def server_name(self) -> str:

@@ -110,16 +110,21 @@ class Shipping:
         self.end("COMMIT")
 
 
-def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> None:
-    """Apply a record to a file that has come to `last`, in one transaction. Raises Diverged, with nothing changed;
-    apsw.Error."""
+def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> set[int]:
+    """Apply a record to a file that has come to `last`, in one transaction. Returns the incarnations of queues whose
+    rows it changed. Raises Diverged, with nothing changed; apsw.Error."""
     record = _RECORD.decode(packed)
     if record.schema != schema.VERSION:
         raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {schema.VERSION}")
     if following.lsn != last.lsn + 1 or record.before != last.checksum:
         raise Diverged(f"record {following.lsn} does not continue record {last.lsn} of this file")
     effects = [each for each in (record.patch, record.change) if each]
-    expected = sum(sum(1 for _ in apsw.Changeset.iter(each)) for each in effects)
+    expected, queues = 0, set[int]()
+    for each in effects:
+        for change in apsw.Changeset.iter(each):
+            expected += 1
+            if change.name == "queue":
+                queues.add((change.old or change.new)[0])  # type: ignore[index, arg-type]  # one of them is there
     with connection:
         before = connection.total_changes()
         for each in effects:
@@ -127,6 +132,7 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
         if (changed := connection.total_changes() - before) != expected:
             raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
         connection.execute(_MOVE, following)
+    return queues
 
 
 def _refuse(reason: int, change: apsw.TableChange) -> int:

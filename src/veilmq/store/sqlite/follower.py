@@ -4,21 +4,27 @@ Strategy: the file is a cache of the log. So no commit is synced: after a power 
 and its position says which record comes next. A file that differs is not mended but replaced.
 """
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Final
 
 import apsw
 import msgspec
 
 from veilmq.model.errors import StoreUnknown
+from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store.directory import DataDirectory
 from veilmq.store.errors import DatabaseFailed
 from veilmq.store.log import Diverged, Position, checksum
 from veilmq.store.options import Options
 from veilmq.store.sqlite import effects
+from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, open_writer
 from veilmq.store.sqlite.tools.backup import backup
 from veilmq.store.sqlite.tools.integrity import check
+
+_QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"
 
 
 class SqliteFollower:
@@ -41,21 +47,43 @@ class SqliteFollower:
         self._wal_pages = 0
 
     @property
+    def directory(self) -> DataDirectory:
+        """See `Follower.directory`."""
+        return self._directory
+
+    @property
     def position(self) -> Position:
         """The last record that the file has."""
         return self._position
 
-    def apply(self, lsn: int, epoch: int, record: bytes) -> None:
+    def apply(self, lsn: int, epoch: int, record: bytes) -> set[int]:
         """See `Follower.apply`."""
         following = Position(lsn, epoch, checksum(record))
         try:
-            effects.apply(self._connection, self._position, following, record)
+            changed = effects.apply(self._connection, self._position, following, record)
             self._position = following
             self._checkpointer.committed(self._wal_pages)
+            return changed
         except apsw.CorruptError as error:
             raise Diverged(f"record {lsn}: {error}") from error
         except apsw.Error as error:
             raise StoreUnknown(reason=f"record {lsn}: {error}") from error
+
+    def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
+        """See `Follower.queues`."""
+        if incarnations is None:
+            rows = self._connection.execute(f"{_QUEUE} WHERE deleted IS NULL").fetchall()
+        else:
+            each = (self._connection.execute(f"{_QUEUE} WHERE incarnation = ?", (one,)) for one in incarnations)
+            rows = [row for cursor in each for row in cursor]
+        found: dict[int, QueueInfo | None] = dict.fromkeys(incarnations or ())
+        row: Any
+        for row in rows:
+            incarnation, account, region, name, created, modified, deleted, packed = row
+            if deleted is None:
+                key, settings = QueueKey(account, region, name), SETTINGS_DECODER.decode(packed)
+                found[incarnation] = QueueInfo(key, incarnation, created, modified, settings, QueueCounts())
+        return found
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages

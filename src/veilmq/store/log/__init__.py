@@ -6,11 +6,15 @@ at a time, and only from the server that owns the shard. Who owns it, and how th
 store calls `append` between its statements and its COMMIT, and needs to know three ends of it.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
+
+from veilmq.model.settings.queue import QueueInfo
+from veilmq.store.directory import DataDirectory
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -80,8 +84,20 @@ class Follower(Protocol):
         """The last record that it has."""
         ...
 
-    def apply(self, lsn: int, epoch: int, record: bytes) -> None:
-        """Apply the next record. Raises Diverged, with nothing changed; StoreUnknown: close it, and open it again."""
+    @property
+    def directory(self) -> DataDirectory:
+        """Where the data is."""
+        ...
+
+    def apply(self, lsn: int, epoch: int, record: bytes) -> set[int]:
+        """Apply the next record; returns the incarnations of queues that it changed.
+
+        Raises Diverged, with nothing changed; StoreUnknown: close it, and open it again.
+        """
+        ...
+
+    def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
+        """These queues, or all, without counts; None for one that is not there. By incarnation."""
         ...
 
     def copy(self, file: Path) -> Position:

@@ -1,0 +1,72 @@
+"""What the admin port answers: all of it while this server owns the queues, and health alone while it follows."""
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from veilmq.server.service import Service
+from veilmq.store import Store
+
+
+def by_role(service: Service, build: Callable[[], ASGIApp]) -> ASGIApp:
+    """The application that fits. build: makes the one over the service's store, which each time as the owner has
+    another."""
+    following = _following(service)
+    built: tuple[Store, ASGIApp] | None = None
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal built
+        if not service.leads:
+            await following(scope, receive, send)
+            return
+        if built is None or built[0] is not service.store:
+            built = service.store, build()
+        await built[1](scope, receive, send)
+
+    return app
+
+
+def _following(service: Service) -> Starlette:
+    async def live(request: Request) -> Response:
+        """200 while the loop runs."""
+        return JSONResponse({"live": True})
+
+    async def ready(request: Request) -> Response:
+        """200 if calls reach the owner."""
+        state = service.following()
+        return JSONResponse(
+            {"ready": state.ready, "reasons": {} if state.ready else {"cluster": state.trouble}, "warnings": {}},
+            200 if state.ready else 503,
+        )
+
+    async def metrics(request: Request) -> Response:
+        """Whether this server owns the queues, and reaches the one that does."""
+        registry, state = CollectorRegistry(), service.following()
+        for name, text, value in (
+            ("veilmq_cluster_owner", "Whether this server owns the queues.", 0),
+            ("veilmq_cluster_ready", "Whether calls of this server's clients reach the owner.", state.ready),
+            ("veilmq_cluster_held", "Calls that wait for an owner.", state.held),
+        ):
+            Gauge(name, text, registry=registry).set(value)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def elsewhere(request: Request, error: Any) -> Response:
+        """Everything else is the owner's."""
+        owner = service.following().owner
+        text = f"server {owner} owns the queues: ask its admin port" if owner else "nobody owns the queues at present"
+        return JSONResponse({"error": "NotOwner", "message": text}, 503)
+
+    return Starlette(
+        routes=[
+            Route("/health/live", live, methods=["GET"]),
+            Route("/health/ready", ready, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+        ],
+        exception_handlers={404: elsewhere, 405: elsewhere},
+    )

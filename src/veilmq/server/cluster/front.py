@@ -1,0 +1,203 @@
+"""Where the ports of a server of a cluster hand their calls: to the own shell, to the owner, or to whoever comes next.
+
+Strategy: while this server owns the shard its shell carries the calls out, while another does the peer port's caller
+passes them on. While nobody does, in a take-over or a hand-over, they are held, and then go where the shard is. What
+the owner has certainly not carried out comes back from the caller, and is held or passed on again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from veilmq.cluster.calls import Calls, Clock, Ticket
+from veilmq.cluster.peer.caller import Caller, OnReturned
+from veilmq.model.commands import Peek, Receive
+from veilmq.model.errors import StoreFailed
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Outcome, Received
+
+HELD_SECONDS: Final = 10.0
+"""How long a call waits for an owner; then StoreFailed, which clients may try again."""
+AGAIN_SECONDS: Final = 0.03
+"""When a call that came back is passed on again to the same server, which may be taking over."""
+RETIRE_SECONDS: Final = 3.0
+"""How long calls that are under way to a server may still be answered by it when it owns the shard no more."""
+HELD_MAX: Final = 50_000
+"""Calls that may wait for one; beyond, StoreFailed at once."""
+_NOBODY: Final = "nobody owns the queues at present"
+
+
+class _Held:
+    """A call that waits for an owner."""
+
+    __slots__ = ("age_us", "since_s", "soon")
+
+    def __init__(self, age_us: int, since_s: float) -> None:
+        self.age_us = age_us
+        """How old it was when it began to wait."""
+        self.since_s = since_s
+        self.soon = False
+
+
+class Front(Calls):
+    """See the module. Use it on its loop."""
+
+    def __init__(self, clock: Clock, call: Callable[[tuple[str, int], OnReturned], Caller]) -> None:
+        """call: makes the caller for the owner at an address."""
+        self._clock = clock
+        self._call = call
+        self._shell: Calls | None = None
+        self._left: Calls | None = None
+        """The shell of a time in which this server owned the shard: it still answers what it has."""
+        self._caller: Caller | None = None
+        self._retiring: dict[asyncio.Future[None], Caller] = {}
+        self._held: dict[Ticket, _Held] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._again = False
+        """Whether what came back is about to be passed on again."""
+
+    @property
+    def caller(self) -> Caller | None:
+        """What passes calls on; None while this server owns the shard, or nobody is known to."""
+        return self._caller
+
+    @property
+    def held(self) -> int:
+        """Calls that wait for an owner."""
+        return len(self._held)
+
+    def lead(self, shell: Calls) -> None:
+        """This server owns the shard."""
+        self._drop_caller()
+        self._shell = shell
+        self._release()
+
+    def follow(self, address: tuple[str, int] | None) -> None:
+        """The server at that address owns it; None: nobody is known to."""
+        if self._shell is not None:
+            self._left, self._shell = self._shell, None
+        if self._caller is not None and self._caller.address == address:
+            return
+        self._drop_caller()
+        if address is not None:
+            self._caller = self._call(address, self._returned)
+            self._caller.start()
+            self._release()
+
+    async def close(self) -> None:
+        """Answer everything that waits."""
+        self._drop_caller()
+        await asyncio.gather(*self._retiring)
+        self._end_holding(0.0)
+
+    def _drop_caller(self) -> None:
+        """What is under way there is still answered; the rest comes back."""
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            task = asyncio.ensure_future(caller.retire(RETIRE_SECONDS))
+            self._retiring[task] = caller
+            task.add_done_callback(self._retiring.pop)
+
+    def answer_parked(self) -> None:
+        """At shutdown: answer the receives that wait at the owner, or for one."""
+        callers = [caller for caller in (self._caller, *self._retiring.values()) if caller is not None]
+        for ticket in [*self._held, *(ticket for caller in callers for ticket in caller.tickets())]:
+            if isinstance(ticket.commands[0], Receive):
+                self.answer_soon(ticket)
+
+    # What a shell does.
+
+    def now(self) -> Instant:
+        return self._clock.now()
+
+    def arrived(self, now: Instant | None = None) -> Instant:
+        if self._shell is not None:
+            return self._shell.arrived(now)
+        return self._clock.now() if now is None else now
+
+    def submit(self, ticket: Ticket, now: Instant) -> None:
+        if self._shell is not None:
+            self._shell.submit(ticket, now)
+        elif self._caller is not None:
+            self._caller.submit(ticket, now)
+        else:
+            self._hold(ticket, now)
+
+    def cancel(self, ticket: Ticket) -> None:
+        if self._held.pop(ticket, None) is None:
+            self._of(ticket).cancel(ticket)
+
+    def answer_soon(self, ticket: Ticket) -> None:
+        held = self._held.get(ticket)
+        if held is None:
+            self._of(ticket).answer_soon(ticket)
+        elif isinstance(ticket.commands[0], Receive):
+            del self._held[ticket]
+            ticket.answer([Received([])])
+
+    def undeliver(self, command: Receive, outcome: Received) -> None:
+        carrier = self._shell or self._caller
+        if carrier is not None:
+            carrier.undeliver(command, outcome)  # else the leases end by themselves
+
+    async def query(self, command: Peek) -> Outcome:
+        carrier = self._shell or self._caller
+        return StoreFailed(reason=_NOBODY) if carrier is None else await carrier.query(command)
+
+    def _of(self, ticket: Ticket) -> Calls:
+        """Who has a call that is not held."""
+        for caller in (self._caller, *self._retiring.values()):
+            if caller is not None and caller.has(ticket):
+                return caller
+        found = self._shell or self._left
+        assert found is not None
+        return found
+
+    # What waits for an owner.
+
+    def _hold(self, ticket: Ticket, submitted: Instant) -> None:
+        if len(self._held) >= HELD_MAX:
+            ticket.answer([StoreFailed(reason=_NOBODY)] * len(ticket.commands))
+            return
+        loop = asyncio.get_running_loop()
+        self._held[ticket] = _Held(self._clock.now() - submitted, loop.time())
+        if self._timer is None:
+            self._timer = loop.call_later(HELD_SECONDS, self._look)
+
+    def _returned(self, ticket: Ticket, submitted: Instant, _owner: str | None) -> None:
+        """A call came back from a caller: whom it called owns the shard no more, or not yet."""
+        if self._shell is not None:
+            self._shell.submit(ticket, submitted)
+            return
+        self._hold(ticket, submitted)
+        if not self._again:
+            self._again = True
+            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._again = False
+        if self._shell is not None or self._caller is not None:
+            self._release()
+
+    def _release(self) -> None:
+        """Pass on what was held. The clock may have been set since: only the age of a call counts."""
+        held, self._held = self._held, {}
+        time_s = asyncio.get_running_loop().time()
+        for ticket, each in held.items():
+            self.submit(ticket, Instant(self._clock.now() - each.age_us - int((time_s - each.since_s) * 1e6)))
+
+    def _look(self) -> None:
+        self._timer = None
+        self._end_holding(HELD_SECONDS)
+        if self._held:
+            time_s = asyncio.get_running_loop().time()
+            first = min(each.since_s for each in self._held.values())
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, first + HELD_SECONDS - time_s), self._look)
+
+    def _end_holding(self, seconds: float) -> None:
+        """Answer what has waited for so long."""
+        time_s = asyncio.get_running_loop().time()
+        for ticket, each in list(self._held.items()):
+            if time_s - each.since_s >= seconds:
+                del self._held[ticket]
+                ticket.answer([StoreFailed(reason=_NOBODY)] * len(ticket.commands))

@@ -1,0 +1,278 @@
+"""A server of a cluster: follows, serves while it owns the shard, and passes its clients' calls on while it does not.
+
+Strategy: one task alternates between the two. Following, and everything that PostgreSQL may delay, runs on threads.
+Renewals are sent with the loop's clock, some times a lease. A time as the owner ends when the lease is lost, when the
+store fails, or when this server hands over; the ports stay open, and their calls wait in the front.
+"""
+
+import asyncio
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Final
+
+from veilmq.cluster.member import Member, Watch, begins_at
+from veilmq.cluster.peer import Identity
+from veilmq.cluster.peer.caller import Caller, OnReturned
+from veilmq.cluster.peer.port import PeerPort
+from veilmq.cluster.postgres import ClusterError, Unfit, Unreachable
+from veilmq.cluster.postgres.log import PostgresLog
+from veilmq.cluster.postgres.ownership import Ownership, Sight
+from veilmq.engine.directory import STATE_FORMAT, open_directory, open_follower
+from veilmq.engine.unread import Unread
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
+from veilmq.model.settings.queue import QueueInfo, QueueKey
+from veilmq.server.clock import LeaseClock, boot_ns, wall
+from veilmq.server.cluster.front import Front
+from veilmq.server.config.settings import Address, Settings
+from veilmq.server.service import ClusterRefused, Following, Lead
+from veilmq.server.shell import Shell
+from veilmq.store.directory import DataDirectory
+from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
+
+_RENEWALS: Final = 3
+"""Renewals in the time of one lease."""
+_PAUSE_SECONDS: Final = 0.5
+"""After a time as the owner that failed."""
+
+log = logging.getLogger("veilmq.cluster")
+
+
+class Aliases(Mapping[QueueKey, QueueKey]):
+    """Aliases of queues: the owner's, or those of the copy."""
+
+    def __init__(self) -> None:
+        self.known: Mapping[QueueKey, QueueKey] = {}
+
+    def __getitem__(self, key: QueueKey) -> QueueKey:
+        return self.known[key]
+
+    def __iter__(self) -> Iterator[QueueKey]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+
+class ClusterServer:
+    """What `Service` needs of a cluster. Belongs to the loop."""
+
+    def __init__(self, settings: Settings, clock: LeaseClock) -> None:
+        """Raises ClusterRefused, OSError."""
+        assert settings.cluster is not None
+        self._settings = settings
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._ended = asyncio.Event()
+        self.unread = Unread(settings.held_bytes_max)
+        self.aliases = Aliases()
+        self.front = Front(clock, self._caller)
+        self.ownership: Ownership | None = None
+        self._queues: dict[int, QueueInfo] = {}
+        self._own_names: dict[QueueKey, QueueKey] = {}
+        self.owner = ""
+        """Name of the server that owns the shard, if that is another one."""
+        self.noted: Callable[[QueueInfo], None] = lambda info: None
+        self.opened: Callable[[DataDirectory], None] = lambda directory: None
+        try:
+            self.member = Member(
+                settings.cluster,
+                settings.data,
+                partial(open_follower, options=settings.store_options()),
+                boot_ns,
+                state_format=STATE_FORMAT,
+                name=settings.server_name,
+                single_copy=settings.single_copy,
+            )
+        except Unfit as error:
+            raise ClusterRefused(str(error)) from error
+
+    @property
+    def following(self) -> Following:
+        """See `Cluster.following`."""
+        caller = self.front.caller
+        trouble = "nobody owns the queues at present" if caller is None else caller.trouble or "connecting to the owner"
+        return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held)
+
+    def stop(self) -> None:
+        """Hand over, and begin nothing more."""
+        self._stopping.set()
+        self._ended.set()
+
+    def holds(self) -> bool:
+        """Whether this server's lease runs."""
+        return self.ownership is not None and self.ownership.holds()
+
+    async def join(self, undo: AsyncExitStack) -> bool:
+        """Find the cluster and open the peer port; False: `stop` was called. Raises ClusterRefused, OSError."""
+        settings = self._settings
+        try:
+            shard = await asyncio.to_thread(self.member.join, self._stopping)
+        except ClusterError as error:
+            raise ClusterRefused(str(error)) from error
+        if shard is None:
+            return False
+        self._identity, self._secret = Identity(str(shard.incarnation), settings.server_name), shard.secret
+        self._port = PeerPort(self._identity, self._secret, heard=self._heard)
+        context = None if settings.tls_cert is None else _server_context(settings)
+        await self._port.open(settings.peer.host, settings.peer.port, context)
+        undo.push_async_callback(self._port.close)
+        undo.push_async_callback(self.front.close)
+        advertised = settings.advertise or Address(settings.peer.host, self._port.address[1])
+        self.member.address = str(advertised)
+        log.info("peers reach this server, %s, at %s", settings.server_name, advertised)
+        return True
+
+    async def run(self, lead: Lead) -> None:
+        """Follow and own by turns until `stop`. Raises ClusterRefused, and as the opening of the data directory."""
+        loop = asyncio.get_running_loop()
+        watch = Watch(
+            opened=lambda follower: loop.call_soon_threadsafe(self._opened, follower.directory),
+            saw=lambda sight: loop.call_soon_threadsafe(self._saw, sight),
+            learnt=lambda queues: loop.call_soon_threadsafe(self._learn, queues),
+        )
+        while not self._stopping.is_set():
+            log.info("following as %s", self._settings.server_name)
+            try:
+                ownership = await asyncio.to_thread(self.member.follow, self._stopping, watch)
+                if ownership is None:
+                    return
+                async with AsyncExitStack() as term:
+                    await self._own(term, ownership, lead)
+            except Unfit as error:
+                raise ClusterRefused(str(error)) from error
+            except (Unreachable, NotAppended, AppendUnknown) as error:
+                log.warning("not the owner: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _own(self, term: AsyncExitStack, ownership: Ownership, lead: Lead) -> None:
+        """Serve until this server hands over or loses the shard."""
+        self.ownership = ownership
+        term.callback(ownership.close)
+        taken_ns = boot_ns()
+        shared_log = await asyncio.to_thread(PostgresLog, ownership)
+        term.callback(shared_log.close)
+        settings = self._settings
+        engine, store = await asyncio.to_thread(
+            open_directory, settings.data, settings.engine_limits(), settings.store_options(), log=shared_log
+        )
+        term.callback(store.close)
+        term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
+        self.opened(store.directory)
+        since_us = (boot_ns() - taken_ns) // 1_000
+        self._clock.take_over(begins_at(ownership.before, store.mark, wall(), since_us))
+        engine.unread = self.unread
+        shell = await lead(term, engine, store)
+        keeping = asyncio.create_task(self._keep(ownership, shared_log, shell))
+        term.callback(keeping.cancel)
+        self.owner = ""
+        self.aliases.known = store.reader.aliases
+        self.front.lead(shell)
+        self._port.lead(shell, self.unread)
+        log.info("serving, in epoch %d", ownership.epoch)
+        ended = asyncio.ensure_future(self._ended.wait())
+        await asyncio.wait((ended, shell.failed), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        self._port.follow(None)
+        self.front.follow(None)
+
+    def _hand_over(self, ownership: Ownership) -> None:
+        """Let another server take over at once."""
+        with suppress(NotOwner):
+            try:
+                ownership.hand_over("", self._clock.now())
+            except (Unreachable, Unfit) as error:
+                log.warning("not handed over, the lease has to run out: %s", error)
+
+    async def _keep(self, ownership: Ownership, shared_log: PostgresLog, shell: Shell) -> None:
+        """Renew the lease until cancelled, or until the shard is lost, which ends the shell."""
+        pause_s = ownership.shard.lease_us / 1e6 / _RENEWALS
+        trouble = ""
+
+        def renew(now: Instant) -> None:
+            ownership.renew(now)
+            shared_log.prepare()
+
+        while True:
+            try:
+                await asyncio.to_thread(renew, self._clock.now())
+                if trouble:
+                    log.info("the lease is renewed again")
+                trouble = ""
+            except NotOwner as error:
+                shell.abort(str(error))
+                return
+            except (Unreachable, Unfit) as error:
+                if not trouble:
+                    log.warning("the lease is not renewed: %s", error)
+                trouble = str(error)
+            await asyncio.sleep(pause_s)
+
+    def _heard(self, outcomes: Sequence[Outcome]) -> None:
+        """What another server's clients have changed here: what authorization needs."""
+        for outcome in outcomes:
+            if isinstance(outcome, QueueCreated | QueueChanged):
+                self.noted(outcome.info)
+
+    def answer_parked(self) -> None:
+        """Answer receives of this server's clients that wait elsewhere."""
+        self.front.answer_parked()
+
+    # While another server owns the shard.
+
+    def _opened(self, directory: DataDirectory) -> None:
+        self.opened(directory)
+        self._queues, self._own_names = {}, {}
+        self.aliases.known = self._own_names
+
+    def _saw(self, sight: Sight) -> None:
+        """The follower has looked at the owner."""
+        if self.holds():
+            return
+        self.owner = sight.owner if sight.holder is not None else ""
+        host, _, port = sight.address.rpartition(":")
+        is_other = sight.holder is not None and self.owner != self._settings.server_name
+        self._port.follow(self.owner or None)
+        self.front.follow((host.strip("[]"), int(port)) if is_other and host else None)
+
+    def _learn(self, queues: dict[int, QueueInfo | None]) -> None:
+        """Settings of queues in the copy: what authorization needs."""
+        for incarnation, info in queues.items():
+            before = self._queues.pop(incarnation, None)
+            if before is not None and before.settings.alias is not None:
+                self._own_names.pop(_alias(before, before.settings.alias), None)
+            if info is not None:
+                self._queues[incarnation] = info
+                if info.settings.alias is not None:
+                    self._own_names[_alias(info, info.settings.alias)] = info.key
+                self.noted(info)
+
+    def _caller(self, address: tuple[str, int], returned: OnReturned) -> Caller:
+        context = None if self._settings.tls_cert is None else _client_context(self._settings)
+        return Caller(
+            address, self._identity, self._secret, self._clock, returned,
+            expects=self.owner or None, context=context, unread=self.unread,
+        )  # fmt: skip
+
+
+def _alias(info: QueueInfo, alias: str) -> QueueKey:
+    return QueueKey(info.key.account, info.key.region, alias)
+
+
+def _server_context(settings: Settings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    assert settings.tls_cert is not None
+    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return context
+
+
+def _client_context(settings: Settings) -> ssl.SSLContext:
+    """Trusts the system's authorities, and the chain that this server shows itself."""
+    context = ssl.create_default_context()
+    assert settings.tls_cert is not None
+    context.load_verify_locations(settings.tls_cert)
+    return context

@@ -1,0 +1,110 @@
+"""Calls that wait for an owner: passed on when there is one, answered when there is none for too long."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.test_shell import QUEUE, TAKE
+from tests.support.contract.stage import TESTER, sending
+from tests.support.sqlite import SqliteFactory
+
+from veilmq.engine.engine import Engine
+from veilmq.model.commands import CreateQueue, DescribeQueue, Peek
+from veilmq.model.errors import StoreFailed
+from veilmq.model.instant import HOUR_US
+from veilmq.model.outcomes import QueueDescribed, Received, Sent
+from veilmq.server.clock import LeaseClock
+from veilmq.server.cluster import front as room
+from veilmq.server.cluster.front import Front
+from veilmq.server.shell import Shell
+
+
+def play(path: Path, scene: Callable[[Front, Shell], Awaitable[Any]]) -> Any:
+    """Run the scene with a front that nobody is behind, and a shell that is not the owner's yet."""
+
+    async def run() -> Any:
+        store, clock = SqliteFactory(path).open(), LeaseClock()
+        shell = Shell(Engine(), store, clock)
+        shell.start()
+        await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+
+        def nobody(*_: object) -> Any:
+            raise AssertionError("there is no other server")
+
+        front = Front(clock, nobody)
+        try:
+            return await scene(front, shell)
+        finally:
+            await front.close()
+            await shell.stop(5)
+            store.close()
+
+    return asyncio.run(run())
+
+
+def test_what_waits_for_an_owner_is_passed_on(tmp_path: Path) -> None:
+    """Also where this server's clock is set by the take-over: a call is as old as it was."""
+
+    async def scene(front: Front, shell: Shell) -> Any:
+        send, take = (asyncio.create_task(front.call(each)) for each in (sending(QUEUE), TAKE))
+        await asyncio.sleep(0)
+        assert front.held == 2
+        shell._clock.advance(HOUR_US)  # type: ignore[attr-defined]
+        front.lead(shell)
+        return [*await send, *await take]
+
+    sent, received = play(tmp_path / "data", scene)
+    assert isinstance(sent, Sent)
+    assert isinstance(received, Received)
+    assert len(received.messages) == 1
+
+
+def test_without_an_owner_calls_fail_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "HELD_SECONDS", 0.05)
+    monkeypatch.setattr(room, "HELD_MAX", 2)
+
+    async def scene(front: Front, shell: Shell) -> Any:
+        describe = DescribeQueue(queue=QUEUE, origin=TESTER)
+        waiting = [asyncio.create_task(front.call(describe)) for _ in range(3)]
+        outcomes = [outcome for each in waiting for outcome in await each]
+        return [*outcomes, await front.query(Peek(queue=QUEUE, origin=TESTER))]
+
+    outcomes = play(tmp_path / "data", scene)
+    assert len(outcomes) == 4
+    assert {type(outcome) for outcome in outcomes} == {StoreFailed}
+
+
+def test_clients_that_go_while_they_wait_for_an_owner_leave_nothing(tmp_path: Path) -> None:
+    """One hangs up; another ends its input, and gets an empty answer."""
+
+    async def scene(front: Front, shell: Shell) -> Any:
+        gone, ended = asyncio.create_task(front.call(sending(QUEUE))), asyncio.Event()
+        half = asyncio.create_task(front.receive(TAKE, ended))
+        await asyncio.sleep(0)
+        gone.cancel()
+        ended.set()
+        await asyncio.wait([gone])
+        (received,) = await half
+        assert front.held == 0
+        front.lead(shell)
+        return received, *await front.call(DescribeQueue(queue=QUEUE, origin=TESTER))
+
+    received, described = play(tmp_path / "data", scene)
+    assert received == Received([])
+    assert isinstance(described, QueueDescribed)
+    assert described.info.counts.visible == 0
+
+
+def test_a_shell_that_was_left_still_answers_what_it_has(tmp_path: Path) -> None:
+    async def scene(front: Front, shell: Shell) -> Any:
+        front.lead(shell)
+        had = asyncio.create_task(front.call(TAKE))
+        await asyncio.sleep(0)
+        front.follow(None)
+        had.cancel()
+        await asyncio.wait([had])
+        return len(shell.engine.waiting)
+
+    assert play(tmp_path / "data", scene) == 0
