@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from time import sleep
 from typing import Any, Protocol, TypeVar
 from uuid import UUID, uuid4
@@ -24,6 +25,13 @@ _NUMBERS = itertools.count(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make cluster` gives it."""
     parser.addoption("--takeovers", metavar="N", type=int, help="Let servers race for so many take-overs.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What only `make cluster` runs."""
+    return (
+        True if collection_path.name == "test_contract.py" and config.getoption("--takeovers", None) is None else None
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
