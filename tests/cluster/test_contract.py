@@ -1,7 +1,7 @@
 """The store's contract with its batches in a real PostgreSQL: every rule holds as on a directory of its own.
 
-It takes a minute or two, so only `make cluster` collects it (conftest.py). In `make test` a log in memory stands for PostgreSQL
-(tests/store/test_following.py).
+It takes a minute or two, so only `make cluster` collects it (conftest.py). In `make test` a log in memory stands for
+PostgreSQL (tests/store/test_following.py).
 """
 
 from pathlib import Path

@@ -73,11 +73,14 @@ def test_the_search_finds_deduplication_ids(api: Api, visitor: Visitor) -> None:
     assert visitor.get("/console/find", params={"q": "order-2"}).headers["location"] == "/console/?prefix=order-2"
 
 
-def test_news_are_sent_once(orders: Api, visitor: Visitor) -> None:
+def test_news_are_sent_once_and_shared_for_two_seconds(orders: Api, visitor: Visitor) -> None:
     answer = visitor.get(f"{ORDERS}/news")
     tag = {"if-none-match": answer.headers["etag"]}
     assert visitor.get(f"{ORDERS}/news", headers=tag).status_code == 304
     orders.send("orders")
+    assert visitor.get(f"{ORDERS}/news", headers=tag).status_code == 304
+    assert visitor.get(f"{ORDERS}/news").json()["cells"]["visible"] == "0"
+    orders.later(2)
     assert visitor.get(f"{ORDERS}/news", headers=tag).json()["cells"]["visible"] == "1"
 
 

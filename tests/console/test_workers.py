@@ -52,6 +52,7 @@ def test_the_figures_of_workers_are_news_once(api: Api, visitor: Visitor) -> Non
     assert names == cells.keys(), "each cell of the page is news, and nothing else"
     assert visitor.get(f"{WORKERS}/news", headers={"if-none-match": answer.headers["etag"]}).status_code == 304
     receive(api, A)
+    api.later(2)
     assert visitor.get(f"{WORKERS}/news").json()["cells"][f"admin/admin/{A}:holds"] == "2"
 
 

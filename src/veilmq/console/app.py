@@ -33,6 +33,7 @@ from veilmq.console.pages import PAGES
 from veilmq.console.showing import page
 from veilmq.console.visit import Visit
 from veilmq.model.errors import VeilError
+from veilmq.model.instant import SECOND_US
 from veilmq.server.auth import is_loopback_name
 from veilmq.server.config.settings import Settings
 from veilmq.server.http.intake import is_host
@@ -42,9 +43,33 @@ _FILES: Final = {
     "console.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+NEWS_US: Final = 2 * SECOND_US
+"""A page's script asks each three seconds. What another one was told is good for so long."""
+NEWS_MAX: Final = 256
 logger = logging.getLogger("veilmq.console")
 
 Shown = Callable[[Visit], Awaitable[Response]]
+
+
+class KeptNews:
+    """What scripts of open pages were told last, by who asks and what. Ten browsers that watch one page then cost about
+    as much as one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str, str], tuple[int, Response]] = {}
+
+    def of(self, asked: tuple[str, str, str], now: int) -> Response | None:
+        """The answer, if it is not older than `NEWS_US`."""
+        at, answer = self._kept.get(asked, (0, None))
+        return answer if 0 <= now - at < NEWS_US else None
+
+    def keep(self, asked: tuple[str, str, str], now: int, answer: Response) -> None:
+        """Keep an answer, unless the page is to be loaded again."""
+        self._kept.pop(asked, None)
+        if "etag" in answer.headers:
+            self._kept[asked] = now, answer
+        if len(self._kept) > NEWS_MAX:
+            del self._kept[next(iter(self._kept))]
 
 
 def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> ASGIApp:
@@ -58,6 +83,27 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
             now = service.clock.now()
             calls = Calls(api, request, session.caller)
             return await shown(Visit(request, session, calls, now, shows_bodies=settings.console_bodies))
+
+        return endpoint
+
+    news = KeptNews()
+
+    def polled(shown: Shown) -> Callable[[Request], Awaitable[Response]]:
+        made = visited(shown, is_used=False)
+
+        async def endpoint(request: Request) -> Response:
+            session = await entrance.session_of(request, is_used=False)
+            key = session.caller.key
+            asked = ("" if key is None else key.id, request.url.path, request.url.query)
+            now = service.clock.now()
+            answer = news.of(asked, now)
+            if answer is None:
+                answer = await made(request)
+                news.keep(asked, now, answer)
+            tag = answer.headers.get("etag")
+            if tag is not None and request.headers.get("if-none-match") == tag:
+                return Response(status_code=304, headers={"etag": tag})
+            return Response(answer.body, answer.status_code, {} if tag is None else {"etag": tag}, "application/json")
 
         return endpoint
 
@@ -77,9 +123,8 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
         Route("/console/static/{name}", _static, methods=["GET"]),
     ]
     for each in PAGES:
-        routes.append(
-            Route(each.path, visited(each.shown, is_used=not each.is_polled), methods=[each.method], name=each.path)
-        )
+        endpoint = polled(each.shown) if each.is_polled else visited(each.shown)
+        routes.append(Route(each.path, endpoint, methods=[each.method], name=each.path))
     app = Starlette(
         routes=routes,
         exception_handlers={
