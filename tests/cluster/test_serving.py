@@ -195,6 +195,29 @@ def test_owners_hand_over_and_no_client_notices(servers: Servers) -> None:
     assert sorted(got, key=int) == sent
 
 
+def test_an_owner_that_is_asked_to_hands_over_and_no_client_notices(servers: Servers, run: Run) -> None:
+    """Clients of the owner itself neither: its ports stay open, and it passes their calls on."""
+    clients = [Client(servers.start(name)) for name in ("one", "two")]
+    counts, ended = [0, 0], Event()
+
+    def send(place: int) -> None:
+        while not ended.is_set():
+            clients[place].send(f"{place}")
+            counts[place] += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(send, place) for place in range(2)]
+        for asked, owner in (("two", "two"), ("one", "one"), ("", "two"), ("", "one")):
+            before = list(counts)
+            shown = run("cluster", "handover", "--cluster", servers.pair.dsn, "--to", asked)
+            assert shown.out.startswith(f"{owner} owns the queues, in epoch ")
+            until(lambda before=before: all(count > was for count, was in zip(counts, before, strict=True)))
+        ended.set()
+        for each in working:
+            each.result(60)
+    assert clients[0].counts() == (sum(counts), 0)
+
+
 def test_an_owner_that_was_asleep_answers_nothing_of_its_own(servers: Servers) -> None:
     """A receive that reached it meanwhile is passed on to the owner that there is now, which has given the message to
     somebody else."""

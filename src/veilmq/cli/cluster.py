@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -23,6 +24,8 @@ _Url = Annotated[
     ),
 ]
 _SingleCopy = Annotated[bool, typer.Option("--single-copy", envvar="VEILMQ_SINGLE_COPY", help="No standby is needed.")]
+_HAND_OVER_SECONDS: Final = 30
+_LOOK_SECONDS: Final = 0.05
 _Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
@@ -31,6 +34,7 @@ def register(app: typer.Typer) -> None:
     cluster = typer.Typer(help="Several servers that share their queues.", no_args_is_help=True, rich_markup_mode=None)
     cluster.command("init")(_init)
     cluster.command("status")(_status)
+    cluster.command("handover")(_hand_over)
     app.add_typer(cluster, name="cluster")
 
 
@@ -74,6 +78,26 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
         print("standby   none: losing PostgreSQL's machine loses messages")
     if not found.owned:
         raise typer.Exit(int(Exit.WRONG))
+
+
+def _hand_over(
+    url: _Url,
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="To this server, not to whichever is first.")] = "",
+    single_copy: _SingleCopy = False,
+) -> None:
+    """Ask the owner to hand the queues over, and wait until another server has them. Clients notice nothing."""
+    from veilmq.cluster.status import ask_to_hand_over, status
+
+    with _asking(url, single_copy) as postgres:
+        epoch = ask_to_hand_over(postgres, to)
+        end = perf_counter() + _HAND_OVER_SECONDS
+        found = status(postgres)
+        while found.epoch == epoch or not found.owned:
+            if perf_counter() > end:
+                raise Failure(Exit.WRONG, f"not handed over within {_HAND_OVER_SECONDS} s: see `veilmq cluster status`")
+            sleep(_LOOK_SECONDS)
+            found = status(postgres)
+    print(f"{found.owner} owns the queues, in epoch {found.epoch}")
 
 
 @contextmanager

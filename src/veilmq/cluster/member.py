@@ -109,12 +109,16 @@ class Member:
         """Records of the log that the copy lacked when it was last compared."""
         self._trouble = ""
 
-    def follow(self, stopping: threading.Event, watch: "Watch | None" = None) -> Ownership | None:
+    def follow(
+        self, stopping: threading.Event, watch: "Watch | None" = None, *, patience_s: float = 0.0
+    ) -> Ownership | None:
         """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
 
+        patience_s: leave the shard to others for so long.
         Raises Unfit, and as the opening of a follower.
         """
         watch = watch or Watch()
+        patient_until_ns = self._boot_ns() + int(patience_s * 1e9)
         if self.join(stopping) is None:
             return None
         kept = self._kept
@@ -133,7 +137,7 @@ class Member:
                 try:
                     copy.catch_up(reader)
                     watch.saw(candidate.look())
-                    if candidate.is_due():
+                    if candidate.is_due() and self._boot_ns() >= patient_until_ns:
                         ownership = candidate.take_over()
                         copy.catch_up(reader, ownership)
                         self._keep(kept)

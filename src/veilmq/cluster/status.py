@@ -1,4 +1,4 @@
-"""The state of a cluster, as its PostgreSQL shows it to anybody who asks."""
+"""The state of a cluster, as its PostgreSQL shows it to anybody who asks; and what an operator asks of its owner."""
 
 from typing import Final
 from uuid import UUID
@@ -55,6 +55,21 @@ class Status(msgspec.Struct, kw_only=True):
     snapshot: int
     """Number of the last record in the newest snapshot; 0: there is none."""
     standbys: list[Standby]
+
+
+_ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch"
+
+
+def ask_to_hand_over(postgres: Postgres, to: str) -> int:
+    """Ask the owner to hand over to a server, or with an empty name to any; it looks at each renewal. Returns the epoch
+    that then ends. Raises Unreachable, Unfit."""
+    try:
+        with postgres.connect() as session:
+            look(session)
+            [(epoch,)] = session.execute(_ASK, (to, SHARD))
+    except psycopg.Error as error:
+        raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+    return int(epoch)
 
 
 def status(postgres: Postgres) -> Status:

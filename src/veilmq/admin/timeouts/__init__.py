@@ -186,7 +186,9 @@ _EXTENDING: Final = 0.1
 """Share of messages: if so many leases are extended, workers extend."""
 _MOSTLY: Final = 0.5
 _GRID_MAX: Final = 3.0
-"""The curve goes on to so many times the longest lease or work."""
+"""The curve goes on to so many times the longest lease or work, ..."""
+_GRID_S_MIN: Final = 60.0
+"""... and at least to here: people ask what a minute would do."""
 
 
 class TimeoutInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -346,10 +348,10 @@ def percent(share: float) -> str:
 
 
 def _curve(estimate: Estimate, today_us: int) -> list[dict[str, Any]]:
-    """What each usual timeout would do, up to where nothing changes."""
+    """What each usual timeout would do, up to where nothing changes, or to a minute."""
     if not estimate.finished:
         return []
-    last = _GRID_MAX * max(estimate.curve.longest, today_us / SECOND_US)
+    last = max(_GRID_MAX * max(estimate.curve.longest, today_us / SECOND_US), _GRID_S_MIN)
     usual = [each for each in USUAL if each <= last] or [USUAL[0]]
     return [_effect(estimate.effect(float(each))) for each in usual]
 

@@ -37,11 +37,12 @@ _SIGHT: Final = """
 """
 _RENEW: Final = """
     update veilmq.lease set beat = beat + 1, clock = %s, renewed = clock_timestamp() where id = %s and epoch = %s
+    returning wanted
 """
 _RAISE: Final = """
     update veilmq.shard set epoch = %s, holder = %s, owner = %s, address = %s where id = %s
 """
-_BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0 where id = %s"
+_BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = null where id = %s"
 
 
 class StillOwned(Exception):
@@ -240,10 +241,11 @@ class Ownership(Connected):
         """Whether the lease runs at this moment."""
         return self._boot_ns() < self._until_ns
 
-    def renew(self, clock: Instant) -> None:
+    def renew(self, clock: Instant) -> str | None:
         """Extend the lease. Call about once a second, from one thread.
 
-        clock: this server's lease clock, for the next owner.
+        clock: this server's lease clock, for the next owner. Returns to whom an operator wants the shard handed over,
+        "" for anybody; None: nobody asks for that.
         Raises NotOwner: stop. Unreachable, Unfit: the lease runs on until its end, try again.
         """
         if self._lost is not None:
@@ -252,10 +254,10 @@ class Ownership(Connected):
         try:
             session = self._connected()
             with session.certain():
-                renewed = session.execute(_RENEW, (clock, SHARD, self.epoch), prepare=True).rowcount
-            if not renewed:
+                renewed = session.execute(_RENEW, (clock, SHARD, self.epoch), prepare=True).fetchone()
+            if renewed is None:
                 self._stay(look(session, incarnation=self.shard.incarnation))
-                return  # the epoch was raised by `fence` meanwhile
+                return None  # the epoch was raised by `fence` meanwhile
         except psycopg.Error as error:
             self.close()
             raise Unreachable(f"PostgreSQL did not take the renewal: {error}") from error
@@ -265,6 +267,8 @@ class Ownership(Connected):
         with self._lock:
             if self._lost is None:
                 self._until_ns = max(self._until_ns, sent_ns + self._lease_ns)
+        wanted: str | None = renewed[0]
+        return wanted
 
     def fence(self, session: Session) -> None:
         """Take over from myself: no append that was sent before can come after this.

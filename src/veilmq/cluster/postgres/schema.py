@@ -38,7 +38,8 @@ _TABLES: Final = """
     );
     create table veilmq.lease (
         id int primary key references veilmq.shard,
-        epoch bigint not null, beat bigint not null, clock bigint not null, renewed timestamptz not null
+        epoch bigint not null, beat bigint not null, clock bigint not null, renewed timestamptz not null,
+        wanted text
     );
     create table veilmq.snapshot (
         lsn bigint primary key, epoch bigint not null, checksum bigint not null, size bigint not null,
@@ -130,7 +131,7 @@ def _create(session: Session, state_format: int, incarnation: UUID, lease_us: in
         "insert into veilmq.shard values (%s, %s, %s, %s, %s, %s, 0, null, '', '', %b)",
         (SHARD, LAYOUT, state_format, incarnation, segment, lease_us, secrets.token_bytes(SECRET_BYTES)),
     )
-    session.execute("insert into veilmq.lease values (%s, 0, 0, 0, clock_timestamp())", (SHARD,))
+    session.execute("insert into veilmq.lease values (%s, 0, 0, 0, clock_timestamp(), null)", (SHARD,))
     add_segment(session, 0, segment)
 
 

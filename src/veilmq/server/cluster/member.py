@@ -36,6 +36,7 @@ from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 
 _RENEWALS: Final = 3
 """Renewals in the time of one lease."""
+_PATIENCE_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.5
 """After a time as the owner that failed."""
 
@@ -72,6 +73,8 @@ class ClusterServer:
         self.aliases = Aliases()
         self.front = Front(clock, self._caller)
         self.ownership: Ownership | None = None
+        self._wanted: str | None = None
+        """To whom an operator wants the shard handed over: see `Ownership.renew`."""
         self._queues: dict[int, QueueInfo] = {}
         self._own_names: dict[QueueKey, QueueKey] = {}
         self.owner = ""
@@ -137,8 +140,11 @@ class ClusterServer:
         )
         while not self._stopping.is_set():
             log.info("following as %s", self._settings.server_name)
+            # Who was asked to hand over does not take over again at once.
+            patience_s, self._wanted = 0.0 if self._wanted is None else _PATIENCE_SECONDS, None
             try:
-                ownership = await asyncio.to_thread(self.member.follow, self._stopping, watch)
+                follow = partial(self.member.follow, self._stopping, watch, patience_s=patience_s)
+                ownership = await asyncio.to_thread(follow)
                 if ownership is None:
                     return
                 async with AsyncExitStack() as term:
@@ -175,7 +181,7 @@ class ClusterServer:
         self._port.lead(shell, self.unread)
         log.info("serving, in epoch %d", ownership.epoch)
         ended = asyncio.ensure_future(self._ended.wait())
-        await asyncio.wait((ended, shell.failed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((ended, shell.failed, keeping), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         self._port.follow(None)
         self.front.follow(None)
@@ -184,22 +190,24 @@ class ClusterServer:
         """Let another server take over at once."""
         with suppress(NotOwner):
             try:
-                ownership.hand_over("", self._clock.now())
+                ownership.hand_over(self._wanted or "", self._clock.now())
             except (Unreachable, Unfit) as error:
                 log.warning("not handed over, the lease has to run out: %s", error)
 
     async def _keep(self, ownership: Ownership, shared_log: PostgresLog, shell: Shell) -> None:
-        """Renew the lease until cancelled, or until the shard is lost, which ends the shell."""
+        """Renew the lease until cancelled, until it is to be handed over, or until the shard is lost, which ends the
+        shell."""
         pause_s = ownership.shard.lease_us / 1e6 / _RENEWALS
         trouble = ""
 
-        def renew(now: Instant) -> None:
-            ownership.renew(now)
+        def renew(now: Instant) -> str | None:
+            wanted = ownership.renew(now)
             shared_log.prepare()
+            return wanted
 
-        while True:
+        while self._wanted is None:
             try:
-                await asyncio.to_thread(renew, self._clock.now())
+                self._wanted = await asyncio.to_thread(renew, self._clock.now())
                 if trouble:
                     log.info("the lease is renewed again")
                 trouble = ""
@@ -210,7 +218,8 @@ class ClusterServer:
                 if not trouble:
                     log.warning("the lease is not renewed: %s", error)
                 trouble = str(error)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(0.0 if self._wanted is not None else pause_s)
+        log.info("asked to hand over to %s", self._wanted or "any server")
 
     def _heard(self, outcomes: Sequence[Outcome]) -> None:
         """What another server's clients have changed here: what authorization needs."""
