@@ -33,9 +33,9 @@ from veilmq.store.errors import DatabaseFailed
 from veilmq.store.files import durable_write
 from veilmq.store.log import Diverged, Follower, NotOwner
 
-POLL_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
-LOOKS_BETWEEN: Final = 100
+LOOKS_BETWEEN: Final = 300
 """After so many looks a follower asks whether a snapshot is due."""
 SNAPSHOT_BYTES: Final = 1 << 30
 """A snapshot is due when the log since the last one has so many bytes, and at least as many as the state."""
