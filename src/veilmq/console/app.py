@@ -30,6 +30,7 @@ from veilmq.console import HOME
 from veilmq.console.calls import ApiRefused, Calls
 from veilmq.console.entering import SIGN_IN, Entrance, SignInNeeded
 from veilmq.console.pages import PAGES
+from veilmq.console.sessions import Session
 from veilmq.console.showing import page
 from veilmq.console.visit import Visit
 from veilmq.model.errors import VeilError
@@ -77,29 +78,28 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
     access = Access(api, token, lambda: service.keyring, settings.base_domain)
     entrance = Entrance(service, settings, access, token)
 
-    def visited(shown: Shown, *, is_used: bool = True) -> Callable[[Request], Awaitable[Response]]:
+    def visit_of(request: Request, session: Session) -> Visit:
+        calls, now = Calls(api, request, session.caller), service.clock.now()
+        return Visit(request, session, calls, now, shows_bodies=settings.console_bodies)
+
+    def visited(shown: Shown) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            session = await entrance.session_of(request, is_used=is_used)
-            now = service.clock.now()
-            calls = Calls(api, request, session.caller)
-            return await shown(Visit(request, session, calls, now, shows_bodies=settings.console_bodies))
+            return await shown(visit_of(request, await entrance.session_of(request, is_used=True)))
 
         return endpoint
 
     news = KeptNews()
 
     def polled(shown: Shown) -> Callable[[Request], Awaitable[Response]]:
-        made = visited(shown, is_used=False)
-
         async def endpoint(request: Request) -> Response:
             session = await entrance.session_of(request, is_used=False)
             key = session.caller.key
             asked = ("" if key is None else key.id, request.url.path, request.url.query)
-            now = service.clock.now()
-            answer = news.of(asked, now)
+            visit = visit_of(request, session)
+            answer = news.of(asked, visit.now)
             if answer is None:
-                answer = await made(request)
-                news.keep(asked, now, answer)
+                answer = await shown(visit)
+                news.keep(asked, visit.now, answer)
             tag = answer.headers.get("etag")
             if tag is not None and request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers={"etag": tag})
