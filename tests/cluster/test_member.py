@@ -1,10 +1,17 @@
-"""Where a new owner's lease clock begins: no lease ends early, whichever of the clocks is wrong."""
+"""Where a new owner's lease clock begins, and when a follower takes over."""
+
+from pathlib import Path
+from threading import Event
 
 import pytest
+from tests.cluster.conftest import Clock, Cluster, begin
+from tests.support.postgres import until
+from tests.support.sqlite import SMALL
 
-from veilmq.cluster.member import begins_at
-from veilmq.cluster.postgres.ownership import Before
+from veilmq.cluster.member import Member, begins_at
+from veilmq.cluster.postgres.ownership import Before, Ownership
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
+from veilmq.store.sqlite.follower import SqliteFollower
 
 RENEWED = Instant(1_700_000_000 * SECOND_US)
 """The owner's lease clock at its last renewal."""
@@ -33,3 +40,30 @@ def test_the_opening_of_the_store_counts_and_its_mark_is_not_undercut() -> None:
     wall = Instant(RENEWED + LOOKED + SECOND_US)
     assert begins_at(before, Instant(0), wall, SECOND_US) == wall
     assert begins_at(before, Instant(wall + HOUR_US), wall, SECOND_US) == wall + HOUR_US
+
+
+class CountingClock(Clock):
+    """Counts how often it is read: some times a look."""
+
+    reads = 0
+
+    def __call__(self) -> int:
+        self.reads += 1
+        return super().__call__()
+
+
+def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(cluster: Cluster, tmp_path: Path) -> None:
+    """Nobody owns it, so anybody may take over at once."""
+    clock, stopping = CountingClock(), Event()
+    copy, name = tmp_path / "copy", "one"
+    member = Member(cluster.pair.dsn, copy, lambda path: SqliteFollower(path, SMALL), clock, state_format=1, name=name)
+    following = begin(lambda: member.follow(stopping, patience_s=2))
+    try:
+        until(lambda: clock.reads > 20)
+        assert not following.done()
+        clock.advance(2 * SECOND_US)
+        ownership = following.result(20)
+        assert isinstance(ownership, Ownership)
+        ownership.close()
+    finally:
+        stopping.set()

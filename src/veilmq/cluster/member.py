@@ -72,7 +72,7 @@ class Watch(NamedTuple):
     opened: Callable[[Follower], object] = lambda follower: None
     """The copy was opened, or opened anew."""
     saw: Callable[[Sight], object] = lambda sight: None
-    """It has looked at the owner."""
+    """It has looked at the owner, for the first time or since another server is."""
     learnt: Callable[[dict[int, QueueInfo | None]], object] = lambda queues: None
     """Queues that the copy has, or that were changed or deleted (None), by incarnation."""
 
@@ -105,8 +105,6 @@ class Member:
         self._kept = membership(directory)
         seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
-        self.lag = 0
-        """Records of the log that the copy lacked when it was last compared."""
         self._trouble = ""
 
     def follow(
@@ -132,11 +130,14 @@ class Member:
             dropping = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             writing = Snapshotting(self._directory, snapshots, dropping, self._snapshot_bytes)
             stack.callback(writing.end)
-            looked = 0
+            looked, told = 0, None
             while not stopping.is_set():
                 try:
                     copy.catch_up(reader)
-                    watch.saw(candidate.look())
+                    sight = candidate.look()
+                    if (named := (sight.epoch, sight.holder, sight.address)) != told:
+                        watch.saw(sight)
+                        told = named
                     if candidate.is_due() and self._boot_ns() >= patient_until_ns:
                         ownership = candidate.take_over()
                         copy.catch_up(reader, ownership)
@@ -176,8 +177,7 @@ class Member:
             if self._kept is None:
                 if (self._directory / DATABASE).exists():
                     raise WrongCluster(
-                        f"{self._directory} holds the data of a server alone: give this server an empty directory, or "
-                        "bring the data in with `veilmq cluster import`"
+                        f"{self._directory} holds the data of a server alone: give this server an empty directory"
                     )
                 self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
             self._keep(self._kept)

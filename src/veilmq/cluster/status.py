@@ -1,5 +1,6 @@
 """The state of a cluster, as its PostgreSQL shows it to anybody who asks; and what an operator asks of its owner."""
 
+from contextlib import closing
 from typing import Final
 from uuid import UUID
 
@@ -8,14 +9,10 @@ import psycopg
 
 from veilmq.cluster.postgres import Postgres, Unreachable
 from veilmq.cluster.postgres.log import LogReader
-from veilmq.cluster.postgres.schema import SHARD, look, segments
+from veilmq.cluster.postgres.schema import SHARD, log_bytes, look, segments
 
 _LEASE: Final = """
     select beat, greatest(0, extract(epoch from clock_timestamp() - renewed))::float8 from veilmq.lease where id = %s
-"""
-_BYTES: Final = """
-    select coalesce(sum(pg_total_relation_size(oid)), 0)::bigint from pg_class
-    where relnamespace = 'veilmq'::regnamespace and relname like 'log\\_%%' and relkind = 'r'
 """
 _STANDBYS: Final = """
     select application_name, coalesce(sync_state, ''), coalesce(state, ''),
@@ -78,17 +75,14 @@ def status(postgres: Postgres) -> Status:
         with postgres.connect() as session:
             shard = look(session)
             [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
-            [(log_bytes,)] = session.execute(_BYTES)
+            size = log_bytes(session)
             [(snapshot,)] = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
             standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
             count = len(segments(session))
     except psycopg.Error as error:
         raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-    reader = LogReader(postgres, shard.incarnation)
-    try:
+    with closing(LogReader(postgres, shard.incarnation)) as reader:
         end = reader.end()
-    finally:
-        reader.close()
     lease_s = shard.lease_us / 1e6
     return Status(
         incarnation=shard.incarnation,
@@ -101,7 +95,7 @@ def status(postgres: Postgres) -> Status:
         owned=shard.holder is not None and bool(beat) and renewed_s <= lease_s,
         records=end.lsn,
         segments=count,
-        log_bytes=log_bytes,
+        log_bytes=size,
         snapshot=snapshot,
         standbys=standbys,
     )

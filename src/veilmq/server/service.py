@@ -115,8 +115,9 @@ class Cluster(Protocol):
         """How it stands while another server owns the data."""
         ...
 
-    async def join(self, undo: AsyncExitStack) -> bool:
-        """Become one of the cluster's servers; False: `stop` was called. Raises ClusterRefused, OSError."""
+    async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
+        """Become one of the cluster's servers, which reach this one under TLS with that certificate; False: `stop` was
+        called. Raises ClusterRefused, OSError."""
         ...
 
     def holds(self) -> bool:
@@ -265,7 +266,7 @@ class Service:
         self.failed = asyncio.get_running_loop().create_future()
         cluster.noted, cluster.opened = noted, self._opened
         cluster.unread.reading = self._reading_bytes
-        if not await cluster.join(undo):
+        if not await cluster.join(undo, self.certificate):
             raise Stopped
         running = asyncio.create_task(cluster.run(self._lead))
         running.add_done_callback(self._ended)

@@ -257,7 +257,7 @@ class Postgres:
             if seen.system not in {0, found.system}:
                 raise Unfit(
                     f"this is another PostgreSQL (system identifier {found.system}, before it was {seen.system}): "
-                    "name the right one, or see the operations page on how to move"
+                    "name the right one, or give the server an empty directory"
                 )
             if found.timeline < seen.timeline:
                 raise Unfit(

@@ -25,6 +25,7 @@ LAYOUT: Final = 1
 SHARD: Final = 0
 """The only shard today."""
 LEASE_US: Final = 3 * SECOND_US
+SEGMENT_NAME: Final = f"log_{SHARD}_{{}}"
 SECRET_BYTES: Final = 32
 SEGMENT: Final = 65_536
 """Records of one segment: some 300 MB."""
@@ -192,7 +193,7 @@ def admit(session: Session, incarnation: UUID) -> Shard:
 
 def segment_table(number: int) -> sql.Identifier:
     """The table of a segment."""
-    return sql.Identifier("veilmq", f"log_{SHARD}_{number}")
+    return sql.Identifier("veilmq", SEGMENT_NAME.format(number))
 
 
 def add_segment(session: Session, number: int, segment: int) -> None:
@@ -210,6 +211,16 @@ def segments(session: Session) -> list[int]:
     ).fetchall()
     names = (re.fullmatch(rf"log_{SHARD}_(\d+)", name) for (name,) in rows)
     return sorted(int(match[1]) for match in names if match)
+
+
+def log_bytes(session: Session, first: int = 0) -> int:
+    """Bytes of the segments from that number on."""
+    names = [f"veilmq.{SEGMENT_NAME.format(number)}" for number in segments(session) if number >= first]
+    [(size,)] = session.execute(
+        "select coalesce(sum(pg_total_relation_size(to_regclass(name))), 0)::bigint from unnest(%s::text[]) as name",
+        (names,),
+    )
+    return int(size)
 
 
 def drop_segments(session: Session, lsn: int, segment: int) -> list[int]:

@@ -19,7 +19,7 @@ from uuid import UUID
 import psycopg
 
 from veilmq.cluster.postgres import Postgres, Unreachable
-from veilmq.cluster.postgres.schema import look
+from veilmq.cluster.postgres.schema import log_bytes, look
 from veilmq.store.log import Position
 
 PART_BYTES: Final = 4 * 1024 * 1024
@@ -29,11 +29,6 @@ BYTES_PER_SECOND: Final = 32 * 1024 * 1024
 KEPT: Final = 2
 
 _NEWEST: Final = "select lsn, epoch, checksum, size, parts from veilmq.snapshot order by lsn desc"
-_LOG_BYTES: Final = r"""
-    select coalesce(sum(pg_total_relation_size(oid)), 0)::bigint from pg_class
-    where relnamespace = 'veilmq'::regnamespace and relkind = 'r' and relname ~ '^log_\d+_\d+$'
-    and split_part(relname, '_', 3)::bigint >= %s
-"""
 _PART: Final = "select content from veilmq.snapshot_part where lsn = %s and number = %s"
 
 log = logging.getLogger("veilmq.cluster")
@@ -76,10 +71,9 @@ class Snapshots:
             with self._postgres.connect() as session:
                 shard = look(session, incarnation=self._incarnation)
                 ((lsn,),) = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
-                ((size,),) = session.execute(_LOG_BYTES, (lsn // shard.segment,))
+                return log_bytes(session, lsn // shard.segment)
         except psycopg.Error as error:
             raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-        return int(size)
 
     @contextmanager
     def turn(self) -> Iterator[bool]:

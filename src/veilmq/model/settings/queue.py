@@ -130,6 +130,11 @@ def is_alias(text: str) -> bool:
     return _ALIAS.fullmatch(text) is not None
 
 
+def alias_key(key: QueueKey, alias: str) -> QueueKey:
+    """The key of a queue's alias, in the queue's account and region."""
+    return QueueKey(key.account, key.region, alias)
+
+
 class RedrivePolicy(msgspec.Struct, frozen=True, gc=False):
     """Where a message goes whose receive count would exceed `receive_count_max` (SQS RedrivePolicy, MNS DlqPolicy)."""
 

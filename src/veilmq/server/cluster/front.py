@@ -30,13 +30,12 @@ _NOBODY: Final = "nobody owns the queues at present"
 class _Held:
     """A call that waits for an owner."""
 
-    __slots__ = ("age_us", "since_s", "soon")
+    __slots__ = ("age_us", "since_s")
 
     def __init__(self, age_us: int, since_s: float) -> None:
         self.age_us = age_us
         """How old it was when it began to wait."""
         self.since_s = since_s
-        self.soon = False
 
 
 class Front(Calls):

@@ -25,10 +25,11 @@ from veilmq.engine.directory import STATE_FORMAT, open_directory, open_follower
 from veilmq.engine.unread import Unread
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
-from veilmq.model.settings.queue import QueueInfo, QueueKey
+from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
 from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
+from veilmq.server.http.tls import Certificate
 from veilmq.server.service import ClusterRefused, Following, Lead
 from veilmq.server.shell import Shell
 from veilmq.store.directory import DataDirectory
@@ -110,8 +111,8 @@ class ClusterServer:
         """Whether this server's lease runs."""
         return self.ownership is not None and self.ownership.holds()
 
-    async def join(self, undo: AsyncExitStack) -> bool:
-        """Find the cluster and open the peer port; False: `stop` was called. Raises ClusterRefused, OSError."""
+    async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
+        """See `Cluster.join`."""
         settings = self._settings
         try:
             shard = await asyncio.to_thread(self.member.join, self._stopping)
@@ -121,7 +122,7 @@ class ClusterServer:
             return False
         self._identity, self._secret = Identity(str(shard.incarnation), settings.server_name), shard.secret
         self._port = PeerPort(self._identity, self._secret, heard=self._heard)
-        context = None if settings.tls_cert is None else _server_context(settings)
+        context = None if certificate is None else certificate.context()
         await self._port.open(settings.peer.host, settings.peer.port, context)
         undo.push_async_callback(self._port.close)
         undo.push_async_callback(self.front.close)
@@ -253,11 +254,11 @@ class ClusterServer:
         for incarnation, info in queues.items():
             before = self._queues.pop(incarnation, None)
             if before is not None and before.settings.alias is not None:
-                self._own_names.pop(_alias(before, before.settings.alias), None)
+                self._own_names.pop(alias_key(before.key, before.settings.alias), None)
             if info is not None:
                 self._queues[incarnation] = info
                 if info.settings.alias is not None:
-                    self._own_names[_alias(info, info.settings.alias)] = info.key
+                    self._own_names[alias_key(info.key, info.settings.alias)] = info.key
                 self.noted(info)
 
     def _caller(self, address: tuple[str, int], returned: OnReturned) -> Caller:
@@ -266,17 +267,6 @@ class ClusterServer:
             address, self._identity, self._secret, self._clock, returned,
             expects=self.owner or None, context=context, unread=self.unread,
         )  # fmt: skip
-
-
-def _alias(info: QueueInfo, alias: str) -> QueueKey:
-    return QueueKey(info.key.account, info.key.region, alias)
-
-
-def _server_context(settings: Settings) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    assert settings.tls_cert is not None
-    context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    return context
 
 
 def _client_context(settings: Settings) -> ssl.SSLContext:

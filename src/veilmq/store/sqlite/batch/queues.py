@@ -25,6 +25,7 @@ from veilmq.model.settings.queue import (
     QueueKey,
     QueueSettings,
     RedrivePolicy,
+    alias_key,
 )
 from veilmq.store.sqlite.disk.rows import Unflushed
 
@@ -298,11 +299,6 @@ class Bounds:
         """Remove and yield the queues whose bound is not after `now`, earliest first."""
         while self._heap and self._heap[0][0] <= now:
             yield heappop(self._heap)[1]
-
-
-def alias_key(key: QueueKey, alias: str) -> QueueKey:
-    """The key of a queue's alias, in the queue's account and region."""
-    return QueueKey(key.account, key.region, alias)
 
 
 class Queues:

@@ -64,13 +64,14 @@ from veilmq.model.settings.queue import (
     RedriveAllowPolicy,
     RedrivePermission,
     SettingsChange,
+    alias_key,
     effective,
     is_alias,
     same_leases,
     with_change,
 )
 from veilmq.model.settings.topic import is_hidden
-from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues, alias_key
+from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.settings.fifo_delays import retime
