@@ -146,7 +146,7 @@ class Handshake:
         if not isinstance(answer, _Proof):
             raise _said(answer)
         if not hmac.compare_digest(answer.digest, self._digest(other)):
-            text = "it has another secret: all servers of a cluster need the same VEILMQ_PEER_SECRET"
+            text = "it has another secret: start both again, so that they read that of their cluster"
             raise Refusal("secret", text)
         self.done = True
 
