@@ -16,6 +16,8 @@ import boto3
 import httpx
 import pytest
 from botocore.config import Config
+from prometheus_client.parser import text_string_to_metric_families
+from tests.house.test_alarms import Series, alarms, series_of, unseen
 from tests.support.commands import Run, in_process
 from tests.support.postgres import Pair, until
 
@@ -252,6 +254,37 @@ def test_a_policy_holds_at_every_server(servers: Servers, run: Run, tmp_path: Pa
         until(lambda asking=asking: asking.is_denied())
         setting.deny("")
         until(lambda asking=asking: not asking.is_denied())
+
+
+def shown(server: ServerProcess) -> dict[str, float]:
+    """The metrics of the cluster, counters of all labels."""
+    families = text_string_to_metric_families(httpx.get(f"{server.admin}/metrics").text)
+    samples = (sample for family in families for sample in family.samples if sample.name.startswith("veilmq_cluster_"))
+    return {sample.name.removeprefix("veilmq_cluster_"): sample.value for sample in samples}
+
+
+def test_every_server_says_how_its_cluster_stands(servers: Servers) -> None:
+    """Before and after a take-over; and the alarms for a cluster look at what is shown."""
+    first, second = servers.start("one"), servers.start("two")
+    Client(second).send("hello")
+    servers.pair.primary.query("insert into veilmq.snapshot values (1, 1, 0, 4096, '{}')")
+    until(lambda: "snapshot_age_seconds" in shown(first))
+    until(lambda: shown(second)["lag_records"] == 0 and "snapshot_age_seconds" in shown(second))
+    owner, follower = shown(first), shown(second)
+    for name, values in {
+        "owner": (1, 0), "ready": (1, 1), "owned": (1, 1), "epoch": (1, 1), "takeovers_total": (1, 0), "peers": (1, 0),
+        "standbys": (1, 1), "single_copy": (0, 0), "snapshot_lsn": (1, 1), "log_answers": (1, 1),
+    }.items():  # fmt: skip
+        assert (owner[name], follower[name]) == values, name
+    assert (owner["lag_seconds"], owner["lag_records"]) == (0, 0)
+    assert follower["lag_seconds"] < 5
+    assert owner["append_seconds_count"] > 1 > follower["append_seconds_count"]
+    assert owner["records"] > 1 < owner["log_bytes"]
+    series = [*series_of(httpx.get(f"{second.admin}/metrics").text), Series("up", {"instance": "two"})]
+    assert {rule["alert"]: unseen(rule, series) for rule in alarms("cluster alarms") if unseen(rule, series)} == {}
+    assert first.stop() == 0
+    until(lambda: shown(second)["owner"] == 1)
+    until(lambda: (found := shown(second))["takeovers_total"] == found["owned"] == 1 and found["epoch"] == 3)
 
 
 def test_the_admin_port_of_a_follower_says_who_owns_the_queues(servers: Servers) -> None:

@@ -30,12 +30,18 @@ class Series(NamedTuple):
     labels: dict[str, str]
 
 
-def alarms() -> list[dict[str, Any]]:
+def alarms(name: str = "alarms") -> list[dict[str, Any]]:
     """The rules, as the page's YAML has them."""
-    text = PAGE.read_text().partition("<!-- alarms -->")[2].partition("<!-- end of alarms -->")[0]
+    text = PAGE.read_text().partition(f"<!-- {name} -->")[2].partition(f"<!-- end of {name} -->")[0]
     (group,) = yaml.safe_load(text.strip().removeprefix("```yaml").removesuffix("```"))["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
+
+
+def series_of(text: str) -> list[Series]:
+    """What a server's /metrics shows."""
+    families = text_string_to_metric_families(text)
+    return [Series(sample.name, sample.labels) for family in families for sample in family.samples]
 
 
 def is_matched(series: Series, name: str, matchers: str) -> bool:
@@ -77,12 +83,10 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
             queue = "/api/v1/queues/000000000000/us-east-1/orders"
             http.put(queue).raise_for_status()
             http.post(f"{queue}/messages", json={"messages": [{"body": "order 1"}]}).raise_for_status()
-            families = list(text_string_to_metric_families(http.get("/metrics").text))
+            found = series_of(http.get("/metrics").text)
     finally:
         server.stop()
-    return [Series(sample.name, sample.labels) for family in families for sample in family.samples] + [
-        Series("up", {"job": "veilmq", "instance": "127.0.0.1:9325"})
-    ]
+    return [*found, Series("up", {"job": "veilmq", "instance": "127.0.0.1:9325"})]
 
 
 @pytest.mark.parametrize("rule", alarms(), ids=lambda rule: str(rule["alert"]))
@@ -92,7 +96,7 @@ def test_an_alarm_looks_at_what_is_shown(rule: dict[str, Any], shown: list[Serie
 
 
 def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
-    rules = alarms()
+    rules = [*alarms(), *alarms("cluster alarms")]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 10
     for rule in rules:
         assert rule.keys() <= {"alert", "expr", "for", "annotations"}

@@ -27,7 +27,8 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES, PushResult, is_hidden
-from veilmq.server.shell import COMMIT_BUCKETS_US
+from veilmq.server.service import ClusterReport
+from veilmq.server.shell import LATENCY_BUCKETS_US, Latencies
 from veilmq.store import Reader
 from veilmq.store.reader import QueueState
 
@@ -133,6 +134,8 @@ class Gathered(NamedTuple):
     """Counts by account, region, queue and event."""
     quarantined: int
     """Messages in quarantine."""
+    cluster: ClusterReport | None
+    """None: the server is alone."""
 
 
 class _Kind(msgspec.Struct, array_like=True, gc=False):
@@ -217,7 +220,9 @@ class Metrics:
         alive = {queue.incarnation: queue.key for queue in queues}
         events = await run_in_threadpool(self._outcomes.of_queues, alive)
         tasks, quarantined = await run_in_threadpool(self._tasks), await run_in_threadpool(self._quarantined)
-        gathered = Gathered(labelled, rest, oldest_us, tasks, count, events, quarantined)
+        cluster = self._service.cluster
+        report = None if cluster is None else await cluster.report()
+        gathered = Gathered(labelled, rest, oldest_us, tasks, count, events, quarantined, report)
         registry.register(_Families(list(self._families(gathered))))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -241,7 +246,9 @@ class Metrics:
         yield GaugeMetricFamily("veilmq_quarantined_messages", text, gathered.quarantined)
         yield from self._shell_families()
         yield from self._store_families()
-        yield from self._port_families()
+        yield from _port_families(self._service, self._admin_commands, self.admin_failures)
+        if gathered.cluster is not None:
+            yield from _cluster_families(gathered.cluster)
         # Present from the start: else the first exhausted push would not be an increase and would raise no alarm.
         pushes = dict.fromkeys((each.value for each in PushResult), 0) | dict(self._service.pushes)
         yield _counters("veilmq_pushes", "Attempts to push, by result.", ("result",), pushes.items())
@@ -256,7 +263,7 @@ class Metrics:
         stats = shell.stats
         yield CounterMetricFamily("veilmq_batches", "Batches applied.", stats.batches)
         yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, also the server's own.", stats.commands)
-        yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_us, stats.commit_us_total)
+        yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_latencies)
         yield GaugeMetricFamily("veilmq_waiters", "Receives of clients that are parked.", shell.engine.waiting.clients)
         refused = self._service.refused_waits.refused.items()
         yield _counters("veilmq_refused_waits", "Receives answered empty because too many wait.", ("limit",), refused)
@@ -287,39 +294,41 @@ class Metrics:
             self._service.clock.unaccepted_us(reader.held_us) / SECOND_US,
         )
 
-    def _port_families(self) -> Iterator[Metric]:
-        by_kind = {
-            (port, kind.__name__): count
-            for port, commands in self._commands().items()
-            for kind, count in commands.items()
-        }
-        yield _counters("veilmq_commands", "Commands that clients asked for.", ("protocol", "command"), by_kind.items())
-        listeners = self._service.listeners
-        open_now = GaugeMetricFamily("veilmq_connections", "Open connections.", labels=("listener",))
-        held = GaugeMetricFamily("veilmq_held_bytes", "Input of unfinished requests.", labels=("listener",))
-        for name, listener in listeners.items():
-            open_now.add_metric((name,), len(listener.connections))
-            held.add_metric((name,), listener.held_bytes)
-        yield open_now
-        yield held
-        for attribute, text in _LISTENER_COUNTERS.items():
-            counts = {name: getattr(listener, attribute) for name, listener in listeners.items()}
-            if attribute == "failures":
-                counts["admin"] = self.admin_failures
-            yield _counters(f"veilmq_{attribute}", text, ("listener",), counts.items())
-        ends = self._service.certificate_ends
-        if ends is not None:
-            yield GaugeMetricFamily(
-                "veilmq_tls_certificate_not_after_timestamp_seconds",
-                "Until when the TLS certificate is valid that new connections get, in seconds since 1970.",
-                ends / SECOND_US,
-            )
 
-    def _commands(self) -> dict[str, Counter[type]]:
-        found = {name: port.commands for name, port in self._service.ports.items()}
-        for port in self._service.ports.values():
-            found |= port.others
-        return found | {"admin": self._admin_commands}
+def _port_families(service: Service, admin_commands: Counter[type], admin_failures: int) -> Iterator[Metric]:
+    by_kind = {
+        (port, kind.__name__): count
+        for port, commands in _commands(service, admin_commands).items()
+        for kind, count in commands.items()
+    }
+    yield _counters("veilmq_commands", "Commands that clients asked for.", ("protocol", "command"), by_kind.items())
+    listeners = service.listeners
+    open_now = GaugeMetricFamily("veilmq_connections", "Open connections.", labels=("listener",))
+    held = GaugeMetricFamily("veilmq_held_bytes", "Input of unfinished requests.", labels=("listener",))
+    for name, listener in listeners.items():
+        open_now.add_metric((name,), len(listener.connections))
+        held.add_metric((name,), listener.held_bytes)
+    yield open_now
+    yield held
+    for attribute, text in _LISTENER_COUNTERS.items():
+        counts = {name: getattr(listener, attribute) for name, listener in listeners.items()}
+        if attribute == "failures":
+            counts["admin"] = admin_failures
+        yield _counters(f"veilmq_{attribute}", text, ("listener",), counts.items())
+    ends = service.certificate_ends
+    if ends is not None:
+        yield GaugeMetricFamily(
+            "veilmq_tls_certificate_not_after_timestamp_seconds",
+            "Until when the TLS certificate is valid that new connections get, in seconds since 1970.",
+            ends / SECOND_US,
+        )
+
+
+def _commands(service: Service, admin_commands: Counter[type]) -> dict[str, Counter[type]]:
+    found = {name: port.commands for name, port in service.ports.items()}
+    for port in service.ports.values():
+        found |= port.others
+    return found | {"admin": admin_commands}
 
 
 def _sorted_out(queues: list[QueueState]) -> tuple[list[QueueState], Rest]:
@@ -373,14 +382,56 @@ def _counters(
     return family
 
 
-def _histogram(name: str, text: str, counts: list[int], total_us: int) -> HistogramMetricFamily:
-    """A histogram in seconds from counts per bucket of microseconds; the last bucket is open."""
+def _histogram(name: str, text: str, latencies: Latencies) -> HistogramMetricFamily:
+    """A histogram in seconds."""
     buckets: list[tuple[str, float]] = []
     below = 0
-    bounds = [repr(bound / SECOND_US) for bound in COMMIT_BUCKETS_US]
-    for bound, count in zip([*bounds, "+Inf"], counts, strict=True):
+    bounds = [repr(bound / SECOND_US) for bound in LATENCY_BUCKETS_US]
+    for bound, count in zip([*bounds, "+Inf"], latencies.counts, strict=True):
         below += count
         buckets.append((bound, below))
     family = HistogramMetricFamily(name, text)
-    family.add_metric((), buckets, total_us / SECOND_US)
+    family.add_metric((), buckets, latencies.total_us / SECOND_US)
     return family
+
+
+def _cluster_families(report: ClusterReport) -> Iterator[Metric]:
+    yield GaugeMetricFamily("veilmq_cluster_owner", "1 at the server that owns the queues.", int(report.leads))
+    text = "1 while calls of this server's clients are carried out."
+    yield GaugeMetricFamily("veilmq_cluster_ready", text, int(report.ready))
+    yield GaugeMetricFamily("veilmq_cluster_held", "Calls that wait for an owner.", report.held)
+    yield GaugeMetricFamily("veilmq_cluster_epoch", "Raised with each owner.", report.epoch)
+    text = "How long ago this server last had every record of the log."
+    yield GaugeMetricFamily("veilmq_cluster_lag_seconds", text, report.lag_s)
+    if report.lag_records is not None:
+        yield GaugeMetricFamily("veilmq_cluster_lag_records", "Records that it lacks.", report.lag_records)
+    yield _histogram("veilmq_cluster_append_seconds", "Appends of this server to the log.", report.appends)
+    text = "How often this server became the owner."
+    yield CounterMetricFamily("veilmq_cluster_takeovers", text, report.takeovers)
+    yield CounterMetricFamily("veilmq_cluster_handovers", "How often it handed over.", report.handovers)
+    yield GaugeMetricFamily("veilmq_cluster_peers", "Servers that are connected to this one.", len(report.peers))
+    found = report.status
+    yield GaugeMetricFamily("veilmq_cluster_log_answers", "1 while PostgreSQL answers.", int(found is not None))
+    if found is None:
+        return
+    yield GaugeMetricFamily("veilmq_cluster_owned", "1 while the lease of an owner runs.", int(found.owned))
+    yield GaugeMetricFamily("veilmq_cluster_records", "Number of the log's last record.", found.records)
+    yield GaugeMetricFamily("veilmq_cluster_log_bytes", "Size of the log in PostgreSQL.", found.log_bytes)
+    yield GaugeMetricFamily("veilmq_cluster_standbys", "Standbys that confirm commits.", found.confirming)
+    text = "1 while what is acknowledged is on one machine alone."
+    is_single = report.single_copy and not found.confirming
+    yield GaugeMetricFamily("veilmq_cluster_single_copy", text, int(is_single))
+    text = "Last record that is in the newest snapshot; 0: there is none."
+    yield GaugeMetricFamily("veilmq_cluster_snapshot_lsn", text, found.snapshot)
+    if found.snapshot_age_s is not None:
+        text = "How long ago the newest snapshot was written."
+        yield GaugeMetricFamily("veilmq_cluster_snapshot_age_seconds", text, found.snapshot_age_s)
+
+
+async def of_a_follower(service: Service) -> Response:
+    """The metrics of a server that does not own the queues: of its ports, and of its part in the cluster."""
+    assert service.cluster is not None
+    registry = CollectorRegistry(auto_describe=False)
+    families = [*_port_families(service, Counter(), 0), *_cluster_families(await service.cluster.report())]
+    registry.register(_Families(families))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

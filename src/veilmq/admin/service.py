@@ -13,7 +13,7 @@ from veilmq.server.clock import LeaseClock
 from veilmq.server.http.listener import Listener
 from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.port import Port
-from veilmq.server.service import PushRoom
+from veilmq.server.service import Cluster, PushRoom
 from veilmq.server.shell import Shell
 from veilmq.store import Reader
 
@@ -127,6 +127,11 @@ class Service(Protocol):
     @property
     def refused_waits(self) -> RefusedWaits:
         """Counts receives that found no room to wait."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Its part in a cluster; None: it is alone."""
         ...
 
     @property

@@ -106,6 +106,18 @@ class Member:
         seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
         self._trouble = ""
+        self._copy: Copy | None = None
+        self._level_ns = read_boot_ns()
+
+    @property
+    def lsn(self) -> int:
+        """The last record that the copy has; any thread."""
+        return 0 if self._copy is None else self._copy.lsn
+
+    @property
+    def behind_s(self) -> float:
+        """How long ago the copy had every record of the log; any thread."""
+        return (self._boot_ns() - self._level_ns) / 1e9
 
     def follow(
         self, stopping: threading.Event, watch: "Watch | None" = None, *, patience_s: float = 0.0
@@ -127,6 +139,7 @@ class Member:
             candidate = stack.enter_context(closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns)))
             snapshots = Snapshots(self.postgres, kept.incarnation)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
+            self._copy = copy
             dropping = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             writing = Snapshotting(self._directory, snapshots, dropping, self._snapshot_bytes)
             stack.callback(writing.end)
@@ -134,6 +147,7 @@ class Member:
             while not stopping.is_set():
                 try:
                     copy.catch_up(reader)
+                    self._level_ns = self._boot_ns()
                     sight = candidate.look()
                     if (named := (sight.epoch, sight.holder, sight.address)) != told:
                         watch.saw(sight)
@@ -219,6 +233,8 @@ class Copy:
         """Snapshots that were no use."""
         self._trimmed = ""
         """Why the log alone cannot fill it."""
+        self.lsn = 0
+        """The last record that it has."""
         self._follower: Follower | None = self._filled()
 
     @property
@@ -250,6 +266,7 @@ class Copy:
             for entry in entries:
                 if changed := follower.apply(entry.lsn, entry.epoch, entry.record):
                     self._watch.learnt(follower.queues(changed))
+                self.lsn = entry.lsn
         except (Diverged, LogDiverged, LogTrimmed) as error:
             log.error("%s: %s: the copy is thrown away and filled again", self._directory, error)
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
@@ -264,6 +281,7 @@ class Copy:
         if not (self._directory / DATABASE).exists() and not self._fill() and self._trimmed:
             raise Unfit(f"{self._directory} cannot be filled: {self._trimmed}, and no snapshot can be read")
         follower = self._open(self._directory)
+        self.lsn = follower.position.lsn
         self._watch.opened(follower)
         self._watch.learnt(follower.queues())
         return follower

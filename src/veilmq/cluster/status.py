@@ -19,6 +19,10 @@ _STANDBYS: Final = """
            coalesce(extract(epoch from replay_lag), 0)::float8
     from pg_stat_replication order by 1
 """
+_SNAPSHOT: Final = """
+    select coalesce(max(lsn), 0), greatest(0, extract(epoch from clock_timestamp() - max(written)))::float8
+    from veilmq.snapshot
+"""
 
 
 class Standby(msgspec.Struct):
@@ -51,7 +55,14 @@ class Status(msgspec.Struct, kw_only=True):
     log_bytes: int
     snapshot: int
     """Number of the last record in the newest snapshot; 0: there is none."""
+    snapshot_age_s: float | None
+    """How long ago it was written, by PostgreSQL's clock."""
     standbys: list[Standby]
+
+    @property
+    def confirming(self) -> int:
+        """Standbys that confirm commits."""
+        return sum(standby.sync in {"sync", "quorum"} for standby in self.standbys)
 
 
 _ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch"
@@ -76,7 +87,7 @@ def status(postgres: Postgres) -> Status:
             shard = look(session)
             [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
             size = log_bytes(session)
-            [(snapshot,)] = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
+            [(snapshot, snapshot_age_s)] = session.execute(_SNAPSHOT)
             standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
             count = len(segments(session))
     except psycopg.Error as error:
@@ -97,5 +108,6 @@ def status(postgres: Postgres) -> Status:
         segments=count,
         log_bytes=size,
         snapshot=snapshot,
+        snapshot_age_s=snapshot_age_s,
         standbys=standbys,
     )

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cluster.calls import Calls
 from veilmq.engine.directory import open_directory
@@ -34,9 +34,12 @@ from veilmq.server.http.listener import Listener, listen
 from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.http.tls import Certificate
 from veilmq.server.port import NO_ALIASES, Aliases, Port
-from veilmq.server.shell import Shell
+from veilmq.server.shell import Latencies, Shell
 from veilmq.store import Reader, Store
 from veilmq.store.directory import DataDirectory
+
+if TYPE_CHECKING:
+    from veilmq.cluster.status import Status
 
 log = logging.getLogger("veilmq.serve")
 
@@ -87,6 +90,39 @@ class Following(NamedTuple):
     """Calls that wait for an owner."""
 
 
+class ClusterReport(NamedTuple):
+    """What a server knows of its cluster, and what PostgreSQL says of it, which may be some seconds old."""
+
+    server: str
+    """Its own name."""
+    owner: str
+    """Who owns the data; empty: nobody is known to."""
+    leads: bool
+    """Whether it does itself."""
+    epoch: int
+    """The newest one that it has seen."""
+    ready: bool
+    """Whether calls of its clients are carried out, here or at the owner."""
+    held: int
+    """Calls that wait for an owner."""
+    lag_s: float
+    """How long ago it last had every record of the log; 0 at the owner."""
+    lag_records: int | None
+    """Records that it lacks; None: not known."""
+    appends: Latencies
+    """Its own appends to the log, since its start."""
+    takeovers: int
+    """How often it became the owner, since its start."""
+    handovers: int
+    """How often it handed over."""
+    peers: list[str]
+    """Servers that are connected to it."""
+    single_copy: bool
+    """Whether it goes on though no standby confirms commits."""
+    status: "Status | None"
+    """None: PostgreSQL does not answer."""
+
+
 class Cluster(Protocol):
     """What the server needs of its cluster."""
 
@@ -113,6 +149,10 @@ class Cluster(Protocol):
     @property
     def following(self) -> Following:
         """How it stands while another server owns the data."""
+        ...
+
+    async def report(self) -> ClusterReport:
+        """How this server and its cluster stand. Takes a second at most."""
         ...
 
     async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
@@ -190,7 +230,7 @@ class Service:
         self.issuer: IssuerTokens | None = None
         """The issuer of the bearer tokens that the Azure port accepts; None without one, and before the start."""
         self._at_point = at_point
-        self._cluster = cluster
+        self.cluster = cluster
         self._directory: DataDirectory | None = None
         self.leads = False
         """Whether it serves with its own store: `shell`, `store` and `reader` are there."""
@@ -235,10 +275,10 @@ class Service:
         endpoint = self._sqs_endpoint(None if declared is None else declared.account_alias)
         served = {"sqs": self._sqs(endpoint), "azure": self._azure(), "mns": self._mns()}
         noted = partial(note, endpoint)
-        if self._cluster is None:
+        if self.cluster is None:
             carrier = await self._alone(undo, noted)
         else:
-            carrier = await self._join(undo, self._cluster, noted)
+            carrier = await self._join(undo, self.cluster, noted)
         before_ports()
         for name, (codec, hosts) in served.items():
             await self._listen(undo, name, getattr(settings, name), codec, hosts, carrier)
@@ -285,7 +325,7 @@ class Service:
 
     async def _lead(self, undo: AsyncExitStack, engine: Engine, store: Store) -> Shell:
         """Serve from this store until the stack is closed."""
-        settings, cluster = self.settings, self._cluster
+        settings, cluster = self.settings, self.cluster
         shell = Shell(engine, store, self.clock, holds=None if cluster is None else cluster.holds)
         shell.start()
         undo.push_async_callback(shell.stop, settings.shutdown_deadline_s)
@@ -310,8 +350,8 @@ class Service:
 
     def following(self) -> Following:
         """How it stands while another server owns the data. Only in a cluster."""
-        assert self._cluster is not None
-        return self._cluster.following
+        assert self.cluster is not None
+        return self.cluster.following
 
     def _follows(self) -> None:
         self.leads = False
@@ -405,8 +445,8 @@ class Service:
 
     def interrupt(self) -> None:
         """End a start that waits for the cluster."""
-        if self._cluster is not None and not self._serving.is_set():
-            self._cluster.stop()
+        if self.cluster is not None and not self._serving.is_set():
+            self.cluster.stop()
 
     async def turn_away(self) -> None:
         """Stop accepting at the data ports, and answer the parked receives of all ports."""
@@ -415,8 +455,8 @@ class Service:
         deadline_s = self.settings.shutdown_deadline_s
         self._closing = [asyncio.ensure_future(each.close_gracefully(deadline_s)) for each in self.listeners.values()]
         await asyncio.sleep(0)  # now they accept no more
-        if self._cluster is not None:
-            self._cluster.answer_parked()
+        if self.cluster is not None:
+            self.cluster.answer_parked()
         if self.leads:
             self.shell.answer_parked()
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from veilmq.admin.metrics import of_a_follower
 from veilmq.server.service import Service
 from veilmq.store import Store
 
@@ -46,15 +46,8 @@ def _following(service: Service) -> Starlette:
         )
 
     async def metrics(request: Request) -> Response:
-        """Whether this server owns the queues, and reaches the one that does."""
-        registry, state = CollectorRegistry(), service.following()
-        for name, text, value in (
-            ("veilmq_cluster_owner", "Whether this server owns the queues.", 0),
-            ("veilmq_cluster_ready", "Whether calls of this server's clients reach the owner.", state.ready),
-            ("veilmq_cluster_held", "Calls that wait for an owner.", state.held),
-        ):
-            Gauge(name, text, registry=registry).set(value)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        """Of its ports, and of its part in the cluster."""
+        return await of_a_follower(service)
 
     async def elsewhere(request: Request, error: Any) -> Response:
         """Everything else is the owner's."""

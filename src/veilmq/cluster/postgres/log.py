@@ -12,6 +12,7 @@ after a failover.
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -71,8 +72,16 @@ class Entry(NamedTuple):
 class PostgresLog(Connected):
     """Where the owner of the shard appends (`veilmq.store.log.Log`). One call at a time, in any thread."""
 
-    def __init__(self, ownership: Ownership, *, resolve_seconds: float = RESOLVE_SECONDS) -> None:
+    def __init__(
+        self,
+        ownership: Ownership,
+        *,
+        resolve_seconds: float = RESOLVE_SECONDS,
+        took: Callable[[int], None] = lambda elapsed_us: None,
+    ) -> None:
         """Reads where the log ends, which is where the store must be before the first append.
+
+        took: called after each append that succeeded, with how long it took.
 
         Raises Unreachable, Unfit; NotOwner if the shard was lost meanwhile.
         """
@@ -80,6 +89,7 @@ class PostgresLog(Connected):
         self._postgres = ownership.postgres
         self._segment = ownership.shard.segment
         self._resolve_seconds = resolve_seconds
+        self._took = took
         self._busy = threading.Lock()
         self._closing = threading.Event()
         self._ended: AppendUnknown | None = None
@@ -115,7 +125,7 @@ class PostgresLog(Connected):
         try:
             self._may_append()
             assert lsn == self._last.lsn + 1, f"record {lsn} after {self._last.lsn}"
-            epoch = self.epoch
+            epoch, began_s = self.epoch, perf_counter()
             try:
                 inserted = self._insert(lsn, epoch, record)
             except Uncertain as error:
@@ -125,6 +135,7 @@ class PostgresLog(Connected):
                 if not inserted:
                     self._explain(lsn)
             self._last = Position(lsn, epoch, 0)
+            self._took(int((perf_counter() - began_s) * 1e6))
         finally:
             self._busy.release()
 

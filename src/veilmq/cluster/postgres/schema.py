@@ -44,7 +44,7 @@ _TABLES: Final = """
     );
     create table veilmq.snapshot (
         lsn bigint primary key, epoch bigint not null, checksum bigint not null, size bigint not null,
-        parts bytea[] not null
+        parts bytea[] not null, written timestamptz not null default clock_timestamp()
     );
     create table veilmq.snapshot_part (
         lsn bigint, number int, content bytea not null, primary key (lsn, number)

@@ -18,9 +18,10 @@ from veilmq.cluster.member import Member, Watch, begins_at
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.port import PeerPort
-from veilmq.cluster.postgres import ClusterError, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight
+from veilmq.cluster.status import Status, status
 from veilmq.engine.directory import STATE_FORMAT, open_directory, open_follower
 from veilmq.engine.unread import Unread
 from veilmq.model.instant import Instant
@@ -30,8 +31,8 @@ from veilmq.server.clock import LeaseClock, boot_ns, wall
 from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
-from veilmq.server.service import ClusterRefused, Following, Lead
-from veilmq.server.shell import Shell
+from veilmq.server.service import ClusterRefused, ClusterReport, Following, Lead
+from veilmq.server.shell import Latencies, Shell
 from veilmq.store.directory import DataDirectory
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 
@@ -40,6 +41,9 @@ _RENEWALS: Final = 3
 _PATIENCE_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.5
 """After a time as the owner that failed."""
+_ANSWER_SECONDS: Final = 1.0
+"""How long whoever asks waits for PostgreSQL; then it hears what was true before."""
+_KEPT_SECONDS: Final = 2.0
 
 log = logging.getLogger("veilmq.cluster")
 
@@ -58,6 +62,30 @@ class Aliases(Mapping[QueueKey, QueueKey]):
 
     def __len__(self) -> int:
         return len(self.known)
+
+
+class _Asked:
+    """What PostgreSQL says of the cluster. It is asked when somebody wants to know, at most once in some seconds."""
+
+    def __init__(self) -> None:
+        self._found: Status | None = None
+        self._until_s = 0.0
+        self._asking: asyncio.Future[None] | None = None
+
+    async def status(self, postgres: Postgres) -> Status | None:
+        """None: it does not answer."""
+        if asyncio.get_running_loop().time() >= self._until_s and self._asking is None:
+            self._asking = asyncio.ensure_future(self._ask(postgres))
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=_ANSWER_SECONDS)
+        return self._found
+
+    async def _ask(self, postgres: Postgres) -> None:
+        try:
+            self._found = await asyncio.to_thread(status, postgres)
+        except (Unreachable, Unfit):
+            self._found = None
+        self._asking, self._until_s = None, asyncio.get_running_loop().time() + _KEPT_SECONDS
 
 
 class ClusterServer:
@@ -80,6 +108,10 @@ class ClusterServer:
         self._own_names: dict[QueueKey, QueueKey] = {}
         self.owner = ""
         """Name of the server that owns the shard, if that is another one."""
+        self._epoch = 0
+        self._appends = Latencies()
+        self._takeovers = self._handovers = 0
+        self._asked = _Asked()
         self.noted: Callable[[QueueInfo], None] = lambda info: None
         self.opened: Callable[[DataDirectory], None] = lambda directory: None
         try:
@@ -101,6 +133,28 @@ class ClusterServer:
         caller = self.front.caller
         trouble = "nobody owns the queues at present" if caller is None else caller.trouble or "connecting to the owner"
         return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held)
+
+    async def report(self) -> ClusterReport:
+        """See `Cluster.report`."""
+        found, own, following = await self._asked.status(self.member.postgres), self.ownership, self.following
+        leads = own is not None and own.holds()
+        missing = None if found is None else max(0, found.records - self.member.lsn)
+        return ClusterReport(
+            server=self._settings.server_name,
+            owner=self._settings.server_name if leads else self.owner,
+            leads=leads,
+            epoch=self._epoch,
+            ready=leads or following.ready,
+            held=following.held,
+            lag_s=0.0 if leads else self.member.behind_s,
+            lag_records=0 if leads else missing,
+            appends=self._appends,
+            takeovers=self._takeovers,
+            handovers=self._handovers,
+            peers=self._port.peers,
+            single_copy=self._settings.single_copy,
+            status=found,
+        )
 
     def stop(self) -> None:
         """Hand over, and begin nothing more."""
@@ -161,7 +215,7 @@ class ClusterServer:
         self.ownership = ownership
         term.callback(ownership.close)
         taken_ns = boot_ns()
-        shared_log = await asyncio.to_thread(PostgresLog, ownership)
+        shared_log = await asyncio.to_thread(partial(PostgresLog, took=self._appends.add), ownership)
         term.callback(shared_log.close)
         settings = self._settings
         engine, store = await asyncio.to_thread(
@@ -176,7 +230,8 @@ class ClusterServer:
         shell = await lead(term, engine, store)
         keeping = asyncio.create_task(self._keep(ownership, shared_log, shell))
         term.callback(keeping.cancel)
-        self.owner = ""
+        self.owner, self._epoch = "", ownership.epoch
+        self._takeovers += 1
         self.aliases.known = store.reader.aliases
         self.front.lead(shell)
         self._port.lead(shell, self.unread)
@@ -192,6 +247,7 @@ class ClusterServer:
         with suppress(NotOwner):
             try:
                 ownership.hand_over(self._wanted or "", self._clock.now())
+                self._handovers += 1
             except (Unreachable, Unfit) as error:
                 log.warning("not handed over, the lease has to run out: %s", error)
 
@@ -241,6 +297,7 @@ class ClusterServer:
 
     def _saw(self, sight: Sight) -> None:
         """The follower has looked at the owner."""
+        self._epoch = max(self._epoch, sight.epoch)
         if self.holds():
             return
         self.owner = sight.owner if sight.holder is not None else ""

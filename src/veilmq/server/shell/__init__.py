@@ -72,8 +72,8 @@ class Gathering:
         return more
 
 
-COMMIT_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
-"""Upper bounds of the commit latency histogram."""
+LATENCY_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
+"""Upper bounds of a histogram of latencies."""
 _SLOW_COMMIT_US: Final = 250_000
 _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
@@ -92,16 +92,32 @@ class MovableClock(Clock, Protocol):
         ...
 
 
+class Latencies:
+    """A histogram."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BUCKETS_US) + 1)
+        """One count per bucket of `LATENCY_BUCKETS_US`, and one for what took longer."""
+        self.total_us = 0
+
+    def add(self, elapsed_us: int) -> None:
+        """Count what took that long."""
+        self.total_us += elapsed_us
+        for place, bound in enumerate(LATENCY_BUCKETS_US):
+            if elapsed_us <= bound:
+                self.counts[place] += 1
+                return
+        self.counts[-1] += 1
+
+
 class Stats:
     """Counters since the shell's start."""
 
     def __init__(self) -> None:
-        self.commits = 0
         self.batches = 0
         self.commands = 0
-        self.commit_us = [0] * (len(COMMIT_BUCKETS_US) + 1)
-        """Commits by latency: one count per bucket of `COMMIT_BUCKETS_US`, and one for slower commits."""
-        self.commit_us_total = 0
+        self.commits = 0
+        self.commit_latencies = Latencies()
         self.followers: set[asyncio.Event] = set()
         """Set at each commit, for readers that wait for news."""
         self.dismissed = False
@@ -116,14 +132,9 @@ class Stats:
     def committed(self, elapsed_us: int) -> None:
         """Count a commit that took that long."""
         self.commits += 1
-        self.commit_us_total += elapsed_us
+        self.commit_latencies.add(elapsed_us)
         for follower in self.followers:
             follower.set()
-        for place, bound in enumerate(COMMIT_BUCKETS_US):
-            if elapsed_us <= bound:
-                self.commit_us[place] += 1
-                return
-        self.commit_us[-1] += 1
 
 
 class Shell(Calls):
