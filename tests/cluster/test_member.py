@@ -3,6 +3,7 @@
 from pathlib import Path
 from threading import Event
 
+import psycopg
 import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
@@ -67,3 +68,25 @@ def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(clust
         ownership.close()
     finally:
         stopping.set()
+
+
+def test_a_follower_that_cannot_read_the_log_says_for_how_long(cluster: Cluster, tmp_path: Path) -> None:
+    clock, stopping, primary = CountingClock(), Event(), cluster.pair.primary
+    copy = tmp_path / "copy"
+    member = Member(cluster.pair.dsn, copy, lambda path: SqliteFollower(path, SMALL), clock, state_format=1, name="one")
+    following = begin(lambda: member.follow(stopping, patience_s=60))
+    try:
+        until(lambda: clock.reads > 20)
+        assert member.behind_s == 0
+        with psycopg.connect(primary.dsn) as connection:
+            connection.execute("lock table veilmq.log_0_0 in access exclusive mode")
+            waiting = (
+                "select count(*) from pg_stat_activity where application_name = 'veilmq' and wait_event_type = 'Lock'"
+            )
+            until(lambda: primary.query(waiting) == [(1,)])
+            clock.advance(5 * SECOND_US)
+            assert member.behind_s == 5
+        until(lambda: member.behind_s == 0)
+    finally:
+        stopping.set()
+        following.result(20)
