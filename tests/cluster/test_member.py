@@ -43,6 +43,10 @@ def test_the_opening_of_the_store_counts_and_its_mark_is_not_undercut() -> None:
     assert begins_at(before, Instant(wall + HOUR_US), wall, SECOND_US) == wall + HOUR_US
 
 
+def test_a_new_cluster_begins_at_wall_time() -> None:
+    assert begins_at(Before("", Instant(0), LOOKED, LOOKED), Instant(0), RENEWED, SECOND_US) == RENEWED
+
+
 class CountingClock(Clock):
     """Counts how often it is read: some times a look."""
 

@@ -61,9 +61,11 @@ class Programs:
 
 
 @contextmanager
-def programs() -> Iterator[Programs]:
-    """The programs, while the block runs."""
-    root = Path(tempfile.mkdtemp(prefix="veilmq-pg-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+def programs(where: Path | None = None) -> Iterator[Programs]:
+    """The programs, while the block runs. where: on a disk, instead of in memory."""
+    if where is None and os.access(_MEMORY, os.W_OK):
+        where = _MEMORY
+    root = Path(tempfile.mkdtemp(prefix="veilmq-pg-", dir=where))
     try:
         yield Programs(root)
     finally:
@@ -144,12 +146,12 @@ class Server:
 class Pair:
     """A primary and its synchronous standby."""
 
-    def __init__(self, programs: Programs, number: int = 0) -> None:
+    def __init__(self, programs: Programs, number: int = 0, **settings: str) -> None:
         self.primary, self.standby = Server(programs, f"a{number}"), Server(programs, f"b{number}")
         self.primary.make()
-        self.primary.start()
+        self.primary.start(**settings)
         self.standby.copy(self.primary)
-        self.standby.start()
+        self.standby.start(**settings)
         self.primary.set("synchronous_standby_names", self.standby.name)
         until(lambda: self.primary.query("select sync_state from pg_stat_replication") == [("sync",)])
 
