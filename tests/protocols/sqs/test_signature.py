@@ -25,8 +25,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols.http import Request, Response
-from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.auth import signature
+from veilmq.protocols.sqs import auth, limits
 from veilmq.protocols.sqs.auth.signature_parts import canonical_path
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each
@@ -608,7 +607,7 @@ def test_what_a_verifier_remembers_has_bounds(ring: Ring, monkeypatch: pytest.Mo
     bounds = {"_SCHEMES_MAX": 5, "_SIGNING_KEYS_MAX": 4, "_STAMPS_MAX": 3, "_QUEUES_MAX": 6, "_CALLERS_MAX": 7}
     bounds |= {"_PLACES_MAX": 2, "_SHAPES_MAX": 3}
     for name, bound in bounds.items():
-        monkeypatch.setattr(signature, name, bound)
+        monkeypatch.setattr(auth, name, bound)
     codec = Codec(ring, Endpoint())
     verifier = codec._verifier
     seen: dict[str, set[int]] = {name: set() for name in bounds}

@@ -24,7 +24,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import Endpoint, queue_of_url
-from veilmq.protocols.sqs.auth.signature import Caller
+from veilmq.protocols.sqs.auth import Caller
 from veilmq.protocols.sqs.errors import Refusal, fault_of, missing
 from veilmq.protocols.sqs.forms.shapes import BatchResultErrorEntry, SqsResult
 from veilmq.protocols.sqs.veil.shapes import VeilResult

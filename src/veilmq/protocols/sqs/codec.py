@@ -1,6 +1,6 @@
 """The codec of SQS: turns requests into calls, and outcomes into responses.
 
-Strategy: every request takes the same path: verify the sender (auth/signature.py), parse the form (forms/json_form.py,
+Strategy: every request takes the same path: verify the sender (auth/__init__.py), parse the form (forms/json_form.py,
 forms/query_form.py), run the operation (operations/, veil/). Each step may refuse, and every refusal becomes a response
 here, in the form of the request. No exception leaves `decode`.
 
@@ -20,8 +20,8 @@ from veilmq.protocols.caches import Bounded
 from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint
+from veilmq.protocols.sqs.auth import Verifier
 from veilmq.protocols.sqs.auth.authorize import authorized, not_granted
-from veilmq.protocols.sqs.auth.signature import Verifier
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.forms import json_form, query_form
