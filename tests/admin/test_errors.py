@@ -10,8 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from veilmq.admin.api import inputs
-from veilmq.admin.api.errors import STATUS, described
+from veilmq.admin.api import STATUS, described, inputs
 from veilmq.admin.app import upkeep
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
 from veilmq.model.instant import DAY_US, SECOND_US

@@ -18,9 +18,8 @@ from tests.admin.server import OPTIONS, TOKEN
 from tests.support.sqlite import read_events
 
 from veilmq.admin.access import Caller
-from veilmq.admin.history import feed
+from veilmq.admin.history import Scope, feed
 from veilmq.admin.history.copies import Copies
-from veilmq.admin.history.reading import Scope
 from veilmq.model.instant import DAY_US
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each

@@ -12,7 +12,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.admin import past
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.past.replay import STATES
 from veilmq.model.commands import StartMove

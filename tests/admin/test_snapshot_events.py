@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from tests.admin.server import OPTIONS, TOKEN, Keys
 
-from veilmq.admin.history import feed, reading
+from veilmq.admin import history
+from veilmq.admin.history import feed
 from veilmq.model.commands import Sweep
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.store.sqlite.reading.history import bounds
@@ -103,12 +104,12 @@ def test_arrow_says_what_json_says(told: Any) -> None:
 def test_they_come_in_pieces_that_are_not_too_large(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with whole(told) as http:
         at_once = events(http, "first")
-        monkeypatch.setattr(reading, "_PIECE_BYTES_MAX", 300)
+        monkeypatch.setattr(history, "_PIECE_BYTES_MAX", 300)
         assert events(http, "first") == at_once
     with told.store.reader.look() as view:
         start, end = at_once[0]["offset"], at_once[-1]["offset"] + 1
-        assert start < reading.piece_end(view, start, end) < end
-        assert reading.piece_end(view, end - 1, end) == end
+        assert start < history.piece_end(view, start, end) < end
+        assert history.piece_end(view, end - 1, end) == end
 
 
 def test_a_key_sees_that_it_happened_and_its_own_queues(told: Any) -> None:

@@ -9,7 +9,7 @@ from tests.support.clock import ManualClock
 from tests.support.contract.stage import sending
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.admin.history.reading import Scope
+from veilmq.admin.history import Scope
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.story import RULES, shown_story
 from veilmq.engine.engine import Engine

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.console.conftest import CONSOLE, Api, Visitor
 
-from veilmq.console.pictures.charts import SPANS, Chart, charts
+from veilmq.console.pictures import SPANS, Chart, charts
 from veilmq.console.visit import flat, in_csv
 from veilmq.model.instant import MINUTE_US
 from veilmq.testing.for_each import for_each

@@ -11,7 +11,7 @@ import pytest
 from tests.admin import server as admin
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, bodiless, hidden
 
-from veilmq.console.bodies import shown_body
+from veilmq.console.showing import shown_body
 from veilmq.testing.for_each import for_each
 
 ORDERS = f"{CONSOLE}/orders"

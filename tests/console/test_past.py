@@ -8,7 +8,7 @@ from tests.admin import server as admin
 from tests.console.conftest import CONSOLE, Api, Visitor
 from tests.console.test_pages import plain
 
-from veilmq.console.pages.past import instant_typed
+from veilmq.console.pages.queue import instant_typed
 from veilmq.console.showing import FormWrong
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.testing.for_each import for_each

@@ -8,7 +8,7 @@ import pytest
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, hidden
 from tests.console.test_pages import plain
 
-from veilmq.console.pictures.effects import effects
+from veilmq.console.pictures import effects
 from veilmq.console.showing import duration_typed, span_us
 from veilmq.testing.for_each import for_each
 

@@ -8,7 +8,7 @@ from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SqliteFactory, store_of
 
 from veilmq import testing
-from veilmq.admin.history.reading import Scope
+from veilmq.admin.history import Scope
 from veilmq.admin.history.trace import Trace, sends_with, trace
 from veilmq.model.commands import StartMove, Sweep
 from veilmq.model.instant import MINUTE_US, SECOND_US

@@ -21,7 +21,7 @@ from tests.support.clock import ManualClock
 from tests.support.contract.stage import Stage, bodies, expect, refused
 from tests.support.sqlite import SMALL, SqliteFactory
 
-from veilmq.admin.history.reading import Scope, snapshot_lines
+from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import HOUR_US
 from veilmq.model.messages import Delivery, Extras

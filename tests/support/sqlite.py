@@ -9,7 +9,7 @@ import apsw
 import msgspec
 from tests.support.contract.stage import Stage
 
-from veilmq.admin.history.reading import Scope, snapshot_lines
+from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.model.instant import FOREVER

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.service import Keys
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid

@@ -16,8 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from veilmq.admin.access import CALLER, REFUSALS, Caller, asked
-from veilmq.admin.api import inputs, operator
-from veilmq.admin.api.errors import STATUS, Refused, described
+from veilmq.admin.api import STATUS, Refused, described, inputs, operator
 from veilmq.admin.service import Keys, home_region
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import VeilError

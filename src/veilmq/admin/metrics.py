@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from veilmq.admin.answers import caller_of
-from veilmq.admin.history.reading import oldest_ages_us
+from veilmq.admin.history import oldest_ages_us
 from veilmq.admin.service import Service
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US

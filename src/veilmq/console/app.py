@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.admin.access import Access
-from veilmq.admin.api.errors import STATUS, Refused, described
+from veilmq.admin.api import STATUS, Refused, described
 from veilmq.admin.service import Service
 from veilmq.console import HOME
 from veilmq.console.calls import ApiRefused, Calls

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from veilmq.admin.access import Access, Caller, key_of, with_token
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.service import Service
 from veilmq.console import HOME
 from veilmq.console.sessions import Attempts, Links, Session, Sessions, hashed

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from starlette.concurrency import run_in_threadpool
 
 from veilmq.admin.access import Caller, with_token
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.service import Service
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US, Instant

@@ -20,7 +20,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.console.calls import ApiRefused, Calls
 from veilmq.console.entering import form_of
 from veilmq.console.sessions import Done, Session, hashed

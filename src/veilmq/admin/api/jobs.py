@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.admin.api import inputs
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused, inputs
 from veilmq.admin.api.operations import neighbour
 from veilmq.admin.api.views import shown_key
-from veilmq.admin.history.reading import MOVES_MAX
+from veilmq.admin.history import MOVES_MAX
 from veilmq.model.commands import CancelJob, CancelMove, Origin, StartJob
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.messages import id_text

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from veilmq.admin.api import inputs, views
-from veilmq.admin.api.errors import Refused, described
+from veilmq.admin.api import Refused, described, inputs, views
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,

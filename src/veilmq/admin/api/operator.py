@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import ChangeInput
 from veilmq.model.commands import COMMAND_ID_CHARACTERS_MAX, AnyCommand, Operate, Origin
 from veilmq.model.errors import VeilError

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from veilmq.admin import answers
 from veilmq.admin.access import Access
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.app.accounts import Accounts
 from veilmq.admin.app.jobs import Jobs
 from veilmq.admin.app.messages import Messages, Quarantine

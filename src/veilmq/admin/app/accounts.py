@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from veilmq.admin.access import Caller
 from veilmq.admin.answers import answer, caller_of, members_of
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import PAGE_MAX, Account, convert
 from veilmq.admin.service import Account as KnownAccount
 from veilmq.admin.service import Keys, Service, home_region, knows

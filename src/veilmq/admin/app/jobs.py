@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin.answers import answer, body_of, caller_of, carry_out, listing_of
-from veilmq.admin.api import inputs, jobs, operator
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused, inputs, jobs, operator
 from veilmq.admin.api.views import shown_move
-from veilmq.admin.history.reading import all_moves, covers
+from veilmq.admin.history import all_moves, covers
 from veilmq.admin.service import Service, home_region
 from veilmq.model.messages import id_text
 from veilmq.model.moves import Act, JobInfo, MoveInfo

@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, listing_of, members_of
 from veilmq.admin.api import inputs
+from veilmq.admin.history import Scope, covers
 from veilmq.admin.history.messages import Caller, find_message, find_sends, quarantine_page
-from veilmq.admin.history.reading import Scope, covers
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service
 from veilmq.admin.timeouts.kept import Timeouts

@@ -20,8 +20,7 @@ from veilmq.admin.answers import (
     members_of,
     no_command_id,
 )
-from veilmq.admin.api import inputs, operator, views
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused, inputs, operator, views
 from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
 from veilmq.admin.failures import (
     AllFailuresInput,
@@ -31,8 +30,8 @@ from veilmq.admin.failures import (
     all_failures_page,
     failure_page,
 )
+from veilmq.admin.history import oldest_ages_us
 from veilmq.admin.history.messages import message_page, without_error
-from veilmq.admin.history.reading import oldest_ages_us
 from veilmq.admin.holders import (
     BlockedInput,
     HoldersInput,
@@ -42,8 +41,7 @@ from veilmq.admin.holders import (
     shown_waiters,
 )
 from veilmq.admin.past import PastInput, past_page
-from veilmq.admin.rollups import LiveRates, QueuesInput, live_part, rates_of, rollup_page
-from veilmq.admin.rollups.worst import Wanted, worst_page
+from veilmq.admin.rollups import LiveRates, QueuesInput, Wanted, live_part, rates_of, rollup_page, worst_page
 from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
 from veilmq.admin.timeouts.kept import Timeouts, WrongInput

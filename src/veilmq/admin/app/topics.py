@@ -13,7 +13,7 @@ from starlette.routing import Route
 from veilmq.admin.answers import answer, caller_of, carry_out, listing_of
 from veilmq.admin.api import inputs, operator
 from veilmq.admin.api.views import shown_topic
-from veilmq.admin.history.reading import topics_of
+from veilmq.admin.history import topics_of
 from veilmq.admin.service import Service
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin import answers
-from veilmq.admin.api import inputs, operator, views
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused, inputs, operator, views
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
 from veilmq.model.instant import DAY_US

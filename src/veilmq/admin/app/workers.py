@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin.answers import answer, caller_of, members_of
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import QUEUE, convert, queue_key
 from veilmq.admin.api.views import shown_client, shown_key
 from veilmq.admin.service import Service, home_region

@@ -14,7 +14,7 @@ from typing import IO, Final
 
 from starlette.concurrency import run_in_threadpool
 
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.service import Service
 from veilmq.store.files import let_go
 

@@ -28,10 +28,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin.answers import JSON_LINES, caller_of, in_thread, members_of, stream
-from veilmq.admin.api import inputs
-from veilmq.admin.api.errors import Refused
-from veilmq.admin.history.copies import PIECE_BYTES, Copies
-from veilmq.admin.history.reading import (
+from veilmq.admin.api import Refused, inputs
+from veilmq.admin.history import (
     Errors,
     Range,
     Scope,
@@ -42,6 +40,7 @@ from veilmq.admin.history.reading import (
     snapshot_lines,
     visible,
 )
+from veilmq.admin.history.copies import PIECE_BYTES, Copies
 from veilmq.admin.service import Service
 from veilmq.model.commands import LeaseSource
 from veilmq.model.errors import DiskLow

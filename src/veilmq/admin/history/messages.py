@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from veilmq.admin.api.inputs import PAGE_MAX, FindInput, PageInput, SendsInput
 from veilmq.admin.api.views import shown_client, shown_extras, shown_instant, shown_key, shown_lease
-from veilmq.admin.history.reading import Scope
+from veilmq.admin.history import Scope
 from veilmq.admin.history.trace import sends_with, trace
 from veilmq.admin.holders import Clients, shown_head
 from veilmq.model.commands import Origin, RecordPeek

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.admin.history.reading import Scope
+from veilmq.admin.history import Scope
 from veilmq.admin.story import shown_story
 from veilmq.admin.story.life import TimeoutOf, unknown
 from veilmq.model.events import Event, EventRecord, Kind

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import INSTANT_MAX, PAGE_MAX, SEQUENCE
 from veilmq.admin.api.views import shown_client, shown_instant, shown_key
 from veilmq.admin.past.replay import STATES, Changes, Message, PastQueue, summary

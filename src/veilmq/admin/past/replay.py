@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.admin.history.reading import packed_beginning
+from veilmq.admin.history import packed_beginning
 from veilmq.model.events import ENDED_BY_ITSELF, Event, HeldMessage, Kind, LeaseEnding, Part
 from veilmq.model.instant import FOREVER
 from veilmq.model.settings.queue import PRIORITY_DEFAULT

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from veilmq.admin.api.views import shown_key
-from veilmq.admin.history.reading import packed_beginning
+from veilmq.admin.history import packed_beginning
 from veilmq.admin.story import span
 from veilmq.estimate import FINISHED_MIN, MARGIN, Effect, Ended, Estimate, Lease
 from veilmq.estimate.survival import USUAL, Between, rounded_up

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from veilmq.admin.api.inputs import ACCOUNT_OR_ALL, PAGE_MAX, Region, WorstInput
-from veilmq.admin.rollups.worst import Wanted, worst_at_once, worst_page
+from veilmq.admin.rollups import Wanted, worst_at_once, worst_page
 from veilmq.admin.story import span
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.model.instant import MINUTE_US, Instant

@@ -14,8 +14,7 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 import veilmq
-from veilmq.admin.api import inputs, jobs, operator, views
-from veilmq.admin.api.errors import Refused, described
+from veilmq.admin.api import Refused, described, inputs, jobs, operator, views
 from veilmq.admin.api.jobs import AnyJob
 from veilmq.admin.api.operations import OPERATIONS, Asked
 from veilmq.admin.failures import (
@@ -26,8 +25,7 @@ from veilmq.admin.failures import (
     all_failures_page,
     failure_page,
 )
-from veilmq.admin.history.messages import Caller, find_message, find_sends, message_page, quarantine_page
-from veilmq.admin.history.reading import (
+from veilmq.admin.history import (
     Scope,
     all_moves,
     covers,
@@ -36,6 +34,7 @@ from veilmq.admin.history.reading import (
     oldest_ages_us,
     topics_of,
 )
+from veilmq.admin.history.messages import Caller, find_message, find_sends, message_page, quarantine_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.holders import (
     BlockedInput,
@@ -46,8 +45,7 @@ from veilmq.admin.holders import (
     shown_waiters,
 )
 from veilmq.admin.past import PastInput, past_page
-from veilmq.admin.rollups import LiveRates, live_part, rates_of, rollup_page
-from veilmq.admin.rollups.worst import Wanted, worst_at_once
+from veilmq.admin.rollups import LiveRates, Wanted, live_part, rates_of, rollup_page, worst_at_once
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.admin.timeouts.kept import Timeouts, WrongInput
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
-from veilmq.admin.api import inputs
-from veilmq.admin.api.errors import described
+from veilmq.admin.api import described, inputs
 from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.failures import Exit, Failure, Missing, Unknown, Unreachable

@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from veilmq.admin.api.errors import Refused
+from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import message_id
 from veilmq.admin.story.life import life_of
-from veilmq.console.bodies import shown_body
 from veilmq.console.pictures.timeline import timeline
+from veilmq.console.showing import shown_body
 from veilmq.console.visit import Page, Visit
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import Instant

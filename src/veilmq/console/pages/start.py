@@ -14,7 +14,7 @@ from veilmq.admin.story import span
 from veilmq.console import HOME
 from veilmq.console.pages.message import sends_with
 from veilmq.console.pages.queue import console_path
-from veilmq.console.pictures.charts import sparkline
+from veilmq.console.pictures import sparkline
 from veilmq.console.sessions import hashed
 from veilmq.console.showing import blocked, count, duration, rate
 from veilmq.console.visit import Page, Visit

@@ -1,1 +1,297 @@
-"""Pictures that the server draws: where each line, bar and mark is. The templates make SVG of them."""
+"""Pictures that the server draws: charts of what happened to a queue, and what each timeout would do to it.
+
+Strategy: from the API's answers and nothing else. Here is where each line, bar and mark is; the templates make SVG of
+them. A message's life has a file beside this one (timeline.py).
+
+In charts a minute in which the server did not run is a gap; a zero is a zero. Many minutes become few points: counts
+add up, of everything else the greatest is kept, so that no peak is lost. Lines differ by their dashes and are named
+beside the chart with their last value.
+
+Of timeouts there are two curves, a table, and a slider over both. Both curves have the timeout below, on a logarithmic
+scale, and one quantity upwards: the share of messages started again (logarithmic from 0.1 %), the wait after a crash.
+The slider's steps are the rows of the table, so that moving it needs no question to the server. What no lease was long
+enough to show is a band without a line.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import log
+from typing import Any, Final, NamedTuple
+
+from veilmq.admin.timeouts import percent
+from veilmq.console.showing import clock_time, count, duration
+from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+
+WIDTH: Final = 360
+HEIGHT: Final = 92
+_TOP: Final = 6
+_POINTS_MAX: Final = 240
+SPANS: Final = {
+    "hour": ("1 h", "minute", HOUR_US, MINUTE_US),
+    "day": ("1 d", "minute", DAY_US, MINUTE_US),
+    "quarter": ("90 d", "hour", 90 * DAY_US, HOUR_US),
+}
+"""Label, step, length, length of a step."""
+
+
+class Line(NamedTuple):
+    """A line: its name, its path, and its last value."""
+
+    name: str
+    path: str
+    last: str
+
+
+class Chart(NamedTuple):
+    """One chart; `top` is the value of its upper edge."""
+
+    title: str
+    help: str
+    lines: list[Line]
+    top: str
+    begin: str
+    end: str
+
+
+class _Wanted(NamedTuple):
+    title: str
+    help: str
+    members: Sequence[tuple[str, str]]
+    """Name, and the member of a rollup; a dot leads into one."""
+    shown: Callable[[int | None], str]
+    adds_up: bool
+
+
+_CHARTS: Final = (
+    _Wanted(
+        "Messages",
+        "How many were sent, received and deleted in each step",
+        (("sent", "sent"), ("received", "received"), ("deleted", "deleted")),
+        count,
+        adds_up=True,
+    ),
+    _Wanted(
+        "Trouble",
+        "Leases that ran out, failures that workers reported, dead letters, and deletes that came too late",
+        (
+            ("leases expired", "lease_expired"),
+            ("failed", "failed"),
+            ("dead letters", "dead_lettered"),
+            ("refused deletes", "delete_refused"),
+        ),
+        count,
+        adds_up=True,
+    ),
+    _Wanted(
+        "In the queue",
+        "Messages at the end of each step: all of them, and those that a worker holds",
+        (("in all", "depth"), ("in flight", "in_flight")),
+        count,
+        adds_up=False,
+    ),
+    _Wanted(
+        "Time",
+        "How long messages waited until they were received, and were held until they were deleted",
+        (("wait p95", "wait_us.p95"), ("hold p50", "hold_us.p50"), ("hold p95", "hold_us.p95")),
+        duration,
+        adds_up=False,
+    ),
+)
+
+
+def charts(rollups: Sequence[dict[str, Any]], step_us: int, now: int) -> list[Chart]:
+    """All charts of these rollups, which follow each other without a gap; none without rollups."""
+    if not rollups:
+        return []
+    groups = _groups(rollups)
+    begin = clock_time(rollups[0]["at"], now)[:-4] if step_us == MINUTE_US else clock_time(rollups[0]["at"])[:10]
+    return [_chart(wanted, groups, begin) for wanted in _CHARTS]
+
+
+class Sparkline(NamedTuple):
+    """What was sent and deleted in each minute, as two lines without axes, and the same in words."""
+
+    sent: str
+    deleted: str
+    words: str
+
+
+def sparkline(rates: dict[str, Any]) -> Sparkline | None:
+    """Of a listed queue's rates; None if nothing happened."""
+    sent, deleted = rates["sent"], rates["deleted"]
+    greatest = max((value or 0 for value in (*sent, *deleted)), default=0)
+    if not greatest:
+        return None
+    words = f"Sent and deleted in each of the last {len(sent)} minutes: at most {count(greatest)}"
+    return Sparkline(_path(sent, greatest), _path(deleted, greatest), words)
+
+
+def _groups(rollups: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
+    size = -(-len(rollups) // _POINTS_MAX)
+    return [rollups[at : at + size] for at in range(0, len(rollups), size)]
+
+
+def _chart(wanted: _Wanted, groups: list[Sequence[dict[str, Any]]], begin: str) -> Chart:
+    values = {name: [_value(group, member, wanted.adds_up) for group in groups] for name, member in wanted.members}
+    greatest = max((value for line in values.values() for value in line if value is not None), default=0)
+    top = _round_up(greatest)
+    lines = [Line(name, _path(line, top), wanted.shown(_last(line))) for name, line in values.items()]
+    return Chart(wanted.title, wanted.help, lines, wanted.shown(top), begin, "now")
+
+
+def _value(group: Sequence[dict[str, Any]], member: str, adds_up: bool) -> int | None:
+    name, _, inner = member.partition(".")
+    found = []
+    for each in group:
+        value = each[name]
+        if inner and value is not None:
+            value = value[inner]
+        if value is not None:
+            found.append(int(value))
+    if not found:
+        return None
+    return sum(found) if adds_up else max(found)
+
+
+def _last(line: list[int | None]) -> int | None:
+    return next((value for value in reversed(line) if value is not None), None)
+
+
+def _round_up(value: int) -> int:
+    """To 1, 2 or 5 and zeros: the upper edge of a chart."""
+    if value <= 1:
+        return 1
+    power = int("1" + "0" * (len(str(value)) - 1))
+    return next(each * power for each in (1, 2, 5, 10) if each * power >= value)
+
+
+def _path(line: list[int | None], top: int) -> str:
+    """A path of SVG; a value alone between two gaps is a short stroke."""
+    parts, is_open = [], False
+    step = WIDTH / max(len(line) - 1, 1)
+    for place, value in enumerate(line):
+        if value is None:
+            is_open = False
+            continue
+        x, y = round(place * step, 1), round(_TOP + (HEIGHT - _TOP - 1) * (1 - value / top), 1)
+        parts.append(f"L{x} {y}" if is_open else f"M{x} {y}h.5")
+        is_open = True
+    return "".join(parts)
+
+
+_BOTTOM: Final = 91
+_SHARE_MIN: Final = 0.001
+"""Smaller shares are drawn as this."""
+_WAIT_MIN_US: Final = SECOND_US
+
+
+class Row(NamedTuple):
+    """One timeout, in words."""
+
+    step: int
+    timeout: str
+    typed: str
+    """As the form of the settings takes it."""
+    again: str
+    interval: str
+    waits: str
+    x: float
+    """Where it is in the pictures."""
+
+
+class Mark(NamedTuple):
+    """A timeout in the pictures."""
+
+    name: str
+    x: float
+
+
+class Picture(NamedTuple):
+    """One curve: paths of SVG, and the words at its edges."""
+
+    title: str
+    help: str
+    line: str
+    band: str
+    top: str
+    bottom: str
+
+
+class Effects(NamedTuple):
+    """All of it."""
+
+    rows: list[Row]
+    tried: Row
+    """Where the slider is."""
+    marks: list[Mark]
+    pictures: list[Picture]
+    begin: str
+    end: str
+
+
+def effects(shown: Mapping[str, Any], step: str, typed: Callable[[int], str]) -> Effects | None:
+    """Of an answer of `GET .../timeout`; None if it has no curve. step: where the slider is, as the address says; from
+    outside the curve it goes to the recommended timeout, or to the one after today's."""
+    curve: Sequence[Mapping[str, Any]] = shown["curve"]
+    if len(curve) < 2:
+        return None
+    first, last = curve[0]["timeout_us"], curve[-1]["timeout_us"]
+
+    def x_of(timeout_us: int) -> float:
+        inside = min(max(timeout_us, first), last)
+        return round(WIDTH * log(inside / first) / log(last / first), 1)
+
+    today_us, best_us = shown["today"]["timeout_us"], shown["recommended_us"] or shown["at_least_us"]
+    rows = [_row(place, each, typed, x_of(each["timeout_us"])) for place, each in enumerate(curve)]
+    marks = [Mark("today", x_of(today_us))]
+    if best_us is not None:
+        marks.append(Mark("recommended" if shown["recommended_us"] else "at least", x_of(best_us)))
+    return Effects(
+        rows,
+        rows[_place(step, [each["timeout_us"] for each in curve], best_us or today_us)],
+        marks,
+        [_again(curve, x_of), _waiting(curve, x_of)],
+        duration(first),
+        duration(last),
+    )
+
+
+def _place(step: str, timeouts: Sequence[int], wanted_us: int) -> int:
+    if step.isascii() and step.isdigit() and len(step) < 4 and int(step) < len(timeouts):
+        return int(step)
+    return next((place for place, each in enumerate(timeouts) if each >= wanted_us), len(timeouts) - 1)
+
+
+def _row(place: int, effect: Mapping[str, Any], typed: Callable[[int], str], x: float) -> Row:
+    share = effect["duplicates"]
+    again = percent(share["value"]) if effect["seen"] else f"at most {percent(share['high'])}"
+    interval = f"{percent(share['low'])} to {percent(share['high'])}"
+    timeout_us = effect["timeout_us"]
+    return Row(place, duration(timeout_us), typed(timeout_us), again, interval, duration(effect["recovery_us"]), x)
+
+
+def _again(curve: Sequence[Mapping[str, Any]], x_of: Callable[[int], float]) -> Picture:
+    def y_of(share: float) -> float:
+        return round(_TOP + (_BOTTOM - _TOP) * log(max(share, _SHARE_MIN)) / log(_SHARE_MIN), 1)
+
+    seen = [(x_of(each["timeout_us"]), y_of(each["duplicates"]["value"])) for each in curve if each["seen"]]
+    highs = [(x_of(each["timeout_us"]), y_of(each["duplicates"]["high"])) for each in curve]
+    lows = [(x_of(each["timeout_us"]), y_of(each["duplicates"]["low"])) for each in reversed(curve)]
+    words = (
+        "Share of messages that are started again while their worker still works, by timeout, with its 95 % interval"
+    )
+    return Picture("Started again", words, _curve_path(seen), f"{_curve_path(highs + lows)}Z", "100 %", "0.1 % or less")
+
+
+def _waiting(curve: Sequence[Mapping[str, Any]], x_of: Callable[[int], float]) -> Picture:
+    top_us = max(2 * _WAIT_MIN_US, *(each["recovery_us"] for each in curve))
+
+    def y_of(wait_us: int) -> float:
+        return round(_BOTTOM - (_BOTTOM - _TOP) * log(max(wait_us / _WAIT_MIN_US, 1)) / log(top_us / _WAIT_MIN_US), 1)
+
+    line = _curve_path([(x_of(each["timeout_us"]), y_of(each["recovery_us"])) for each in curve])
+    words = "How long the message of a crashed worker waits on the average until it is visible again, by timeout"
+    return Picture("Wait after a crash", words, line, "", duration(top_us), "1 s or less")
+
+
+def _curve_path(points: Sequence[tuple[float, float]]) -> str:
+    return "".join(f"{'L' if place else 'M'}{x} {y}" for place, (x, y) in enumerate(points))
