@@ -15,9 +15,12 @@ from veilmq.cluster.member import Copy, Snapshotting
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.snapshots import PART_BYTES, SnapshotBad, Snapshots
+from veilmq.model.instant import Instant
 from veilmq.store.log import Follower, Position
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
+
+CLOCK = Instant(5)
 
 
 @pytest.fixture
@@ -35,21 +38,21 @@ class TestUpload:
         return path
 
     def test_it_comes_back(self, snapshots: Snapshots, file: Path, tmp_path: Path) -> None:
-        snapshots.write(file, Position(7, 2, 99))
+        snapshots.write(file, Position(7, 2, 99), CLOCK)
         (found,) = snapshots.list()
-        assert found.position == Position(7, 2, 99)
+        assert (found.position, found.clock) == (Position(7, 2, 99), CLOCK)
         snapshots.read(found, tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == file.read_bytes()
 
     def test_half_an_upload_is_none(self, cluster: Cluster, snapshots: Snapshots, file: Path) -> None:
         cluster.pair.primary.query("insert into veilmq.snapshot_part values (7, 0, 'left by a kill')")
         assert snapshots.list() == []
-        snapshots.write(file, Position(7, 2, 99))
+        snapshots.write(file, Position(7, 2, 99), CLOCK)
         assert [found.position.lsn for found in snapshots.list()] == [7]
 
     def test_two_are_kept(self, cluster: Cluster, snapshots: Snapshots, file: Path) -> None:
         for lsn in (3, 5, 9):
-            snapshots.write(file, Position(lsn, 1, 0))
+            snapshots.write(file, Position(lsn, 1, 0), CLOCK)
         assert [found.position.lsn for found in snapshots.list()] == [9, 5]
         rows = cluster.pair.primary.query("select distinct lsn from veilmq.snapshot_part order by lsn")
         assert rows == [(5,), (9,)]
@@ -68,7 +71,7 @@ class TestUpload:
     def test_damage_is_told(
         self, cluster: Cluster, snapshots: Snapshots, file: Path, tmp_path: Path, damage: str
     ) -> None:
-        snapshots.write(file, Position(7, 2, 99))
+        snapshots.write(file, Position(7, 2, 99), CLOCK)
         cluster.pair.primary.query(damage)
         with pytest.raises(SnapshotBad):
             snapshots.read(snapshots.list()[0], tmp_path / "back")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
-from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.failures import Exit, Failure, check_directory
 from veilmq.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def register(app: typer.Typer) -> None:
     cluster.command("init")(_init)
     cluster.command("status")(_status)
     cluster.command("handover")(_hand_over)
+    cluster.command("import")(_import)
+    cluster.command("export")(_export)
     app.add_typer(cluster, name="cluster")
 
 
@@ -98,6 +101,60 @@ def _hand_over(
             sleep(_LOOK_SECONDS)
             found = status(postgres)
     print(f"{found.owner} owns the queues, in epoch {found.epoch}")
+
+
+def _import(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data directory that no server has open.")],
+    url: _Url,
+    single_copy: _SingleCopy = False,
+) -> None:
+    """Bring the data of a server alone into an empty cluster. Receipt handles stay good; DIR is served no more."""
+    from veilmq.cluster.moving import import_directory
+    from veilmq.server.clock import wall
+
+    with _asking(url, single_copy) as postgres, _moving(directory):
+        moved = import_directory(postgres, directory, wall())
+    print(f"imported {moved.size_bytes} bytes; receipt handles stay good")
+    print("start the cluster's servers with empty data directories: `veilmq serve --cluster URL`")
+    print(f"no server starts on {directory} any more: remove it when the cluster serves")
+
+
+def _export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that is empty or not there yet.")],
+    url: _Url,
+    single_copy: _SingleCopy = False,
+) -> None:
+    """Take a cluster's data into a directory for a server alone. Stop all servers first; none starts again."""
+    from veilmq.cluster.moving import export_directory
+    from veilmq.server.clock import boot_ns
+
+    check_directory(directory, "DIR")
+    with _asking(url, single_copy) as postgres, _moving(directory):
+        moved = export_directory(postgres, directory, boot_ns)
+    print(f"exported {moved.size_bytes} bytes, up to record {moved.position.lsn}; receipt handles stay good")
+    print(f"serve it with: veilmq serve --data {directory}")
+
+
+@contextmanager
+def _moving(directory: Path) -> Iterator[None]:
+    """Raises Failure with what is wrong with the directory."""
+    from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
+    from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, SchemaRefused
+    from veilmq.store.log import Diverged
+
+    try:
+        yield
+    except DirectoryHeld as error:
+        raise Failure(Exit.DIRECTORY, str(error), "Stop that server first.") from None
+    except DestinationTaken as error:
+        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
+    except (DirectoryUnsafe, SchemaRefused, NotOurs) as error:
+        raise Failure(Exit.DIRECTORY, str(error)) from None
+    except Diverged as error:
+        advice = f"See what can be had: veilmq check --data {directory} --repair NEW"
+        raise Failure(Exit.DIRECTORY, f"{directory}: {error}", advice) from None
+    except (DatabaseFailed, OSError) as error:
+        raise Failure(Exit.STORE, f"nothing was moved: {error}", "Is there space for a copy of the data?") from None
 
 
 @contextmanager

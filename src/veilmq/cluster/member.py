@@ -24,7 +24,7 @@ import msgspec
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log import LogDiverged, LogReader, LogTrimmed
 from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
-from veilmq.cluster.postgres.schema import Shard, WrongCluster, look
+from veilmq.cluster.postgres.schema import Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import SnapshotBad, Snapshots
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
@@ -183,6 +183,7 @@ class Member:
                 stopping.wait(POLL_SECONDS * 10)
                 continue
             self._tell("")
+            refuse_moved(shard)
             if shard.format != self._format:
                 raise Unfit(
                     f"the cluster's records are of format {shard.format}, and this release has {self._format}: run the "
@@ -191,7 +192,8 @@ class Member:
             if self._kept is None:
                 if (self._directory / DATABASE).exists():
                     raise WrongCluster(
-                        f"{self._directory} holds the data of a server alone: give this server an empty directory"
+                        f"{self._directory} holds the data of a server alone: give this server an empty directory, and "
+                        "bring the data into an empty cluster with `veilmq cluster import`"
                     )
                 self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
             self._keep(self._kept)
@@ -350,8 +352,8 @@ class Snapshotting:
             if not mine:
                 return
             copy = Path(place, DATABASE)
-            position = follower.copy(copy)
-            self._snapshots.write(copy, position)
+            position, clock = follower.copy(copy)
+            self._snapshots.write(copy, position, clock)
             log.info("wrote a snapshot of record %d, %d bytes", position.lsn, copy.stat().st_size)
             older = self._snapshots.list()[-1].position.lsn
             dropped = self._reader.drop_below(older)

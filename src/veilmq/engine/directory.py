@@ -13,6 +13,7 @@ from veilmq.store.sqlite.disk.connections import SqliteError
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools import backup
 
 STATE_FORMAT: Final = VERSION
 """What a record of a log means: servers of one cluster have the same."""
@@ -39,3 +40,9 @@ def open_directory(
 def open_follower(directory: Path, options: Options | None = None) -> Follower:
     """Open a directory that follows a log. Raises as `open_directory`."""
     return SqliteFollower(directory, options)
+
+
+copy_checked: Final = backup.copy_checked
+"""Copies a database to a file that a follower can open, and checks it."""
+set_position: Final = backup.set_position
+"""Lets a database follow a log, or none."""

@@ -101,7 +101,7 @@ class PostgresLog(Connected):
             if shard.epoch != ownership.epoch:
                 ownership.lose(owned_by(shard))
                 raise owned_by(shard)
-            self.end = _end(session, self._segment)
+            self.end = end_of_log(session, self._segment)
         except BaseException as error:
             session.close()
             if isinstance(error, psycopg.Error):
@@ -307,7 +307,7 @@ class LogReader(Connected):
         """Where the log ends. Raises Unreachable, Unfit."""
         try:
             session, shard = self._connected()
-            return _end(session, shard.segment)
+            return end_of_log(session, shard.segment)
         except psycopg.Error as error:
             self.close()
             raise Unreachable(f"PostgreSQL does not answer: {error}") from error
@@ -319,7 +319,7 @@ class LogReader(Connected):
         """
         try:
             session, shard = self._connected()
-            return drop_segments(session, min(lsn, _end(session, shard.segment).lsn), shard.segment)
+            return drop_segments(session, min(lsn, end_of_log(session, shard.segment).lsn), shard.segment)
         except psycopg.Error as error:
             self.close()
             raise Unreachable(f"PostgreSQL did not drop old segments: {error}") from error
@@ -367,7 +367,7 @@ def _entries(session: Session, number: int, first: int, limit: int) -> list[Entr
     return [Entry(*row) for row in rows]
 
 
-def _end(session: Session, segment: int) -> Position:
+def end_of_log(session: Session, segment: int) -> Position:
     """Where the log ends."""
     for number in reversed(segments(session)):
         query = sql.SQL("select lsn, epoch, record from {} order by lsn desc limit 1").format(segment_table(number))

@@ -22,7 +22,7 @@ from uuid import UUID
 import psycopg
 
 from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable
-from veilmq.cluster.postgres.schema import SHARD, Shard, admit, look
+from veilmq.cluster.postgres.schema import SHARD, Shard, admit, look, refuse_moved
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner
 
@@ -124,9 +124,10 @@ class Candidate(Connected):
         stood_ns = self._boot_ns() - sight.since_ns
         return sight.free_for(self.server) or stood_ns >= (sight.lease_us + self._margin_us) * 1_000
 
-    def take_over(self) -> "Ownership":
+    def take_over(self, *, moves_to: str = "") -> "Ownership":
         """Become the owner, if nothing has happened since the last look.
 
+        moves_to: where this owner takes the data; no server owns the shard any more after it.
         Raises StillOwned, Unreachable (Uncertain: look again, it may be ours), Unfit.
         """
         sight = self._sight
@@ -145,6 +146,10 @@ class Candidate(Connected):
                 assert lease is not None
                 if (shard.epoch, *lease[:2]) != (sight.epoch, sight.epoch, sight.beat):
                     raise StillOwned(f"{shard.owner or 'another server'} was faster")
+                if moves_to:
+                    session.execute("update veilmq.shard set moved = %s where id = %s", (moves_to, SHARD))
+                else:
+                    refuse_moved(shard)
                 epoch = raise_epoch(session, shard, self.server)
         except psycopg.errors.LockNotAvailable as error:
             raise StillOwned("an append of the owner is under way") from error

@@ -35,7 +35,7 @@ _TABLES: Final = """
         id int primary key, layout int not null, format int not null, incarnation uuid not null,
         segment bigint not null check (segment > 1), lease_us bigint not null check (lease_us > 0),
         epoch bigint not null, holder uuid, owner text not null, address text not null,
-        secret bytea not null
+        secret bytea not null, moved text not null default ''
     );
     create table veilmq.lease (
         id int primary key references veilmq.shard,
@@ -44,14 +44,17 @@ _TABLES: Final = """
     );
     create table veilmq.snapshot (
         lsn bigint primary key, epoch bigint not null, checksum bigint not null, size bigint not null,
-        parts bytea[] not null, written timestamptz not null default clock_timestamp()
+        parts bytea[] not null, clock bigint not null default 0,
+        written timestamptz not null default clock_timestamp()
     );
     create table veilmq.snapshot_part (
         lsn bigint, number int, content bytea not null, primary key (lsn, number)
     );
     alter table veilmq.snapshot_part alter column content set storage external;
 """
-_COLUMNS: Final[LiteralString] = "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address, secret"
+_COLUMNS: Final[LiteralString] = (
+    "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address, secret, moved"
+)
 # A record is compressed already, and nothing needs a vacuum before its table is dropped.
 _SEGMENT: Final = """
     create table if not exists {table} (
@@ -86,6 +89,8 @@ class Shard(NamedTuple):
     """Where others reach the owner."""
     secret: bytes
     """By which servers know each other at the peer port."""
+    moved: str
+    """Where the data was exported to; empty: it is here."""
 
 
 class WrongCluster(Unfit):
@@ -129,7 +134,7 @@ def _create(session: Session, state_format: int, incarnation: UUID, lease_us: in
     session.execute("create schema if not exists veilmq" if _may_create(session) else "select 1")
     session.execute(_TABLES)
     session.execute(
-        "insert into veilmq.shard values (%s, %s, %s, %s, %s, %s, 0, null, '', '', %b)",
+        "insert into veilmq.shard values (%s, %s, %s, %s, %s, %s, 0, null, '', '', %b, '')",
         (SHARD, LAYOUT, state_format, incarnation, segment, lease_us, secrets.token_bytes(SECRET_BYTES)),
     )
     session.execute("insert into veilmq.lease values (%s, 0, 0, 0, clock_timestamp(), null)", (SHARD,))
@@ -171,6 +176,12 @@ def look(session: Session, *, incarnation: UUID | None = None, lock: LiteralStri
             "remove the data directory that was of the other one"
         )
     return shard
+
+
+def refuse_moved(shard: Shard) -> None:
+    """Raises Unfit if the cluster's data is elsewhere now."""
+    if shard.moved:
+        raise Unfit(f"the cluster's data was exported to {shard.moved}: serve it there, or make a new cluster")
 
 
 def admit(session: Session, incarnation: UUID) -> Shard:

@@ -18,8 +18,9 @@ from uuid import UUID
 
 import psycopg
 
-from veilmq.cluster.postgres import Postgres, Unreachable
+from veilmq.cluster.postgres import Postgres, Session, Unreachable
 from veilmq.cluster.postgres.schema import log_bytes, look
+from veilmq.model.instant import Instant
 from veilmq.store.log import Position
 
 PART_BYTES: Final = 4 * 1024 * 1024
@@ -28,7 +29,7 @@ BYTES_PER_SECOND: Final = 32 * 1024 * 1024
 """An upload shares PostgreSQL's log with the appends: it takes at most so much of the file a second."""
 KEPT: Final = 2
 
-_NEWEST: Final = "select lsn, epoch, checksum, size, parts from veilmq.snapshot order by lsn desc"
+_NEWEST: Final = "select lsn, epoch, checksum, size, parts, clock from veilmq.snapshot order by lsn desc"
 _PART: Final = "select content from veilmq.snapshot_part where lsn = %s and number = %s"
 
 log = logging.getLogger("veilmq.cluster")
@@ -46,6 +47,8 @@ class Snapshot(NamedTuple):
     """Bytes of the file."""
     parts: list[bytes]
     """SHA-256 of each part of the file."""
+    clock: Instant
+    """The lease clock at its last record."""
 
 
 class Snapshots:
@@ -63,7 +66,7 @@ class Snapshots:
                 rows: list[tuple[Any, ...]] = session.execute(_NEWEST).fetchall()
         except psycopg.Error as error:
             raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-        return [Snapshot(Position(*row[:3]), row[3], row[4]) for row in rows]
+        return [Snapshot(Position(*row[:3]), *row[3:]) for row in rows]
 
     def log_bytes(self) -> int:
         """Bytes of the log's segments from the newest snapshot on. Raises Unreachable, Unfit."""
@@ -82,8 +85,30 @@ class Snapshots:
             ((mine,),) = session.execute("select pg_try_advisory_lock(hashtext('veilmq snapshot'))")
             yield mine
 
-    def write(self, file: Path, position: Position) -> None:
-        """Upload a copy that has every record up to the position. Raises Unreachable, Unfit, OSError."""
+    def write(self, file: Path, position: Position, clock: Instant) -> None:
+        """Upload a copy that has every record up to the position, and commit it.
+
+        clock: the lease clock at that record. Raises Unreachable, Unfit, OSError.
+        """
+        snapshot = self.upload(file, position, clock)
+        try:
+            with self._postgres.connect() as session:
+                look(session, incarnation=self._incarnation)
+                with session.certain():
+                    insert(session, snapshot)
+                old = "select lsn from veilmq.snapshot order by lsn desc offset %s"
+                with session.transaction():
+                    session.execute(f"delete from veilmq.snapshot where lsn in ({old})", (KEPT,))
+                    session.execute(
+                        "delete from veilmq.snapshot_part where lsn < %s"
+                        " and lsn not in (select lsn from veilmq.snapshot)",
+                        (position.lsn,),
+                    )
+        except psycopg.Error as error:
+            raise Unreachable(f"PostgreSQL did not take a snapshot: {error}") from error
+
+    def upload(self, file: Path, position: Position, clock: Instant) -> Snapshot:
+        """Upload the parts alone: that is no snapshot before its row is there. Raises as `write`."""
         hashes: list[bytes] = []
         try:
             with self._postgres.connect() as session:
@@ -96,21 +121,9 @@ class Snapshots:
                         (position.lsn, number, zlib.compress(part, 1)),
                     )
                     sleep(len(part) / BYTES_PER_SECOND)
-                with session.certain():
-                    session.execute(
-                        "insert into veilmq.snapshot (lsn, epoch, checksum, size, parts) values (%s, %s, %s, %s, %s)",
-                        (*position, file.stat().st_size, hashes),
-                    )
-                old = "select lsn from veilmq.snapshot order by lsn desc offset %s"
-                with session.transaction():
-                    session.execute(f"delete from veilmq.snapshot where lsn in ({old})", (KEPT,))
-                    session.execute(
-                        "delete from veilmq.snapshot_part where lsn < %s"
-                        " and lsn not in (select lsn from veilmq.snapshot)",
-                        (position.lsn,),
-                    )
         except psycopg.Error as error:
             raise Unreachable(f"PostgreSQL did not take a snapshot: {error}") from error
+        return Snapshot(position, file.stat().st_size, hashes, clock)
 
     def read(self, snapshot: Snapshot, file: Path) -> None:
         """Write the file as it was. Raises SnapshotBad, Unreachable, Unfit, OSError; the file is then to be removed."""
@@ -130,6 +143,14 @@ class Snapshots:
             raise Unreachable(f"PostgreSQL does not answer: {error}") from error
         if file.stat().st_size != snapshot.size:
             raise SnapshotBad(f"snapshot {snapshot.position.lsn} is not complete")
+
+
+def insert(session: Session, snapshot: Snapshot) -> None:
+    """Commit a snapshot whose parts are there. Raises psycopg's errors."""
+    session.execute(
+        "insert into veilmq.snapshot (lsn, epoch, checksum, size, parts, clock) values (%s, %s, %s, %s, %s, %s)",
+        (*snapshot.position, *snapshot[1:]),
+    )
 
 
 def _parts(file: Path) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import msgspec
 
+from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import DataDirectory
 
@@ -41,6 +42,15 @@ class Position(NamedTuple):
     """The epoch under which that was appended."""
     checksum: int
     """Checksum of that record, packed."""
+
+
+class Point(NamedTuple):
+    """What a copy of the state holds."""
+
+    position: Position
+    """The last record that it has."""
+    clock: Instant
+    """The lease clock then."""
 
 
 class NotAppended(Exception):
@@ -100,8 +110,8 @@ class Follower(Protocol):
         """These queues, or all, without counts; None for one that is not there. By incarnation."""
         ...
 
-    def copy(self, file: Path) -> Position:
-        """Write a copy of the state, which a follower can open, and check it; returns the last record that it has.
+    def copy(self, file: Path) -> Point:
+        """Write a copy of the state, which a follower can open, and check it.
 
         Any thread, beside `apply`. Raises Diverged if the check found anything; DestinationTaken, DatabaseFailed,
         OSError.

@@ -26,7 +26,7 @@ BULKY: Final = ("history", "memtable", "message")
 LOCAL: Final = ("log_position", "redo_log")
 """Tables of one machine; they are not shipped."""
 _POSITION: Final = "SELECT lsn, epoch, checksum FROM log_position"
-_MOVE: Final = "INSERT OR REPLACE INTO log_position VALUES (1, ?, ?, ?)"
+MOVE: Final = "INSERT OR REPLACE INTO log_position VALUES (1, ?, ?, ?)"
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _RECORD: Final = msgspec.msgpack.Decoder(Record)
 
@@ -83,7 +83,7 @@ class Shipping:
         last = self._position
         record = _ENCODE(Record(schema.VERSION, clock, last.checksum, *effects))
         following = Position(last.lsn + 1, self._log.epoch, checksum(record))
-        self._connection.execute(_MOVE, following)
+        self._connection.execute(MOVE, following)
         self._log.append(following.lsn, record)
         self._next = following
 
@@ -131,7 +131,7 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
             apsw.Changeset.apply(each, connection, conflict=_refuse)
         if (changed := connection.total_changes() - before) != expected:
             raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
-        connection.execute(_MOVE, following)
+        connection.execute(MOVE, following)
     return queues
 
 

@@ -5,7 +5,6 @@ and its position says which record comes next. A file that differs is not mended
 """
 
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,14 +14,12 @@ import msgspec
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store.directory import DataDirectory
-from veilmq.store.errors import DatabaseFailed
-from veilmq.store.log import Diverged, Position, checksum
+from veilmq.store.log import Diverged, Point, Position, checksum
 from veilmq.store.options import Options
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, open_writer
-from veilmq.store.sqlite.tools.backup import backup
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools.backup import copy_checked
 
 _QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"
 
@@ -89,17 +86,9 @@ class SqliteFollower:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
-    def copy(self, file: Path) -> Position:
+    def copy(self, file: Path) -> Point:
         """See `Follower.copy`."""
-        try:
-            backup(self._directory.database, file, is_owner=True, replica=True)
-            report = check(file, is_owner=True)
-        except apsw.Error as error:
-            raise DatabaseFailed(str(error)) from error
-        if report.problems:
-            raise Diverged(f"a check of the copy found: {report.problems[0].text}")
-        with closing(apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
-            return effects.position(connection) or Position(0, 0, 0)
+        return copy_checked(self._directory.database, file, is_owner=True)
 
     def close(self) -> None:
         """Release the files."""

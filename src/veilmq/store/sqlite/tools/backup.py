@@ -9,21 +9,25 @@ epoch, because from then on the copy and the original have different histories.
 import glob
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
+from veilmq.model.instant import Instant
 from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
+from veilmq.store.log import Diverged, Point, Position
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
+from veilmq.store.sqlite.effects import MOVE, position
+from veilmq.store.sqlite.tools.integrity import check
 
 _PAGES_STEP: Final = 1_024
 _OWN: Final = ("console_session", "log_position")
@@ -68,6 +72,36 @@ def backup(
             raise DatabaseFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
         raise
     sync_directory(copy.parent)
+
+
+def copy_checked(database: Path, copy: Path, *, is_owner: bool = False) -> Point:
+    """Copy the database to a file that a follower can open, and check it. Any thread, and any process.
+
+    Raises Diverged if the check found anything, and as `backup`.
+    """
+    try:
+        backup(database, copy, is_owner=is_owner, replica=True)
+        report = check(copy, is_owner=True)
+        if report.problems:
+            raise Diverged(f"a check of the copy found: {report.problems[0].text}")
+        with closing(apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+            clock: Any = connection.execute("SELECT clock FROM mark").get
+            return Point(position(connection) or Position(0, 0, 0), Instant(clock or 0))
+    except apsw.Error as error:
+        raise DatabaseFailed(str(error)) from error
+
+
+def set_position(database: Path, to: Position | None) -> None:
+    """Let a database that nobody has open follow a log from that position on; None: no log. It keeps its secret.
+
+    Raises DatabaseFailed.
+    """
+    try:
+        with closing(apsw.Connection(str(database))) as connection:
+            connection.pragma("synchronous", "EXTRA")
+            connection.execute("DELETE FROM log_position" if to is None else MOVE, to)
+    except apsw.Error as error:
+        raise DatabaseFailed(str(error)) from error
 
 
 def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:

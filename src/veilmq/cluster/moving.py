@@ -1,0 +1,161 @@
+"""Takes the data of a server alone into an empty cluster, and a cluster's data back to a server alone.
+
+Strategy: the data moves, so receipt handles stay good; and so nobody may serve it at the old place any more. An import
+copies the database, uploads the copy as the cluster's first snapshot, and commits that in one transaction with a first
+record of the log that changes nothing. The log begins with its second segment, so that no copy is ever filled from the
+log alone. An export takes the shard over for good, brings a new directory to the end of the log, and takes it out of
+the cluster.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import sleep
+from typing import Final, NamedTuple
+from uuid import uuid4
+
+import msgspec
+import psycopg
+from psycopg.types.numeric import Int8
+
+from veilmq.cluster.member import Copy
+from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable
+from veilmq.cluster.postgres.log import LogReader, end_of_log, insertion
+from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, raise_epoch
+from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look
+from veilmq.cluster.postgres.snapshots import Snapshots, insert
+from veilmq.engine.directory import STATE_FORMAT, copy_checked, open_follower, set_position
+from veilmq.model.instant import Instant
+from veilmq.store.directory import DATABASE, DataDirectory
+from veilmq.store.errors import DestinationTaken, NotOurs
+from veilmq.store.files import made_beside
+from veilmq.store.log import Position, Record, checksum
+from veilmq.store.options import Options
+
+_LOOK_SECONDS: Final = 0.1
+_NAME: Final = "veilmq cluster export"
+_OPTIONS: Final = Options(reserve_bytes=0)
+
+
+class Moved(NamedTuple):
+    """What was moved."""
+
+    position: Position
+    """Where the cluster's log was then, or begins."""
+    size_bytes: int
+
+
+def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Moved:
+    """Bring a data directory into an empty cluster. The directory stays, and no server starts on it any more.
+
+    Raises DirectoryHeld, DirectoryUnsafe, SchemaRefused, NotOurs, DatabaseFailed, Diverged (it is damaged), Unfit,
+    Unreachable, OSError; then the cluster is as it was.
+    """
+    with _asked(postgres) as session:
+        shard = _empty(session)
+    if not (directory / DATABASE).is_file():
+        raise NotOurs(f"{directory} has no {DATABASE}")
+    with (
+        closing(DataDirectory(directory, 0, 0)) as source,
+        TemporaryDirectory(dir=directory, prefix="import-") as place,
+    ):
+        copy = Path(place, DATABASE)
+        found = copy_checked(source.database, copy)
+        if found.position.lsn:
+            raise NotOurs(f"{directory} is a copy that a server of a cluster keeps: export that cluster instead")
+        record = msgspec.msgpack.encode(Record(STATE_FORMAT, found.clock, 0, b"", b""))
+        position = Position(shard.segment, shard.epoch + 1, checksum(record))
+        set_position(copy, position)
+        snapshots = Snapshots(postgres, shard.incarnation)
+        snapshot = snapshots.upload(copy, position, found.clock)
+        size = copy.stat().st_size
+        with _asked(postgres) as session, session.certain(), session.transaction():
+            now = _empty(session, lock=True)
+            if now.epoch != shard.epoch:
+                raise Unfit("a server of the cluster has started meanwhile: stop it, and import again")
+            raise_epoch(session, now, None)
+            add_segment(session, 1, shard.segment)
+            drop_segments(session, position.lsn, shard.segment)
+            values = [Int8(position.lsn), Int8(position.epoch), record, Int8(position.epoch)]
+            session.execute(insertion(1, 1, False), values)
+            insert(session, snapshot)
+            clock = max(found.clock, wall)
+            session.execute(
+                "update veilmq.lease set clock = %s, renewed = clock_timestamp() where id = %s", (clock, SHARD)
+            )
+        set_position(source.database, position)  # so that no server starts on it
+    return Moved(position, size)
+
+
+@contextmanager
+def _asked(postgres: Postgres) -> Iterator[Session]:
+    """A session whose errors are Unreachable."""
+    try:
+        with postgres.connect() as session:
+            yield session
+    except psycopg.Error as error:
+        raise Unreachable(f"PostgreSQL did not do it: {error}") from error
+
+
+def _empty(session: Session, *, lock: bool = False) -> Shard:
+    """The shard's row. Raises Unfit if it has data, or an owner, or another state format."""
+    shard = look(session, lock="for update" if lock else "")
+    check_format(shard)
+    if shard.holder is not None:
+        raise Unfit(f"{shard.owner} has served this cluster: import into one that no server has served yet")
+    [(snapshots,)] = session.execute("select count(*) from veilmq.snapshot")
+    if end_of_log(session, shard.segment).lsn or snapshots:
+        raise Unfit("the cluster is not empty: make another, in a database of its own")
+    return shard
+
+
+def check_format(shard: Shard) -> None:
+    """Raises Unfit if this release does not read the cluster's records."""
+    if shard.format != STATE_FORMAT:
+        raise Unfit(
+            f"the cluster's records are of format {shard.format}, and this release has {STATE_FORMAT}: use the release "
+            "that serves the cluster"
+        )
+
+
+def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callable[[], int]) -> Moved:
+    """Take a cluster's data into a new directory. No server of the cluster starts any more.
+
+    Raises DestinationTaken; Unfit, also if a server owns the cluster; Unreachable, DatabaseFailed, OSError. A second
+    call after one that failed goes on.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise DestinationTaken(f"{destination} exists already")
+    with _asked(postgres) as session:
+        shard = look(session)
+        check_format(shard)
+        if not end_of_log(session, shard.segment).lsn:
+            raise Unfit("the cluster is empty")
+    with (
+        closing(Candidate(postgres, Server(_NAME, "", uuid4()), shard.incarnation, read_boot_ns)) as candidate,
+        made_beside(destination) as place,
+        closing(_take_over(candidate, str(destination.absolute()))) as ownership,
+        closing(LogReader(postgres, shard.incarnation)) as reader,
+    ):
+        with closing(
+            Copy(place, partial(open_follower, options=_OPTIONS), Snapshots(postgres, shard.incarnation))
+        ) as copy:
+            copy.catch_up(reader)
+            position = copy.follower.position
+        ownership.hand_over("", ownership.before.clock)
+        set_position(place / DATABASE, None)
+        size = (place / DATABASE).stat().st_size
+    return Moved(position, size)
+
+
+def _take_over(candidate: Candidate, moves_to: str) -> Ownership:
+    """Own the shard once nobody does. Raises Unfit if somebody does."""
+    first = candidate.look()
+    while not candidate.is_due():
+        sleep(_LOOK_SECONDS)
+        sight = candidate.look()
+        if (sight.epoch, sight.beat) != (first.epoch, first.beat):
+            raise Unfit(f"{sight.owner} serves this cluster: stop all of its servers first")
+    return candidate.take_over(moves_to=moves_to)

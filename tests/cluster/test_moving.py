@@ -1,0 +1,183 @@
+"""The data of a server alone becomes a cluster's, and back."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import apsw
+import pytest
+from tests.cluster.conftest import Clock, Cluster, begin
+from tests.support.commands import Run, in_process
+from tests.support.contract.stage import Stage, bodies
+from tests.support.following import compare
+from tests.support.postgres import Pair
+from tests.support.sqlite import SMALL, SqliteFactory
+
+from veilmq.cluster.member import Copy
+from veilmq.cluster.moving import export_directory, import_directory
+from veilmq.cluster.postgres import Postgres, Unfit
+from veilmq.cluster.postgres.schema import init, look
+from veilmq.cluster.postgres.snapshots import Snapshots
+from veilmq.engine.directory import STATE_FORMAT
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Deleted
+from veilmq.store.errors import NotOurs
+from veilmq.store.log import Follower
+from veilmq.store.sqlite.follower import SqliteFollower
+from veilmq.store.sqlite.store import SqliteStore
+
+NOW = Instant(1_800_000_000_000_000)
+
+
+@pytest.fixture
+def empty(shared_pair: Pair) -> Iterator[Cluster]:
+    """A cluster with the state format of this release."""
+    shared_pair.primary.query("drop schema if exists veilmq cascade")
+    cluster = Cluster(shared_pair, init(Postgres(shared_pair.dsn), state_format=STATE_FORMAT, segment=64))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return in_process(monkeypatch, capsys, tmp_path)
+
+
+def follower(path: Path) -> Follower:
+    return SqliteFollower(path, SMALL)
+
+
+def connected(directory: Path) -> apsw.Connection:
+    return apsw.Connection(str(directory / "veilmq.db"))
+
+
+def same(one: Path, other: Path) -> None:
+    """The tables of both are equal."""
+    with closing(connected(one)) as first, closing(connected(other)) as second:
+        compare(first, second)
+
+
+def played(directory: Path) -> tuple[Stage, str]:
+    """A server alone with messages waiting, and the handle of one in flight."""
+    stage = Stage(SqliteFactory(directory))
+    jobs = stage.create()
+    for number in range(20):
+        stage.send(jobs, str(number))
+    handle = stage.take(jobs).handle
+    stage.send(jobs, "the last")
+    return stage, handle
+
+
+def test_nothing_is_lost_in_there_and_back(empty: Cluster, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    stage, handle = played(alone)
+    stage.store.close()
+    import_directory(empty.postgres(), alone, NOW)
+    with pytest.raises(NotOurs, match="a copy that a server of a cluster keeps"):
+        SqliteStore(alone, SMALL)
+    # A server of the cluster owns it and deletes what was leased before.
+    snapshots = Snapshots(empty.postgres(), empty.shard.incarnation)
+    with closing(Copy(tmp_path / "member", follower, snapshots)) as copy:
+        copy.catch_up(empty.reader())
+        with closing(connected(alone)) as kept:
+            compare(kept, copy.follower._connection)  # type: ignore[attr-defined]
+    owner = empty.owner("one", clock := Clock())
+    assert owner.before.clock == NOW
+    log = empty.log(owner)
+    stage.store = SqliteStore(tmp_path / "member", SMALL, log=log)
+    jobs = next(iter(stage.store.queues.by_key))
+    assert isinstance(stage.delete(jobs, handle), Deleted)
+    stage.send(jobs, "from the cluster")
+    held = stage.take(jobs).handle
+    stage.store.close()
+    owner.hand_over("", NOW)
+    moved = export_directory(empty.postgres(), tmp_path / "back", clock)
+    same(tmp_path / "member", tmp_path / "back")
+    assert moved.position == empty.reader().end()
+    stage.store = SqliteStore(tmp_path / "back", SMALL)
+    assert isinstance(stage.delete(jobs, held), Deleted)
+    assert (
+        len(bodies(stage.receive(jobs, 10)) + bodies(stage.receive(jobs, 10)) + bodies(stage.receive(jobs, 10))) == 20
+    )
+    stage.store.close()
+    with empty.postgres().connect() as session:
+        assert look(session).moved == str(tmp_path / "back")
+    candidate = empty.candidate("two", clock)
+    candidate.look()
+    with pytest.raises(Unfit, match="was exported to"):
+        candidate.take_over()
+
+
+def test_what_only_the_redo_log_has_is_imported(empty: Cluster, tmp_path: Path) -> None:
+    stage, _ = played(tmp_path / "alone")
+    stage.factory.kill(stage.store)
+    import_directory(empty.postgres(), tmp_path / "alone", NOW)
+    snapshots = Snapshots(empty.postgres(), empty.shard.incarnation)
+    with closing(Copy(tmp_path / "copy", follower, snapshots)) as copy:
+        copy.catch_up(empty.reader())
+        events = copy.follower._connection.execute("SELECT max(offset + count) FROM history").get  # type: ignore[attr-defined]
+        assert events == 23  # created, 21 sends, a receive
+
+
+def test_without_its_snapshot_nothing_is_filled(empty: Cluster, tmp_path: Path) -> None:
+    """Its log alone is not the data."""
+    stage, _ = played(tmp_path / "alone")
+    stage.store.close()
+    import_directory(empty.postgres(), tmp_path / "alone", NOW)
+    empty.pair.primary.query("delete from veilmq.snapshot_part")
+    snapshots = Snapshots(empty.postgres(), empty.shard.incarnation)
+    with closing(Copy(tmp_path / "copy", follower, snapshots)) as copy, pytest.raises(Unfit, match="no snapshot"):
+        copy.catch_up(empty.reader())
+
+
+class TestRefused:
+    """Each with one sentence, and nothing half made."""
+
+    def test_imports(self, empty: Cluster, run: Run, tmp_path: Path) -> None:
+        stage, _ = played(tmp_path / "alone")
+
+        def refused() -> str:
+            ended = run("cluster", "import", str(tmp_path / "alone"), "--cluster", empty.pair.dsn)
+            assert ended.code
+            assert empty.pair.primary.query("select moved from veilmq.shard") == [("",)]
+            return ended.err
+
+        assert "is held by pid" in refused()
+        stage.store.close()
+        empty.pair.primary.query("update veilmq.shard set format = 1")
+        assert "of format 1, and this release has" in refused()
+        empty.pair.primary.query(f"update veilmq.shard set format = {STATE_FORMAT}")
+        assert "has no veilmq.db" in run("cluster", "import", str(tmp_path), "--cluster", empty.pair.dsn).err
+        ended = run("cluster", "import", str(tmp_path / "alone"), "--cluster", empty.pair.dsn)
+        assert (ended.code, ended.out.splitlines()[0].endswith("receipt handles stay good")) == (0, True)
+        assert "the cluster is not empty" in refused()
+        empty.pair.primary.query("drop schema veilmq cascade")
+        init(Postgres(empty.pair.dsn), state_format=STATE_FORMAT)
+        assert "is a copy that a server of a cluster keeps" in refused()
+
+    def test_exports(self, empty: Cluster, run: Run, tmp_path: Path) -> None:
+        def refused(directory: str = "new") -> str:
+            ended = run("cluster", "export", str(tmp_path / directory), "--cluster", empty.pair.dsn)
+            assert ended.code
+            assert not (tmp_path / "new").exists()
+            return ended.err
+
+        assert "the cluster is empty" in refused()
+        stage, _ = played(tmp_path / "alone")
+        stage.store.close()
+        import_directory(empty.postgres(), tmp_path / "alone", NOW)
+        assert "exists already" in refused("alone")
+        owner = empty.owner("one", Clock())
+        ended = Event()
+
+        def renew() -> None:
+            while not ended.wait(0.05):
+                owner.renew(NOW)
+
+        renewing = begin(renew)
+        try:
+            assert "one serves this cluster: stop all of its servers first" in refused()
+        finally:
+            ended.set()
+            renewing.result(10)
