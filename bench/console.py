@@ -38,7 +38,7 @@ from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Sent
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.options import Options
+from veilmq.store import Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.local import ServerProcess
 

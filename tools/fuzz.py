@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["veilmq"]):
     from veilmq.server.auth import DevelopmentKeyring
     from veilmq.server.http import Limits
     from veilmq.server.http.intake import HeaderCaseIntake, Intake
-    from veilmq.store.options import Options
+    from veilmq.store import Options
     from veilmq.store.sqlite.store import SqliteStore
 
 NOW: Final = Instant(1_795_000_000_000_000)

@@ -26,7 +26,7 @@ from veilmq.server.config.settings import Settings
 from veilmq.server.http.listener import Exchange, Listener, listen
 from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.shell import Shell
-from veilmq.store.options import Options
+from veilmq.store import Options
 
 TOKEN = "a-token-of-the-tests-0123456789"
 WAIT_S = 30

@@ -27,8 +27,8 @@ from tests.support.sqlite import read_events
 
 from veilmq.cli.serve.admin_port import HEAD_S
 from veilmq.model.events import EventRecord
+from veilmq.store import Options
 from veilmq.store.directory import DATABASE, read_holder
-from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.connections import open_reader
 from veilmq.store.sqlite.reading import SqliteView
 

@@ -10,7 +10,7 @@ from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Message, Template
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.server.config.settings import SettingInvalid, Settings
-from veilmq.store.options import Options
+from veilmq.store import Options
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.stage import MovableClock
 

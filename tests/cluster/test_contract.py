@@ -14,8 +14,7 @@ from tests.support.contract import stage  # noqa: F401 - a fixture
 from tests.support.sqlite import SqliteFactory
 
 from veilmq.cluster.postgres.log import PostgresLog
-from veilmq.store import Store
-from veilmq.store.options import Options
+from veilmq.store import Options, Store
 from veilmq.store.sqlite.store import SqliteStore
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.support.faults import FaultDisk
 from tests.support.sqlite import SMALL
 
-from veilmq.store.options import MIB, Options
+from veilmq.store import MIB, Options
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted, Received, Sent
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.options import MIB, Options
+from veilmq.store import MIB, Options
 from veilmq.store.sqlite.store import SqliteStore
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")

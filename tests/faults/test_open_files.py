@@ -19,7 +19,7 @@ from tests.support.sqlite import SMALL
 from veilmq.model.commands import CreateQueue
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.options import MIB
+from veilmq.store import MIB
 from veilmq.store.sqlite.store import SqliteStore
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")

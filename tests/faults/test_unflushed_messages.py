@@ -13,8 +13,8 @@ from veilmq.model.commands import CreateQueue, Delete, Origin
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.outcomes import Deleted
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store import MIB
 from veilmq.store.errors import DatabaseUnusable
-from veilmq.store.options import MIB
 
 
 @pytest.fixture

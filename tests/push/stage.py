@@ -27,7 +27,7 @@ from veilmq.push.requests import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_s
 from veilmq.push.room import PushRoom, Subscription
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.shell import Shell
-from veilmq.store.options import Options
+from veilmq.store import Options
 
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")

@@ -42,8 +42,8 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.clock_watch import ClockWatch
 from veilmq.server.shell import Shell
+from veilmq.store import Options
 from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs, SchemaRefused
-from veilmq.store.options import Options
 from veilmq.testing import Random, chance
 
 _NAMES: Final = count(1)

@@ -12,8 +12,8 @@ from veilmq.model.messages import Extras, id_text
 from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.messages.states import Blocked
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.sqlite.messages import blocked as module
-from veilmq.store.sqlite.messages.blocked import heads
+from veilmq.store.sqlite.messages import groups as module
+from veilmq.store.sqlite.messages.groups import heads
 
 RAISED = Report(Reported.RETRY, failure_of("raised", "ValueError", "no"))
 

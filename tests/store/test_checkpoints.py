@@ -11,8 +11,8 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import PurgeQueue, Sweep
 from veilmq.model.instant import SECOND_US
+from veilmq.store import MIB
 from veilmq.store.directory import DATABASE
-from veilmq.store.options import MIB
 from veilmq.store.sqlite.disk import connections
 from veilmq.store.sqlite.disk.connections import Checkpointer
 

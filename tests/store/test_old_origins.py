@@ -13,7 +13,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.tools.integrity import check
-from veilmq.store.sqlite.upkeep import origins
+from veilmq.store.sqlite.upkeep import trimming
 
 JOBS = QueueKey("000000000000", "us-east-1", "jobs")
 CLIENTS = 60
@@ -21,9 +21,9 @@ CLIENTS = 60
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(origins, "ORIGINS_KEPT", 10)
-    monkeypatch.setattr(origins, "DROPPED_MAX", 7)
-    monkeypatch.setattr(origins, "HISTORY_ROWS_MAX", 20)
+    monkeypatch.setattr(trimming, "ORIGINS_KEPT", 10)
+    monkeypatch.setattr(trimming, "DROPPED_MAX", 7)
+    monkeypatch.setattr(trimming, "HISTORY_ROWS_MAX", 20)
     options = msgspec.structs.replace(SMALL, history_us_max=HOUR_US)
     stage = Stage(SqliteFactory(tmp_path / "data", options))
     stage.create()

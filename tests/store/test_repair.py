@@ -17,8 +17,8 @@ from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.store.directory import DirectoryHeld
 from veilmq.store.errors import DestinationTaken, NotOurs
+from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import EXPORT, repair
-from veilmq.store.sqlite.repair.report import Repair
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup_directory
 from veilmq.store.sqlite.tools.integrity import check

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from veilmq.store import Options
 from veilmq.store.directory import DataDirectory, DirectoryHeld, is_held, read_holder
-from veilmq.store.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 
 
@@ -97,7 +97,7 @@ AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
 from veilmq.store.errors import DatabaseUnusable
-from veilmq.store.options import Options
+from veilmq.store import Options
 from veilmq.store.sqlite.store import SqliteStore
 os.chdir(sys.argv[1])
 if os.getuid() == 0:

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.store.options import MIB, Options
+from veilmq.store import MIB, Options
 from veilmq.testing.client_contract.stage import MovableClock
 
 _SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)

@@ -18,9 +18,8 @@ from tests.support.sqlite import SMALL, SqliteFactory
 from veilmq.model.commands import AnyCommand
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied
-from veilmq.store import Store
+from veilmq.store import Options, Store
 from veilmq.store.log import Diverged
-from veilmq.store.options import Options
 from veilmq.store.sqlite.effects import LOCAL
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore

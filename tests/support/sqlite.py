@@ -14,8 +14,7 @@ from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.model.instant import FOREVER
 from veilmq.model.settings.queue import FIFO_SUFFIX
-from veilmq.store import Store, View
-from veilmq.store.options import MIB, Options
+from veilmq.store import MIB, Options, Store, View
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.store import SqliteStore
 

@@ -17,7 +17,7 @@ from veilmq.model.events import ENDED_BY_ITSELF, Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages.states import STEPS, State
 from veilmq.model.outcomes import Outcome
-from veilmq.store.options import Options
+from veilmq.store import Options
 from veilmq.store.sqlite.messages.places import MEMTABLE, MEMTABLE_LEASED, PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.store import SqliteStore
 

@@ -27,7 +27,7 @@ from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
 
 if TYPE_CHECKING:
-    from veilmq.store.sqlite.repair.report import MissingMessage, QueueContent, Repair
+    from veilmq.store.sqlite.repair import MissingMessage, QueueContent, Repair
 
 _HEAD: Final = b"SQLite format 3\0"
 """The file's first bytes (SQLite Database File Format, 1.3)."""

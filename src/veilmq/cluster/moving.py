@@ -28,11 +28,11 @@ from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segme
 from veilmq.cluster.postgres.snapshots import Snapshots, insert
 from veilmq.engine.directory import STATE_FORMAT, copy_checked, open_follower, set_position
 from veilmq.model.instant import Instant
+from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DataDirectory
 from veilmq.store.errors import DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
 from veilmq.store.log import Position, Record, checksum
-from veilmq.store.options import Options
 
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"

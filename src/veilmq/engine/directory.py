@@ -6,9 +6,8 @@ from typing import Final, TypeAlias
 
 from veilmq.engine import Limits
 from veilmq.engine.engine import Engine
-from veilmq.store import Store
+from veilmq.store import Options, Store
 from veilmq.store.log import Follower, Log
-from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.connections import SqliteError
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.follower import SqliteFollower

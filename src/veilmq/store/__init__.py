@@ -1,23 +1,80 @@
-"""Stores: the protocol between the shell and whatever keeps the data. Each command that must be atomic is one store
-command.
+"""Stores: the protocol between the shell and whatever keeps the data, and a store's options. Each command that must be
+atomic is one store command.
 
 Strategy: a store takes a batch of concurrent commands and the instant to judge them by. It picks a serial order,
 writes, and returns one outcome per command. `commit` makes the batch durable; it blocks, in whatever thread the shell
 runs it. A store is what passes the contract suite (tests/support/contract). No higher room knows which store it has,
-except `engine.directory` and the commands that work on a directory without a server. Everything outside the
-batches reads through the store's `Reader` (reader.py).
+except `engine.directory` and the commands that work on a directory without a server. Everything outside the batches
+reads through the store's `Reader` (reader.py).
+
+The defaults of `Options` are for production; tests use smaller values.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from veilmq.model.commands import AnyCommand, Peek
-from veilmq.model.instant import Instant
+from veilmq.model.instant import DAY_US, HOUR_US, Instant
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.store.directory import DataDirectory
+from veilmq.store.disk import REAL, Disk
 from veilmq.store.reader import Reader, View
 
-__all__ = ["Reader", "Store", "View"]
+__all__ = ["MIB", "Options", "Reader", "Store", "View"]
+
+MIB = 1 << 20
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the store; each name carries its unit."""
+
+    history_us_max: int = 7 * DAY_US
+    """Events older than this are trimmed."""
+    clock_step_us_max: int = HOUR_US
+    """If the first batch after opening is further ahead of the stored mark than this, the expiry clock does not take
+    the step until somebody accepts it (store/sqlite/batch/writer.py)."""
+    history_bytes_max: int = 1024 * MIB
+    """The oldest events beyond this size are trimmed."""
+    rollup_minutes_us_max: int = DAY_US
+    """Rollups of minutes are kept this long."""
+    rollup_hours_us_max: int = 90 * DAY_US
+    """Rollups of hours are kept this long."""
+    rollup_bytes_max: int = 512 * MIB
+    """The oldest rollups of minutes beyond half of this size are dropped, and those of hours beyond the other half."""
+    reserve_bytes: int = 64 * MIB
+    """Disk space held in reserve, given up when the disk is full."""
+    floor_bytes: int = 256 * MIB
+    """Sends and creates are refused below this much free space (at most 2 % of the file system)."""
+    queues_per_account_max: int = 100_000
+    """Beyond this many, an account creates no queue. Hidden queues count."""
+    topics_per_account_max: int = 100_000
+    """Beyond this many, an account creates no topic."""
+    subscriptions_per_account_max: int = 100_000
+    """Beyond this many, an account subscribes to nothing more."""
+    checkpoint_bytes: int = 16 * MIB
+    """WAL size at which a checkpoint begins."""
+    redo_bytes: int = 4 * MIB
+    """Size of the redo log; 0: no redo log, every batch is a SQLite transaction."""
+    cache_bytes: int = 64 * MIB
+    """Size of the writer's SQLite page cache."""
+    migrates: bool = True
+    """Whether a file of an older schema is migrated. Otherwise it is refused and left unchanged: after a migration its
+    own release could no longer open it."""
+    error_lines: bool = True
+    """Keep the first line of the error with which a worker releases a message; otherwise only the error's type."""
+    type_attribute: str = TYPE_ATTRIBUTE
+    """The attribute with a message's type, for senders whose protocol has no other place for it."""
+    type_pointer: str = ""
+    """JSON pointer to the type in a body; "" means that bodies are not searched."""
+    disorder: int = 0
+    """By how many places messages of a standard queue may be delivered out of order (development)."""
+    disk: Disk = REAL
+    """What the files are written to; another one injects faults."""
+    synchronous: str = "FULL"
+    """Any other value loses acknowledged commands in a power cut; only the test that proves this sets it."""
 
 
 class Store(Protocol):

@@ -62,10 +62,9 @@ from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
-from veilmq.store import Store
+from veilmq.store import Options, Store
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SchemaRefused, SqliteTooOld
-from veilmq.store.options import Options
 
 _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000

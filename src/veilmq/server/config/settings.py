@@ -27,7 +27,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.http import Limits as ListenerLimits
-from veilmq.store.options import MIB, Options
+from veilmq.store import MIB, Options
 
 ALLOWED: Final = (
     f"disorder=N (1 to 1,000), kms-fault=KEY=FAULT (FAULT one of {', '.join(KMS_FAULTS)}) or"

@@ -13,9 +13,9 @@ import msgspec
 
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
+from veilmq.store import Options
 from veilmq.store.directory import DataDirectory
 from veilmq.store.log import Diverged, Point, Position, checksum
-from veilmq.store.options import Options
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, open_writer

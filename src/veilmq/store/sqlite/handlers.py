@@ -52,7 +52,7 @@ from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases import handles
 from veilmq.store.sqlite.messages import dead_letters, sends
-from veilmq.store.sqlite.messages.flush import flush
+from veilmq.store.sqlite.messages.places import flush
 from veilmq.store.sqlite.settings import queue_commands, topic_commands
 from veilmq.store.sqlite.upkeep import jobs, operators
 from veilmq.store.sqlite.upkeep.jobs import move_tasks

@@ -18,8 +18,8 @@ from veilmq.model.settings.topic import (
     Topics,
     TopicSettings,
 )
+from veilmq.store import Options
 from veilmq.store.directory import DataDirectory
-from veilmq.store.options import Options
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Mark, Writer
 from veilmq.store.sqlite.disk import redo, schema

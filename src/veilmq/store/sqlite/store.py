@@ -21,10 +21,10 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.settings.topic import Topics
+from veilmq.store import Options
 from veilmq.store.directory import DataDirectory, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
-from veilmq.store.options import Options
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
@@ -41,11 +41,10 @@ from veilmq.store.sqlite.effects import shipping_of
 from veilmq.store.sqlite.handlers import serial_order
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.messages import groups
-from veilmq.store.sqlite.messages.flush import flush
+from veilmq.store.sqlite.messages.places import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.upkeep.origins import Origins
-from veilmq.store.sqlite.upkeep.trimming import ReadPins
+from veilmq.store.sqlite.upkeep.trimming import Origins, ReadPins
 
 CRASH_POINTS: Final = (
     "batch opened",

@@ -48,7 +48,7 @@ from veilmq.model.messages.reports import WORKING, Failure, report_of
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueInfo, QueueKey, QueueSettings
-from veilmq.store.options import Options
+from veilmq.store import Options
 
 __all__ = ["EmbeddedAccount", "EmbeddedQueue"]
 

@@ -28,10 +28,9 @@ from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import ParameterInvalid, StoreFailed, StoreUnknown, VeilError, as_fields
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
-from veilmq.store import Store
+from veilmq.store import Options, Store
 from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe, holds_database
 from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
-from veilmq.store.options import Options
 from veilmq.store.synchronised import is_synchronised
 
 CLOSE_SECONDS: Final = 10.0

@@ -43,8 +43,7 @@ from veilmq.store.sqlite.disk.rows import (
 )
 from veilmq.store.sqlite.leases.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
-from veilmq.store.sqlite.messages.flush import flush
-from veilmq.store.sqlite.messages.places import MANY, STORED_COLUMNS, StoredMessage, Turn, numbers
+from veilmq.store.sqlite.messages.places import MANY, STORED_COLUMNS, StoredMessage, Turn, flush, numbers
 
 DETOURS_MAX: Final = 64
 """How many candidates one receive may expire, quarantine or dead-letter."""

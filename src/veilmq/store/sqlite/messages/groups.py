@@ -1,4 +1,5 @@
-"""Groups: what a claim may take from each, on FIFO queues and, as tenants, on standard ones.
+"""Groups: what a claim may take from each, on FIFO queues and, as tenants, on standard ones; and which of them stand
+still.
 
 Strategy: the messages of a group have a line of their own, whose number is the group's and greater than any priority. A
 group with messages has one row: the message that a claim would take (`free`), and the group's position among those that
@@ -14,18 +15,25 @@ Standard: `free` is the tenant's visible message that has waited longest, whatev
 tenant's messages in flight: the tenant with the fewest goes first. The line has a cursor here, like all lines of a
 standard queue. A message that left the line without being claimed (it is delayed) is beside it (`in_line` is 0); the
 group's row remains as long as the group has messages in its line or beside it.
+
+Blocked groups are found from the hidden messages of a FIFO queue, up to a bound, and not from its groups, which may be
+far more: only a hidden message can hold others back. The first hidden one of a group is its head; every visible message
+behind it is blocked, and none before it. A group has been blocked since it was last received from, or since the first
+message that waits became visible, whichever is later: one that moves is never blocked for longer than one message
+takes.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 
+from veilmq.model.messages.states import Blocked, BlockedGroup, HeldLease
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.rows import Row
-from veilmq.store.sqlite.messages.flush import flush
+from veilmq.store.sqlite.disk.rows import Execute, Row, rows_of
+from veilmq.store.sqlite.messages.places import flush, numbers
 
 _FIND: Final = (
     "SELECT g.name, g.number, g.free IS NULL OR g.since >= ? FROM carray(?) c CROSS JOIN message_group g"
@@ -194,3 +202,76 @@ def update_all_rows(writer: Writer) -> None:
 def texts(values: tuple[str, ...]) -> Any:
     """Texts as one bound value, for `carray(?)`."""
     return apsw.carray(values)
+
+
+COUNTED_MAX: Final = 100_000
+"""So many blocked messages of a queue are counted."""
+_LOOKED_AT: Final = (
+    "SELECT sequence, line FROM lease INDEXED BY lease_hidden"
+    " WHERE generation = ?1 AND hidden = 1 AND due > ?2 LIMIT ?3"
+)
+_HEADS: Final = f"SELECT line, min(sequence) AS head, sum(count(*)) OVER () AS seen FROM ({_LOOKED_AT}) GROUP BY line"
+_WAITS: Final = "NOT ifnull(l.hidden AND l.due > ?2, 0)"
+_FIRST_BEHIND: Final = (
+    "SELECT ifnull(l.due, m.sent) FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = g.generation AND m.line = h.line AND m.in_line = 1 AND m.sequence > h.head"
+    f" AND {_WAITS} ORDER BY m.sequence LIMIT 1"
+)
+_GROUPS: Final = (
+    f"SELECT max(g.granted, ({_FIRST_BEHIND})) AS since, h.head, h.line, g.name, h.seen FROM ({_HEADS}) h"
+    f" LEFT JOIN message_group g ON g.number = h.line AND h.line > {PRIORITY_LINES_MAX} ORDER BY since, h.head"
+)
+"""Those that are not blocked have no `since`: they are among the rows only to say how many leases were looked at."""
+_COUNTED: Final = (
+    "SELECT line, count(*) FROM (SELECT m.line FROM carray(?1) c CROSS JOIN message h ON h.sequence = c.value"
+    " CROSS JOIN message m INDEXED BY message_line ON m.generation = h.generation AND m.line = h.line AND m.in_line = 1"
+    f" AND m.sequence > h.sequence LEFT JOIN lease l ON l.sequence = m.sequence WHERE {_WAITS} LIMIT ?3)"
+    " GROUP BY line"
+)
+_LEASES: Final = (
+    "SELECT l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin, l.ending"
+    " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value CROSS JOIN lease l ON l.sequence = c.value"
+)
+
+
+class Head(NamedTuple):
+    """The message that holds back a group."""
+
+    since: int
+    """Since when the group has been blocked."""
+    sequence: int
+    line: int
+    group: str
+
+
+def heads(execute: Execute, queue: LiveQueue, now: int, leases_max: int) -> tuple[list[Head], bool]:
+    """The blocked groups of a queue, those first that have been blocked for longest, and whether these are all: at most
+    so many hidden messages are looked at."""
+    if not queue.settings.fifo or not queue.visible or not (queue.in_flight or queue.delayed):
+        return [], True
+    rows: list[Any] = execute(_GROUPS, (queue.generation, now, leases_max)).fetchall()
+    found = [Head(*row[:4]) for row in rows if row[0] is not None]
+    return found, not rows or rows[0][4] < leases_max
+
+
+def blocked_of(connection: apsw.Connection, queue: LiveQueue, now: int, leases_max: int, shown_max: int) -> Blocked:
+    """What is blocked in a queue, with up to `shown_max` groups."""
+    found, is_all = heads(connection.execute, queue, now, leases_max)
+    if not found:
+        return Blocked(0, 0, [], is_all)
+    bound = (numbers([each.sequence for each in found]), now, COUNTED_MAX)
+    counted: dict[int, int] = dict(rows_of(connection, _COUNTED, bound))
+    messages = sum(counted.values())
+    holding = leases(connection, [each.sequence for each in found[:shown_max]])
+    shown = [
+        BlockedGroup(each.group, each.since, max(1, counted.get(each.line, 0)), *holding[each.sequence])
+        for each in found[:shown_max]
+        if each.sequence in holding
+    ]
+    return Blocked(messages, len(found), shown, is_all and messages < COUNTED_MAX)
+
+
+def leases(connection: apsw.Connection, sequences: list[int]) -> dict[int, tuple[HeldLease, int]]:
+    """The leases or delays of hidden messages, and what it means if they end (LeaseEnding)."""
+    rows = rows_of(connection, _LEASES, (numbers(sequences),)) if sequences else []
+    return {row[1]: (HeldLease(*row[:-1]), row[-1]) for row in rows}

@@ -31,7 +31,9 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
-from veilmq.store.sqlite.messages import blocked
+from veilmq.store.sqlite.messages.groups import blocked_of
+from veilmq.store.sqlite.messages.groups import heads as heads_of
+from veilmq.store.sqlite.messages.groups import leases as leases_of
 from veilmq.store.sqlite.messages.places import PRIORITIES, numbers, oldest_sent
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.reading.history import Names, bounds, events_from
@@ -161,14 +163,14 @@ class SqliteView:
     def blocked(self, queue: QueueState, now: int, shown_max: int) -> Blocked:
         """See `View.blocked`."""
         assert isinstance(queue, LiveQueue)
-        return blocked.blocked_of(self._connection, queue, now, LEASES_LOOKED_AT_MAX, shown_max)
+        return blocked_of(self._connection, queue, now, LEASES_LOOKED_AT_MAX, shown_max)
 
     def heads(self, queue: QueueState, now: int, groups: set[str]) -> dict[str, HeldLease]:
         """See `View.heads`."""
         assert isinstance(queue, LiveQueue)
-        found, _ = blocked.heads(self._connection.execute, queue, now, LEASES_LOOKED_AT_MAX)
+        found, _ = heads_of(self._connection.execute, queue, now, LEASES_LOOKED_AT_MAX)
         wanted = {each.sequence: each.group for each in found if each.group in groups}
-        leases = blocked.leases(self._connection, list(wanted))
+        leases = leases_of(self._connection, list(wanted))
         return {wanted[sequence]: lease for sequence, (lease, _) in leases.items()}
 
     def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> HeldByOrigin:

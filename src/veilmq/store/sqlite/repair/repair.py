@@ -25,10 +25,10 @@ import msgspec
 from veilmq.model.events import SCHEMA_VERSION, Event, Kind, Part
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store import Options
 from veilmq.store.directory import COMMITTED, DATABASE, REDO, DirectoryHeld, is_held, read_holder
 from veilmq.store.errors import DatabaseFailed, NotOurs
 from veilmq.store.files import sync_directory, sync_file
-from veilmq.store.options import Options
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
@@ -38,9 +38,9 @@ from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
 from veilmq.store.sqlite.disk.schema import fresh_secret
-from veilmq.store.sqlite.raw.image import Image, assemble, page_bytes
+from veilmq.store.sqlite.raw import Image, assemble, page_bytes
 from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
-from veilmq.store.sqlite.repair.report import Export, Repair
+from veilmq.store.sqlite.repair import Export, Repair
 from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salvage
 from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import read

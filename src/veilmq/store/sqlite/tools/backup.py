@@ -16,11 +16,11 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.instant import Instant
+from veilmq.store import Options
 from veilmq.store.directory import DATABASE
 from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.log import Diverged, Point, Position
-from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import file as redo_file

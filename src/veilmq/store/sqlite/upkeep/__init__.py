@@ -15,7 +15,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import ClockChecked, Outcome, Recorded, Swept
-from veilmq.store.options import MIB, Options
+from veilmq.store import MIB, Options
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.expiry import expire, return_due
@@ -25,10 +25,9 @@ from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.upkeep import jobs, operators, trimming
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
-from veilmq.store.sqlite.upkeep.origins import Origins
 from veilmq.store.sqlite.upkeep.rollups import Rolling
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
-from veilmq.store.sqlite.upkeep.trimming import ReadPins
+from veilmq.store.sqlite.upkeep.trimming import Origins, ReadPins
 
 GARBAGE_BYTES_MAX: Final = MIB
 """How many bytes of bodies one step may free: SQLite takes long to free the pages of large ones."""

@@ -38,7 +38,7 @@ from veilmq.model.settings.queue import (
     ListTemplates,
     Template,
 )
-from veilmq.store.options import MIB
+from veilmq.store import MIB
 from veilmq.store.sqlite.batch.writer import Writer
 
 KEPT_US: Final = DAY_US

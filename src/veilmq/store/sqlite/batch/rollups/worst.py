@@ -7,7 +7,7 @@ floor or above it, all queues are walked once, in a thread, and the ranking is r
 
 The age of the oldest message is ranked by a bound: no message of the queue was sent before it. It is exact when a
 queue's minute is stored, and then it only gets too early. So it is at most a minute or two behind. The same is kept of
-FIFO queues by how long their groups have been blocked (messages/blocked.py): the first events after it was known that
+FIFO queues by how long their groups have been blocked (messages/groups.py): the first events after it was known that
 nothing is blocked set a bound, which is looked up when a minute is stored and when somebody asks. A queue that stands
 still has no events, so its bound stays right.
 """

@@ -36,7 +36,7 @@ from veilmq.model.moves import (
 )
 from veilmq.model.outcomes import JobCancelled, JobStarted, Outcome, Purged
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.options import MIB
+from veilmq.store import MIB
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row

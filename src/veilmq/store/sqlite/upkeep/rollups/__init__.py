@@ -15,7 +15,7 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.instant import HOUR_US, MINUTE_US
-from veilmq.store.options import Options
+from veilmq.store import Options
 from veilmq.store.rollups import Rollup, State, unpacked
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups import (
@@ -32,7 +32,7 @@ from veilmq.store.sqlite.batch.rollups import (
 )
 from veilmq.store.sqlite.batch.rollups.worst import counted_in
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.blocked import heads
+from veilmq.store.sqlite.messages.groups import heads
 from veilmq.store.sqlite.messages.places import numbers, oldest_of_each, oldest_sent
 
 ROWS_MIN: Final = 512
