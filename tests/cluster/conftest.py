@@ -1,6 +1,7 @@
 """PostgreSQL for these tests: a primary with a synchronous standby that all share, and pairs of one's own to break."""
 
 import itertools
+import select
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -14,7 +15,8 @@ import pytest
 from tests.support.postgres import Pair, Programs, programs
 
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.postgres.log import LogReader, PostgresLog
+from veilmq.cluster.postgres.log import PostgresLog
+from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Ownership, Server
 from veilmq.cluster.postgres.schema import LEASE_US, Shard, init
 from veilmq.testing import Random
@@ -61,6 +63,22 @@ class Closable(Protocol):
 Kept = TypeVar("Kept", bound=Closable)
 
 
+class SteppedLog(PostgresLog):
+    """Appends as a server's loop does: sends, waits for news at the descriptor, and ends what was heard of."""
+
+    heard_of = 0
+    """Appends that did not have to wait."""
+
+    def append(self, lsn: int, record: bytes) -> None:
+        descriptor = self.send(lsn, record)
+        if descriptor is not None:
+            heard = None
+            while heard is None and select.select([descriptor], [], [], 1.0)[0]:
+                heard = self.heard()
+            self.heard_of += heard is True
+        super().append(lsn, record)
+
+
 class Cluster:
     """A cluster in a pair's primary, and servers of it."""
 
@@ -84,11 +102,11 @@ class Cluster:
         clock.advance(LEASE_US + MARGIN_US)
         return self.kept(candidate.take_over())
 
-    def log(self, owner: Ownership | None = None, *, resolve_seconds: float = 10.0, **options: Any) -> PostgresLog:
+    def log(self, owner: Ownership | None = None, *, resolve_seconds: float = 10.0, **options: Any) -> SteppedLog:
         """The log of an owner, or of a new one."""
         if owner is None:
             owner = self.owner("one", Clock(), **options)
-        return self.kept(PostgresLog(owner, resolve_seconds=resolve_seconds))
+        return self.kept(SteppedLog(owner, resolve_seconds=resolve_seconds))
 
     def reader(self, **options: Any) -> LogReader:
         return self.kept(LogReader(self.postgres(**options), self.shard.incarnation))

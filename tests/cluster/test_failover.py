@@ -8,7 +8,8 @@ from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
 from veilmq.cluster.postgres import Postgres, Unfit
-from veilmq.cluster.postgres.log import LogDiverged, LogLost
+from veilmq.cluster.postgres.log import LogLost
+from veilmq.cluster.postgres.log.reading import LogDiverged
 from veilmq.store.log import NotAppended, NotOwner, Position, checksum
 
 pytestmark = pytest.mark.slow

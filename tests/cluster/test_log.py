@@ -10,11 +10,14 @@ from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
 from veilmq.cluster.postgres import Unreachable
-from veilmq.cluster.postgres.log import LogDiverged, LogLost, LogTrimmed, PostgresLog, insertion
+from veilmq.cluster.postgres.log import LogLost, PostgresLog, insertion
+from veilmq.cluster.postgres.log.reading import LogDiverged, LogTrimmed
 from veilmq.model.instant import Instant
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
 
 START = Position(0, 0, 0)
+WAITED_FOR = pytest.mark.parametrize("before", [0, 1], ids=["in a thread", "on the loop"])
+"""Records before: the first append of a connection runs in a thread."""
 
 
 def fill(log: PostgresLog, last: int) -> None:
@@ -37,12 +40,30 @@ class TestAppend:
         fill(log, 4)
         assert [(lsn, epoch) for lsn, epoch, _ in cluster.rows()] == [(1, 1), (2, 1), (3, 1), (4, 2)]
 
+    def test_needs_no_thread_that_waits_but_for_the_first_of_a_segment(self, cluster: Cluster) -> None:
+        log = cluster.log()
+        fill(log, 130)
+        assert log.heard_of == 130 - 3
+        assert [(lsn, record) for lsn, _, record in cluster.rows()] == [(n, b"record %d" % n) for n in range(1, 131)]
+
+    def test_that_was_sent_ends_at_the_next_owner_or_here(self, cluster: Cluster) -> None:
+        """Whoever lost the shard while its record was under way has to find out, and is not told that it failed."""
+        owner = cluster.owner("one", Clock())
+        log = cluster.log(owner)
+        fill(log, 1)
+        assert PostgresLog.send(log, 2, b"second") is not None
+        owner.lose(NotOwner("asleep for too long"))
+        PostgresLog.append(log, 2, b"second")
+        with pytest.raises(NotOwner):
+            log.append(3, b"third")
+        assert [lsn for lsn, _, _ in cluster.rows()] == [1, 2]
+
     def test_leaves_no_gap_where_records_are_lost(self, cluster: Cluster) -> None:
         log = cluster.log()
         fill(log, 5)
         cluster.pair.primary.query("delete from veilmq.log_0_0 where lsn > 3")  # as on a standby that lacked them
         with pytest.raises(LogLost, match="does not end with record 5 of epoch 1"):
-            log.append(6, b"after the gap")
+            PostgresLog.append(log, 6, b"after the gap")
         with pytest.raises(NotOwner):
             log.append(6, b"again")
         assert [lsn for lsn, _, _ in cluster.rows()] == [1, 2, 3]
@@ -95,30 +116,34 @@ class TestAppend:
 
 
 class TestUnknown:
-    def test_a_cancelled_wait_for_the_standby_is_resolved_as_appended(self, cluster: Cluster) -> None:
+    @WAITED_FOR
+    def test_a_cancelled_wait_for_the_standby_is_resolved_as_appended(self, cluster: Cluster, before: int) -> None:
         """PostgreSQL says INSERT 0 1 with a warning, which a role may have hidden."""
         cluster.pair.primary.query("alter role veilmq set client_min_messages = 'error'")
         try:
             log = cluster.log()
         finally:
             cluster.pair.primary.query("alter role veilmq reset client_min_messages")
+        fill(log, before)
         with cluster.pair.standby_stopped():
-            append = begin(lambda: log.append(1, b"first"))
+            append = begin(lambda: log.append(before + 1, b"waits"))
             cluster.pair.primary.query("select pg_cancel_backend(%s)", waits_for_the_standby(cluster, append))
-            until(lambda: cluster.rows() != [])
+            until(lambda: len(cluster.rows()) > before)
             assert not append.done()  # visible here, and no standby has it
         append.result(10)
         assert log.epoch == 2
-        log.append(2, b"second")
-        assert [row[:2] for row in cluster.rows()] == [(1, 1), (2, 2)]
+        log.append(before + 2, b"next")
+        assert [row[:2] for row in cluster.rows()][before:] == [(before + 1, 1), (before + 2, 2)]
 
-    def test_a_terminated_wait_for_the_standby_is_resolved_as_appended(self, cluster: Cluster) -> None:
+    @WAITED_FOR
+    def test_a_terminated_wait_for_the_standby_is_resolved_as_appended(self, cluster: Cluster, before: int) -> None:
         owner = cluster.owner("one", Clock())
         log = cluster.log(owner)
+        fill(log, before)
         with cluster.pair.standby_stopped():
-            append = begin(lambda: log.append(1, b"first"))
+            append = begin(lambda: log.append(before + 1, b"waits"))
             cluster.pair.primary.query("select pg_terminate_backend(%s)", waits_for_the_standby(cluster, append))
-            until(lambda: cluster.rows() != [])
+            until(lambda: len(cluster.rows()) > before)
             assert not append.done()
         append.result(10)
         owner.renew(Instant(1))  # under the new epoch

@@ -4,13 +4,14 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 from veilmq.model.errors import StoreFailed, StoreUnknown
+from veilmq.server.shell import committer as committer_module
 from veilmq.server.shell.committer import LONG_US, SHORT_US, TRIED_EVERY, Committer
 
 PATIENCE_SECONDS = 20
@@ -175,6 +176,33 @@ def test_the_loop_goes_on_while_a_job_apart_lasts() -> None:
         stage.committer.run_apart(lambda: end.wait(PATIENCE_SECONDS))
         end.set()  # if the loop waited for the job's end, it would be False
         assert await stage.next() == (None, True, 0)
+
+    staged(play)
+
+
+def test_a_commit_that_is_confirmed_elsewhere_ends_on_the_loop_and_any_other_on_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None: the news says nothing yet. Without any the thread finds out."""
+    monkeypatch.setattr(committer_module, "HEARD_S", 0.01)
+
+    async def play(stage: Stage) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for news, on_loop in (([None, None, True], True), ([None, False], False), ([], False)):
+                coming = iter(news)
+
+                def heard(coming: Iterator[bool | None] = coming) -> bool | None:
+                    ours.recv(1)
+                    return next(coming)
+
+                stage.committer.commit_heard(ours.fileno(), heard, threading.current_thread)
+                theirs.sendall(b"x" * len(news))
+                error, thread, _ = await stage.next()
+                assert error is None
+                assert (thread is threading.current_thread()) == on_loop
+                assert not asyncio.get_running_loop().remove_reader(ours)
+                assert next(coming, "all read") == "all read"
 
     staged(play)
 

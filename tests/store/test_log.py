@@ -42,6 +42,13 @@ class MemoryLog:
         if ends is not None:
             raise ends
 
+    def send(self, lsn: int, record: bytes) -> int | None:
+        """See `Log.send`: `append` does it all."""
+
+    def heard(self) -> bool:
+        """See `Log.heard`."""
+        return False
+
     def bring(self, follower: SqliteFollower) -> None:
         """Apply what the follower lacks."""
         for lsn, (epoch, record) in enumerate(self.records, 1):

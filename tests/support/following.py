@@ -39,6 +39,13 @@ class FollowedLog:
             self.follower.apply(lsn, self.epoch, record)
             self.records += 1
 
+    def send(self, lsn: int, record: bytes) -> int | None:
+        """See `Log.send`: `append` does it all."""
+
+    def heard(self) -> bool:
+        """See `Log.heard`."""
+        return False
+
     def compare(self, owner: apsw.Connection) -> None:
         """Raises Diverged if a table differs from the owner's."""
         if self.follower is not None:

@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
-from veilmq.cluster.postgres.log import LogDiverged, LogReader, LogTrimmed
+from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
 from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import SnapshotBad, Snapshots

@@ -22,7 +22,8 @@ from psycopg.types.numeric import Int8
 
 from veilmq.cluster.member import Copy
 from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable
-from veilmq.cluster.postgres.log import LogReader, end_of_log, insertion
+from veilmq.cluster.postgres.log import insertion
+from veilmq.cluster.postgres.log.reading import LogReader, end_of_log
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, raise_epoch
 from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look
 from veilmq.cluster.postgres.snapshots import Snapshots, insert

@@ -8,7 +8,7 @@ import msgspec
 import psycopg
 
 from veilmq.cluster.postgres import Postgres, Unreachable
-from veilmq.cluster.postgres.log import LogReader
+from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.schema import SHARD, log_bytes, look, segments
 
 _LEASE: Final = """

@@ -107,6 +107,16 @@ class Store(Protocol):
         """Whether the next `commit` may wait, or do more than make the batch durable. Then run it in a thread."""
         ...
 
+    def begin_commit(self) -> int | None:
+        """Begin to make the applied batch durable elsewhere, without waiting. Returns the descriptor that is readable
+        when there is news: then ask `commit_heard`. None: call `commit`."""
+        ...
+
+    def commit_heard(self) -> bool | None:
+        """Whether the batch is durable, so that `commit` need not wait; False: it has to find out; None: nothing was
+        heard yet."""
+        ...
+
     def commit(self) -> None:
         """Make the applied batch durable. Blocks.
 

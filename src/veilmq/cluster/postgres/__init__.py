@@ -127,12 +127,14 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         return (1 if ready & ~select.POLLOUT else 0) | (2 if ready & select.POLLOUT else 0)
 
     @contextmanager
-    def certain(self) -> Iterator[None]:
+    def certain(self, *, goes_on: bool = False) -> Iterator[None]:
         """What the block commits is committed and replicated when it ends.
 
-        Raises Uncertain if the connection was lost, or if the server remarked anything.
+        goes_on: it was begun before; remarks since then count. Raises Uncertain if the connection was lost, or if the
+        server remarked anything.
         """
-        self.remarks.clear()
+        if not goes_on:
+            self.remarks.clear()
         try:
             yield
         except psycopg.Error as error:

@@ -333,7 +333,12 @@ class Shell(Calls):
         if applied.wrote:
             self._committing = batch
             self._applied = applied
-            self._committer.commit(self.store.commit, takes_long=self.store.commit_takes_long)
+            store = self.store
+            descriptor = store.begin_commit()
+            if descriptor is None:
+                self._committer.commit(store.commit, takes_long=store.commit_takes_long)
+            else:
+                self._committer.commit_heard(descriptor, store.commit_heard, store.commit)
         else:
             self._deliver_unwritten(engine.committed(batch, applied))
             self._soon()

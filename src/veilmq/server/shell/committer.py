@@ -4,6 +4,8 @@ Strategy: waking a thread and passing it the interpreter and back costs more tha
 caller waits for the commit anyway. So commits run on the loop while they take less than a millisecond on average.
 Otherwise a thread runs them, so that the loop goes on, and one in 64 is tried on the loop again. After a long commit on
 the loop the sockets are read before the commit is reported, so that a client that hung up meanwhile gets no message.
+A commit that another machine has to confirm is begun on the loop and ended there once that is heard; only if something
+else is heard, or nothing for long, the thread finds out.
 
 Before changing it: the caller waits until the thread has picked up the job. Without that wait the loop gives the
 interpreter away only between two callbacks, for less time than a wake takes, and commits began 0.3 ms late
@@ -15,6 +17,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -26,6 +29,8 @@ TRIED_EVERY: Final = 64
 """While the thread commits, every n-th commit runs on the loop, to see whether commits are short again."""
 LONG_US: Final = 10_000
 """After a commit of this length on the loop, the sockets are read before answers are sent."""
+HEARD_S: Final = 1.0
+"""So long a commit is waited for on the loop; then the thread finds out what became of it."""
 _WEIGHT: Final = 1 / 16
 _BEGIN_S: Final = 0.001
 """How long the loop waits for the thread to pick up a job when all cores are busy."""
@@ -78,6 +83,27 @@ class Committer:
         else:
             self._report(error, result, elapsed_us)
 
+    def commit_heard(self, descriptor: int, heard: Callable[[], bool | None], job: Callable[[], Any]) -> None:
+        """Run a commit that has begun: at once when `heard` says that it need not wait, otherwise on the thread; the
+        previous job must have been reported. descriptor: where news comes in."""
+        started = self._clock()
+
+        def look() -> None:
+            confirmed = heard()
+            if confirmed is not None:
+                end(on_loop=confirmed)
+
+        def end(*, on_loop: bool) -> None:
+            self._loop.remove_reader(descriptor)
+            timer.cancel()
+            if on_loop:
+                self._report(*self._done(job, started))
+            else:
+                self.run_apart(job)
+
+        self._loop.add_reader(descriptor, look)
+        timer = self._loop.call_later(HEARD_S, partial(end, on_loop=False))
+
     def leave_loop(self) -> None:
         """Run all further commits on the thread, so that a hanging one does not block the loop's deadlines."""
         self._on_loop = False
@@ -102,8 +128,10 @@ class Committer:
                 self._begun.release()
             self._loop.call_soon_threadsafe(self._report, *self._done(job))
 
-    def _done(self, job: Callable[[], Any]) -> tuple[StoreFailed | StoreUnknown | None, Any, int]:
-        started = self._clock()
+    def _done(
+        self, job: Callable[[], Any], started: float | None = None
+    ) -> tuple[StoreFailed | StoreUnknown | None, Any, int]:
+        started = self._clock() if started is None else started
         error: StoreFailed | StoreUnknown | None = None
         result: Any = None
         try:

@@ -75,10 +75,20 @@ class Log(Protocol):
         ...
 
     def append(self, lsn: int, record: bytes) -> None:
-        """Make a packed `Record` durable. Blocks. Raises NotAppended, NotOwner, AppendUnknown.
+        """Make a packed `Record` durable, or finish what `send` began. Blocks, unless `heard` has said True. Raises
+        NotAppended, NotOwner, AppendUnknown.
 
         lsn: the number of the last record, plus one.
         """
+        ...
+
+    def send(self, lsn: int, record: bytes) -> int | None:
+        """Begin an append without waiting. Returns the descriptor that is readable when there is news: then ask
+        `heard`. None: `append` has to wait. Raises NotAppended, NotOwner, AppendUnknown."""
+        ...
+
+    def heard(self) -> bool | None:
+        """Whether what was sent is in the log; False: `append` has to find out; None: there was no answer yet."""
         ...
 
 

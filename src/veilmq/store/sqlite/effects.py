@@ -56,6 +56,8 @@ class Shipping:
         self._next = self._position
         self._idle = apsw.Session(connection, "main")
         self._sessions: list[apsw.Session] = []
+        self._packed: tuple[Position, bytes] | None = None
+        """The transaction's record, once its append has begun."""
 
     @property
     def is_ahead(self) -> bool:
@@ -71,21 +73,37 @@ class Shipping:
         for session in self._sessions:
             session.attach()
 
-    def append(self, clock: int) -> None:
-        """Append what the transaction changed, if it changed anything. Raises as `Log.append`, and apsw.Error.
+    def send(self, clock: int) -> int | None:
+        """Begin to append what the transaction changed. Returns and raises as `Log.send`, and apsw.Error.
 
         clock: the lease clock after the transaction.
         """
+        self._packed = self._record(clock)
+        return None if self._packed is None else self._log.send(self._packed[0].lsn, self._packed[1])
+
+    def heard(self) -> bool | None:
+        """See `Log.heard`."""
+        return self._log.heard()
+
+    def append(self, clock: int) -> None:
+        """Append what the transaction changed, if it changed anything, or finish what `send` began. Raises as
+        `Log.append`, and apsw.Error."""
+        packed = self._packed or self._record(clock)
+        if packed is not None:
+            following, record = packed
+            self._log.append(following.lsn, record)
+            self._next = following
+
+    def _record(self, clock: int) -> tuple[Position, bytes] | None:
         patch, change = self._sessions
         effects = (patch.patchset(), change.changeset())
         if not any(effects):
-            return
+            return None
         last = self._position
         record = _ENCODE(Record(schema.VERSION, clock, last.checksum, *effects))
         following = Position(last.lsn + 1, self._log.epoch, checksum(record))
         self._connection.execute(MOVE, following)
-        self._log.append(following.lsn, record)
-        self._next = following
+        return following, record
 
     def end(self, how: str) -> None:
         """The transaction ended, by COMMIT or ROLLBACK."""
@@ -93,7 +111,7 @@ class Shipping:
             self._position = self._next
         for session in self._sessions:
             session.close()
-        self._sessions = []
+        self._sessions, self._packed = [], None
 
     def close(self) -> None:
         """Call before the connection is closed."""

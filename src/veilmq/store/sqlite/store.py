@@ -212,6 +212,21 @@ class SqliteStore:
         """See `Store.commit_takes_long`."""
         return self._log is not None or self.checkpointer.is_behind
 
+    def begin_commit(self) -> int | None:
+        """See `Store.begin_commit`."""
+        shipping = self._writer.shipping
+        if shipping is None:
+            return None
+        try:
+            return shipping.send(self._writer.mark.clock)
+        except (apsw.Error, NotAppended, AppendUnknown):
+            return None  # `commit` meets the same
+
+    def commit_heard(self) -> bool | None:
+        """See `Store.commit_heard`."""
+        shipping = self._writer.shipping
+        return False if shipping is None or self.checkpointer.is_behind else shipping.heard()
+
     def commit(self) -> None:
         """See `Store.commit`."""
         self._at_point("before commit")

@@ -6,26 +6,35 @@ on a promoted standby that lacks records. One append is under way at a time. If 
 over from myself, and look for the record only then: an append that comes later finds another epoch, and what is there
 was written before the take-over, which is replicated.
 
+An append goes out and its answer comes in without a thread that waits, as long as all is well: `send` and `heard` are
+called on the owner's loop. Whatever else happens is the affair of `append`, in a thread.
+
 Before changing it: nobody cancels an append. One whose wait for the standby is cancelled is visible here and absent
 after a failover.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
+from itertools import count
+from struct import Struct
 from time import perf_counter
-from typing import Any, Final, NamedTuple
-from uuid import UUID
+from typing import Any, Final
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.abc import PQGen
 from psycopg.types.numeric import Int8
+from psycopg.waiting import Ready, Wait
 
-from veilmq.cluster.postgres import ClusterError, Connected, Postgres, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Connected, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.postgres.log.reading import end_of_log, epoch_of
 from veilmq.cluster.postgres.ownership import Ownership, owned_by
-from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look, segment_table, segments
-from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
+from veilmq.cluster.postgres.schema import SHARD, add_segment, look, segment_table
+from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position
 
 log = logging.getLogger("veilmq.cluster")
 
@@ -34,39 +43,19 @@ RESOLVE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.2
 RECONNECT_SECONDS: Final = 1.0
 """For how long no new connection is tried after one failed: a store tries the commands of a failed batch singly."""
-PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Limit of one answer to a reader, but for a single record that is larger."""
 
 _INSERT: Final = """
     insert into {table} (lsn, epoch, record)
     select %s, %s, %b from (select from veilmq.shard where id = {shard} and epoch = %s for key share) as mine
 """
 _DENSE: Final = " where exists (select from {before} where lsn = %s and epoch = %s)"
-_READ: Final = """
-    select lsn, epoch, record from (
-        select *, sum(octet_length(record)) over (order by lsn) as total from {table} where lsn >= %s and lsn < %s
-    ) as page where total <= %s or lsn <= %s order by lsn
-"""
+_PREPARE: Final = "prepare {} (bigint, bigint, bytea, bigint, bigint, bigint) as {}"
+_BINARY: Final = [pq.Format.BINARY] * 6
+_pack: Final = Struct("!q").pack
 
 
 class LogLost(NotOwner):
     """PostgreSQL lacks records that it had confirmed: a standby without them was promoted. Nothing may be appended."""
-
-
-class LogDiverged(Exception):
-    """The log has another record where the reader's last one was, or none: the reader needs a snapshot."""
-
-
-class LogTrimmed(Exception):
-    """The log begins after what the reader wants next: the reader needs a snapshot."""
-
-
-class Entry(NamedTuple):
-    """One record of the log."""
-
-    lsn: int
-    epoch: int
-    record: bytes
 
 
 class PostgresLog(Connected):
@@ -93,6 +82,9 @@ class PostgresLog(Connected):
         self._busy = threading.Lock()
         self._closing = threading.Event()
         self._ended: AppendUnknown | None = None
+        self._sending: _Sending | None = None
+        self._prepared: tuple[Session, int] | None = None
+        """On which session `send` may append, and to which segment."""
         self._failed: ClusterError | None = None
         self._failed_until = 0.0
         session = self._postgres.connect()
@@ -123,11 +115,12 @@ class PostgresLog(Connected):
         if not self._busy.acquire(blocking=False):
             raise AssertionError("an append is under way")
         try:
-            self._may_append()
-            assert lsn == self._last.lsn + 1, f"record {lsn} after {self._last.lsn}"
-            epoch, began_s = self.epoch, perf_counter()
+            sending, self._sending = self._sending, None
+            if sending is None:
+                self._may_append(lsn)
+            epoch, began_s = (self.epoch, perf_counter()) if sending is None else (sending.epoch, sending.began_s)
             try:
-                inserted = self._insert(lsn, epoch, record)
+                inserted = self._insert(lsn, epoch, record, sending)
             except Uncertain as error:
                 log.warning("record %d: %s; finding out whether it is in the log", lsn, error)
                 self._resolve(lsn, epoch)
@@ -138,6 +131,27 @@ class PostgresLog(Connected):
             self._took(int((perf_counter() - began_s) * 1e6))
         finally:
             self._busy.release()
+
+    def send(self, lsn: int, record: bytes) -> int | None:
+        """As in `Log`. Begins nothing where more than one statement is needed."""
+        assert not self._busy.locked(), "an append is under way"
+        self._may_append(lsn)
+        session, last, segment = self._session, self._last, lsn // self._segment
+        if (
+            session is None
+            or self._prepared != (session, segment)
+            or last.lsn // self._segment != segment
+            or self._ownership.unfit is not None
+            or not self._postgres.is_usable(session)
+        ):
+            return None
+        sending = self._sending = _Sending(session, self.epoch)
+        sending.send(segment, [_pack(lsn), _pack(self.epoch), record, _pack(self.epoch), *map(_pack, last[:2])])
+        return sending.descriptor
+
+    def heard(self) -> bool | None:
+        """As in `Log`."""
+        return False if self._sending is None else self._sending.heard()
 
     def prepare(self) -> None:
         """Create the next segment when half of the current one is used. Call now and then, in any thread.
@@ -159,7 +173,9 @@ class PostgresLog(Connected):
         with self._busy:
             super().close()
 
-    def _may_append(self) -> None:
+    def _may_append(self, lsn: int) -> None:
+        assert self._sending is None, "an append is under way"
+        assert lsn == self._last.lsn + 1, f"record {lsn} after {self._last.lsn}"
         if self._ended is not None:
             raise self._ended
         if self._ownership.lost is not None:
@@ -167,8 +183,10 @@ class PostgresLog(Connected):
         if self._ownership.unfit is not None:
             raise NotAppended(str(self._ownership.unfit))
 
-    def _insert(self, lsn: int, epoch: int, record: bytes) -> bool:
+    def _insert(self, lsn: int, epoch: int, record: bytes, sending: "_Sending | None") -> bool:
         """Whether it was inserted. Raises NotAppended, Uncertain."""
+        if sending is not None:
+            return self._inserted(lsn, sending.finish)
         if self._failed is not None and perf_counter() < self._failed_until:
             raise NotAppended(str(self._failed))
         try:
@@ -186,12 +204,23 @@ class PostgresLog(Connected):
             with session.certain():
                 return session.execute(query, parameters, prepare=True).rowcount == 1
 
-        try:
+        def insert_into() -> bool:
             try:
-                return insert()
+                inserted = insert()
             except psycopg.errors.UndefinedTable:  # nobody called `prepare`
                 add_segment(session, number, self._segment)
-                return insert()
+                inserted = insert()
+            with suppress(psycopg.Error):
+                session.execute(preparation(number))
+                self._prepared = (session, number)
+            return inserted
+
+        return self._inserted(lsn, insert_into)
+
+    def _inserted(self, lsn: int, insert: Callable[[], bool]) -> bool:
+        """What an insertion says. Raises NotAppended, Uncertain."""
+        try:
+            return insert()
         except psycopg.errors.UniqueViolation:
             return False
         except psycopg.Error as error:
@@ -214,7 +243,7 @@ class PostgresLog(Connected):
 
     def _check_tail(self, session: Session, lsn: int) -> None:
         """That the log ends with the last record that I know. Raises LogLost."""
-        here, before = (_epoch_of(session, self._segment, number) for number in (lsn, self._last.lsn))
+        here, before = (epoch_of(session, self._segment, number) for number in (lsn, self._last.lsn))
         if here is not None or (self._last.lsn and before != self._last.epoch):
             lost = LogLost(
                 f"the log does not end with record {self._last.lsn} of epoch {self._last.epoch}: PostgreSQL's standby "
@@ -250,7 +279,7 @@ class PostgresLog(Connected):
             except NotOwner as error:
                 lost = error
             # A later statement than the fence: an append that the fence waited for is seen.
-            if _epoch_of(session, self._segment, lsn) != epoch:
+            if epoch_of(session, self._segment, lsn) != epoch:
                 if lost is not None:
                     raise lost
                 self._check_tail(session, lsn)
@@ -271,6 +300,76 @@ class PostgresLog(Connected):
         return self._session
 
 
+class _Sending:
+    """An append that is under way."""
+
+    def __init__(self, session: Session, epoch: int) -> None:
+        self.epoch = epoch
+        self.began_s = perf_counter()
+        self._session = session
+        self._results: list[pq.abc.PGresult] = []
+        self._coming = self._answer()
+        self.descriptor: int | None = None
+        """Where the answer comes in; None: not all has left yet."""
+
+    def send(self, segment: int, parameters: list[bytes]) -> None:
+        """Send it. If that fails, all that is heard is that the connection is lost."""
+        self._session.remarks.clear()
+        with suppress(psycopg.Error):
+            self._session.pgconn.send_query_prepared(_name(segment).encode(), parameters, _BINARY)
+            if next(self._coming) == Wait.R:
+                self.descriptor = self._session.fileno()
+
+    def heard(self) -> bool | None:
+        """As `Log.heard`."""
+        try:
+            self._coming.send(Ready.R)
+        except StopIteration:
+            results = self._results
+            return len(results) == 1 and results[0].command_tuples == 1 and not self._session.remarks
+        except psycopg.Error:
+            return False
+        return None
+
+    def finish(self) -> bool:
+        """Wait for the answer: whether it was inserted. Raises psycopg.Error, Uncertain."""
+        with self._session.certain(goes_on=True):
+            self._session.wait(self._coming)
+            if not self._results:
+                self._session.close()
+                raise psycopg.OperationalError("no answer")
+            result = self._results[0]
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                raise psycopg.errors.error_from_result(result)
+            return result.command_tuples == 1
+
+    def _answer(self) -> PQGen[None]:
+        connection = self._session.pgconn
+        while connection.flush():
+            yield Wait.RW
+            connection.consume_input()
+        while True:
+            while not connection.is_busy():
+                result = connection.get_result()
+                if result is None:
+                    return
+                self._results.append(result)
+            yield Wait.R
+            connection.consume_input()
+
+
+def _name(segment: int) -> str:
+    """Of the prepared statement that appends to a segment."""
+    return f"veilmq_append_{segment}"
+
+
+def preparation(segment: int) -> str:
+    """The statement that prepares that, for a segment that has the record before, too."""
+    counting = count(1)
+    numbered = re.sub("%[sb]", lambda _: f"${next(counting)}", insertion(segment, segment, True).decode())
+    return _PREPARE.format(_name(segment), numbered)
+
+
 @lru_cache(maxsize=4)
 def insertion(number: int, before: int, dense: bool) -> bytes:
     """The statement that appends to a segment, with the record before in its own or the one before."""
@@ -278,110 +377,3 @@ def insertion(number: int, before: int, dense: bool) -> bytes:
         table=segment_table(number), shard=SHARD, before=segment_table(before)
     )
     return statement.as_bytes(None)
-
-
-class LogReader(Connected):
-    """Reads the log, from the primary alone: a standby shows records before they are acknowledged.
-
-    Belongs to one thread.
-    """
-
-    def __init__(self, postgres: Postgres, incarnation: UUID) -> None:
-        self._postgres = postgres
-        self._incarnation = incarnation
-        self._shard: Shard | None = None
-
-    def read(self, after: Position, limit: int = 1_000) -> list[Entry]:
-        """The next records, at most `limit` of them and some 16 MiB; none: there are none yet.
-
-        Raises LogDiverged, LogTrimmed; Unreachable, Unfit.
-        """
-        try:
-            session, shard = self._connected()
-            return _page(session, shard.segment, after, limit)
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-
-    def end(self) -> Position:
-        """Where the log ends. Raises Unreachable, Unfit."""
-        try:
-            session, shard = self._connected()
-            return end_of_log(session, shard.segment)
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-
-    def drop_below(self, lsn: int) -> list[int]:
-        """Drop each segment whose records are all below lsn, but never the last record. Returns their numbers.
-
-        Raises Unreachable (try again: a reader was in the way), Unfit.
-        """
-        try:
-            session, shard = self._connected()
-            return drop_segments(session, min(lsn, end_of_log(session, shard.segment).lsn), shard.segment)
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL did not drop old segments: {error}") from error
-
-    def _connected(self) -> tuple[Session, Shard]:
-        if self._session is None or self._shard is None or not self._postgres.is_usable(self._session):
-            self.close()
-            self._session = self._postgres.connect()
-            self._shard = look(self._session, incarnation=self._incarnation)
-        return self._session, self._shard
-
-
-def _page(session: Session, segment: int, after: Position, limit: int) -> list[Entry]:
-    first = max(after.lsn, 1)  # the reader's last record, or the first of all
-    number = first // segment
-    entries = _entries(session, number, first, limit + 1)
-    if after.lsn and (not entries or entries[0].lsn != first):
-        there = segments(session)
-        if there and number < there[0]:
-            raise LogTrimmed(f"the log begins at segment {there[0]}, and record {first} was in segment {number}")
-        raise LogDiverged(f"record {first} of epoch {after.epoch} is not in the log")
-    if after.lsn:
-        own = entries.pop(0)
-        if own.epoch != after.epoch or checksum(own.record) != after.checksum:
-            raise LogDiverged(f"record {first} is of epoch {own.epoch} in the log, and of {after.epoch} here")
-    elif not entries:
-        there = segments(session)
-        if there and there[0] > 0:
-            raise LogTrimmed(f"the log begins at segment {there[0]}")
-    if not entries and (after.lsn + 1) // segment != number:
-        entries = _entries(session, number + 1, after.lsn + 1, limit)
-    for lsn, entry in enumerate(entries, after.lsn + 1):
-        if entry.lsn != lsn:
-            raise LogDiverged(f"the log has record {entry.lsn} where {lsn} should be")
-    return entries
-
-
-def _entries(session: Session, number: int, first: int, limit: int) -> list[Entry]:
-    query = sql.SQL(_READ).format(table=segment_table(number))
-    parameters = (Int8(first), Int8(first + limit), PAGE_BYTES_MAX, Int8(first + 1))
-    try:
-        rows = session.execute(query, parameters, binary=True).fetchall()
-    except psycopg.errors.UndefinedTable:
-        return []
-    return [Entry(*row) for row in rows]
-
-
-def end_of_log(session: Session, segment: int) -> Position:
-    """Where the log ends."""
-    for number in reversed(segments(session)):
-        query = sql.SQL("select lsn, epoch, record from {} order by lsn desc limit 1").format(segment_table(number))
-        row = session.execute(query, binary=True).fetchone()
-        if row is not None:
-            return Position(row[0], row[1], checksum(row[2]))
-    return Position(0, 0, 0)
-
-
-def _epoch_of(session: Session, segment: int, lsn: int) -> int | None:
-    """The epoch of a record; None: it is not there."""
-    query = sql.SQL("select epoch from {} where lsn = %s").format(segment_table(lsn // segment))
-    try:
-        row = session.execute(query, (lsn,)).fetchone()
-    except psycopg.errors.UndefinedTable:
-        return None
-    return None if row is None else int(row[0])

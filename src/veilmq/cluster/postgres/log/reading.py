@@ -1,0 +1,148 @@
+"""Reading a shard's log in PostgreSQL: followers do, and whoever becomes the owner.
+
+Strategy: a reader names the record that it has, and gets what follows only if the log has the very same one there. So
+it notices another history, and a log that was trimmed.
+"""
+
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+from psycopg.types.numeric import Int8
+
+from veilmq.cluster.postgres import Connected, Postgres, Session, Unreachable
+from veilmq.cluster.postgres.schema import Shard, drop_segments, look, segment_table, segments
+from veilmq.store.log import Position, checksum
+
+PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Limit of one answer to a reader, but for a single record that is larger."""
+
+_READ: Final = """
+    select lsn, epoch, record from (
+        select *, sum(octet_length(record)) over (order by lsn) as total from {table} where lsn >= %s and lsn < %s
+    ) as page where total <= %s or lsn <= %s order by lsn
+"""
+
+
+class LogDiverged(Exception):
+    """The log has another record where the reader's last one was, or none: the reader needs a snapshot."""
+
+
+class LogTrimmed(Exception):
+    """The log begins after what the reader wants next: the reader needs a snapshot."""
+
+
+class Entry(NamedTuple):
+    """One record of the log."""
+
+    lsn: int
+    epoch: int
+    record: bytes
+
+
+class LogReader(Connected):
+    """Reads the log, from the primary alone: a standby shows records before they are acknowledged.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self, postgres: Postgres, incarnation: UUID) -> None:
+        self._postgres = postgres
+        self._incarnation = incarnation
+        self._shard: Shard | None = None
+
+    def read(self, after: Position, limit: int = 1_000) -> list[Entry]:
+        """The next records, at most `limit` of them and some 16 MiB; none: there are none yet.
+
+        Raises LogDiverged, LogTrimmed; Unreachable, Unfit.
+        """
+        try:
+            session, shard = self._connected()
+            return _page(session, shard.segment, after, limit)
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+
+    def end(self) -> Position:
+        """Where the log ends. Raises Unreachable, Unfit."""
+        try:
+            session, shard = self._connected()
+            return end_of_log(session, shard.segment)
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+
+    def drop_below(self, lsn: int) -> list[int]:
+        """Drop each segment whose records are all below lsn, but never the last record. Returns their numbers.
+
+        Raises Unreachable (try again: a reader was in the way), Unfit.
+        """
+        try:
+            session, shard = self._connected()
+            return drop_segments(session, min(lsn, end_of_log(session, shard.segment).lsn), shard.segment)
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL did not drop old segments: {error}") from error
+
+    def _connected(self) -> tuple[Session, Shard]:
+        if self._session is None or self._shard is None or not self._postgres.is_usable(self._session):
+            self.close()
+            self._session = self._postgres.connect()
+            self._shard = look(self._session, incarnation=self._incarnation)
+        return self._session, self._shard
+
+
+def _page(session: Session, segment: int, after: Position, limit: int) -> list[Entry]:
+    first = max(after.lsn, 1)  # the reader's last record, or the first of all
+    number = first // segment
+    entries = _entries(session, number, first, limit + 1)
+    if after.lsn and (not entries or entries[0].lsn != first):
+        there = segments(session)
+        if there and number < there[0]:
+            raise LogTrimmed(f"the log begins at segment {there[0]}, and record {first} was in segment {number}")
+        raise LogDiverged(f"record {first} of epoch {after.epoch} is not in the log")
+    if after.lsn:
+        own = entries.pop(0)
+        if own.epoch != after.epoch or checksum(own.record) != after.checksum:
+            raise LogDiverged(f"record {first} is of epoch {own.epoch} in the log, and of {after.epoch} here")
+    elif not entries:
+        there = segments(session)
+        if there and there[0] > 0:
+            raise LogTrimmed(f"the log begins at segment {there[0]}")
+    if not entries and (after.lsn + 1) // segment != number:
+        entries = _entries(session, number + 1, after.lsn + 1, limit)
+    for lsn, entry in enumerate(entries, after.lsn + 1):
+        if entry.lsn != lsn:
+            raise LogDiverged(f"the log has record {entry.lsn} where {lsn} should be")
+    return entries
+
+
+def _entries(session: Session, number: int, first: int, limit: int) -> list[Entry]:
+    query = sql.SQL(_READ).format(table=segment_table(number))
+    parameters = (Int8(first), Int8(first + limit), PAGE_BYTES_MAX, Int8(first + 1))
+    try:
+        rows = session.execute(query, parameters, binary=True).fetchall()
+    except psycopg.errors.UndefinedTable:
+        return []
+    return [Entry(*row) for row in rows]
+
+
+def end_of_log(session: Session, segment: int) -> Position:
+    """Where the log ends."""
+    for number in reversed(segments(session)):
+        query = sql.SQL("select lsn, epoch, record from {} order by lsn desc limit 1").format(segment_table(number))
+        row = session.execute(query, binary=True).fetchone()
+        if row is not None:
+            return Position(row[0], row[1], checksum(row[2]))
+    return Position(0, 0, 0)
+
+
+def epoch_of(session: Session, segment: int, lsn: int) -> int | None:
+    """The epoch of a record; None: it is not there."""
+    query = sql.SQL("select epoch from {} where lsn = %s").format(segment_table(lsn // segment))
+    try:
+        row = session.execute(query, (lsn,)).fetchone()
+    except psycopg.errors.UndefinedTable:
+        return None
+    return None if row is None else int(row[0])
