@@ -429,7 +429,7 @@ def test_an_option_of_the_other_kind_of_key_is_told(veilmq: Run, arguments: list
 
 
 def test_a_table_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    from veilmq.cli.pipeline.loop import tidy
+    from veilmq.cli.pipeline.run import tidy
 
     place = tmp_path / "table"
     (place / "below").mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from veilmq.protocols.caches import Bounded, remembered
 from veilmq.protocols.http import Response
 from veilmq.server.auth import DevelopmentKeyring, Hosts
-from veilmq.server.http.answer import Answers
+from veilmq.server.http import Answers
 from veilmq.store.sqlite.disk.schema import MIGRATIONS
 from veilmq.testing.for_each import for_each
 

@@ -10,7 +10,7 @@ import pytest
 
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
 from veilmq.server.auth import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
-from veilmq.server.config.files import FileInvalid
+from veilmq.server.config import FileInvalid
 from veilmq.testing.for_each import for_each
 
 GOOD = """\

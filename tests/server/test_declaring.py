@@ -12,7 +12,7 @@ from veilmq.model.commands import AnyCommand, DescribeQueue, ListQueues
 from veilmq.model.outcomes import Outcome, QueueDescribed, QueuesListed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.auth import Account
-from veilmq.server.config.files import FileInvalid
+from veilmq.server.config import FileInvalid
 from veilmq.server.config.queues_file import DECLARED_TOGETHER, declare, read
 
 HOME = Account("111111111111")

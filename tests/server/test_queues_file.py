@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from veilmq.model.commands import SERVER
 from veilmq.model.settings.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
 from veilmq.server.auth import Account
+from veilmq.server.config import FileInvalid
 from veilmq.server.config.elasticmq_file import read as read_elasticmq
-from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.queues_file import Declared, duration_us, read
 from veilmq.testing.for_each import for_each
 

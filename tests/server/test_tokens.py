@@ -13,7 +13,7 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from veilmq.protocols.azure.auth import TokenRefused
 from veilmq.server.auth.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
-from veilmq.server.config.files import FileInvalid
+from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import SettingInvalid, Settings
 from veilmq.testing.for_each import for_each
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    from veilmq.server.config.files import FileInvalid
+    from veilmq.server.config import FileInvalid
 
 
 _EXTRAS: Final = {

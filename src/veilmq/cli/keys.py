@@ -14,7 +14,7 @@ from veilmq.client.encrypted.keys import new_key as new_encryption_key
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.model.errors import ParameterInvalid
 from veilmq.server.auth import check_text
-from veilmq.server.config.files import FileInvalid, LineNumbers, parse_toml, read_text
+from veilmq.server.config import FileInvalid, LineNumbers, parse_toml, read_text
 from veilmq.store.files import durable_write
 
 _ID_BYTES: Final = 10

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from veilmq.cli.failures import Exit, Failure, file_advice
-from veilmq.server.config.files import FileInvalid, read_toml
+from veilmq.server.config import FileInvalid, read_toml
 from veilmq.server.config.parsing import parse
 from veilmq.server.config.settings import FIELDS, Address, Field, SettingInvalid, Settings
 

@@ -36,8 +36,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages import Delivery
-from veilmq.model.messages.receipt_handles import rotation_of
+from veilmq.model.messages import Delivery, rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue

@@ -48,8 +48,7 @@ from veilmq.model.errors import (
     TopicMissing,
 )
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.messages import Extras, id_text
-from veilmq.model.messages.receipt_handles import rotation_of
+from veilmq.model.messages import Extras, id_text, rotation_of
 from veilmq.model.outcomes import (
     Deleted,
     Extended,

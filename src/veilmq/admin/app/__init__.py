@@ -18,13 +18,10 @@ from starlette.routing import Route
 from veilmq.admin import answers
 from veilmq.admin.access import Access
 from veilmq.admin.api import Refused
-from veilmq.admin.app.accounts import Accounts
-from veilmq.admin.app.jobs import Jobs
-from veilmq.admin.app.messages import Messages, Quarantine
-from veilmq.admin.app.queues import Queues
-from veilmq.admin.app.topics import Topics
+from veilmq.admin.app.accounts import Accounts, Workers
+from veilmq.admin.app.messages import Jobs, Messages, Quarantine
+from veilmq.admin.app.queues import Queues, Topics
 from veilmq.admin.app.upkeep import Upkeep
-from veilmq.admin.app.workers import Workers
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics

@@ -1,8 +1,12 @@
-"""Routes of one queue and of the list of queues."""
+"""Routes of one queue and of the list of queues; and of topics with their subscriptions: show them, and delete topics.
+
+Strategy: topics are few and in memory, so a page is a walk over them. The waiting pushes of a subscription are counted
+in its hidden queue, whose name no other route accepts, and the push room knows the health of its endpoint.
+"""
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -22,6 +26,7 @@ from veilmq.admin.answers import (
 )
 from veilmq.admin.api import Refused, inputs, operator, views
 from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
+from veilmq.admin.api.views import shown_topic
 from veilmq.admin.failures import (
     AllFailuresInput,
     FailuresInput,
@@ -30,7 +35,7 @@ from veilmq.admin.failures import (
     all_failures_page,
     failure_page,
 )
-from veilmq.admin.history import oldest_ages_us
+from veilmq.admin.history import oldest_ages_us, topics_of
 from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.holders import (
     BlockedInput,
@@ -45,11 +50,12 @@ from veilmq.admin.rollups import LiveRates, QueuesInput, Wanted, live_part, rate
 from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
 from veilmq.admin.timeouts.kept import Timeouts, WrongInput
-from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.commands import AnyCommand, CreateQueue, DeleteTopic, ListQueues, Peek, Receive
+from veilmq.model.errors import ParameterInvalid, TopicMissing, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.topic import TopicKey
 from veilmq.server.port import may_lead
 from veilmq.store.reader import QueueState
 
@@ -307,3 +313,66 @@ async def _gone(request: Request) -> None:
     """Wait until the client hangs up. The body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+_TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
+
+
+class Topics:
+    """The routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/api/v1/topics", self.listed, methods=["GET"]),
+            Route(_TOPIC, self.described, methods=["GET"]),
+            Route(_TOPIC, self.delete, methods=["DELETE"]),
+        ]
+
+    async def listed(self, request: Request) -> Response:
+        """A page of topics by name, each with its subscriptions; account `*` means all."""
+        wanted, account, region = listing_of(request, self._service.keyring, Action.DESCRIBE_TOPICS, inputs.ListInput)
+        reader = self._service.reader
+        after = _after_topic(wanted.after, account, region)
+        caller = caller_of(request)
+        found = [
+            key
+            for key in topics_of(reader, account, region, wanted.prefix)
+            if str(key) > after and caller.may(Action.DESCRIBE_TOPICS, key.account, key.name)
+        ]
+        page, more = found[: wanted.limit], len(found) > wanted.limit
+        shown = [shown_topic(reader, reader.topics[key], self._service.push_room) for key in page]
+        last = None if not more else str(page[-1]) if account == "*" else page[-1].name
+        return answer({"topics": shown, "more": more, "after": last})
+
+    async def described(self, request: Request) -> Response:
+        """One topic."""
+        key = self._key(request, Action.DESCRIBE_TOPICS)
+        topic = self._service.reader.topics.get(key)
+        if topic is None:
+            raise TopicMissing(topic=str(key))
+        return answer(shown_topic(self._service.reader, topic, self._service.push_room))
+
+    async def delete(self, request: Request) -> Response:
+        """Delete one topic, its subscriptions and its waiting pushes."""
+        key = self._key(request, Action.MANAGE_TOPICS)
+        command = DeleteTopic(topic=key, origin=caller_of(request).origin)
+        asked = operator.Asked("remove_topic", str(key), inputs.Nothing())
+        (outcome,), headers = await carry_out(request, self._service.shell, asked, [command])
+        if isinstance(outcome, VeilError):
+            raise outcome
+        return answer({}, headers=headers)
+
+    def _key(self, request: Request, action: Action) -> TopicKey:
+        """The topic that the path names, if the caller may do the action."""
+        parts = request.path_params
+        key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
+        caller_of(request).check(action, key.account, key.name)
+        return TopicKey(key.account, key.region, key.name)
+
+
+def _after_topic(after: str, account: str, region: str | None) -> str:
+    return after if account == "*" or not after else f"{account}/{region}/{after}"

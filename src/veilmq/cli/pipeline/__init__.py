@@ -196,7 +196,7 @@ def _loop(
     publish: Publish = False,
 ) -> None:
     """Keep the recommendations in --out up to date, reading only what is new."""
-    from veilmq.cli.pipeline.loop import loop
+    from veilmq.cli.pipeline.run import loop
 
     loop(asked, os.environ, every, retention_days, publish=publish)
 
@@ -223,7 +223,7 @@ def _tidy(
     as_json: Json = False,
 ) -> None:
     """Make one file of many in tables that grow, and drop what is old."""
-    from veilmq.cli.pipeline.loop import tidy
+    from veilmq.cli.pipeline.run import tidy
 
     tidy(table, retention_days, vacuum_hours, as_json=as_json)
 

@@ -22,9 +22,12 @@ from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.remote.jobs import cancel_job, list_jobs, show_job, start_job
 from veilmq.cli.remote.messages import (
     delete,
+    drop_quarantined,
     drop_template,
+    export_quarantined,
     extend,
     keep_template,
+    list_quarantined,
     list_templates,
     peek,
     receive,
@@ -42,7 +45,6 @@ from veilmq.cli.remote.queues import (
     remove,
     start_move,
 )
-from veilmq.cli.remote.queues.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
 from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue
 

@@ -151,7 +151,7 @@ def _failed(cause: Mapping[str, Any]) -> list[object]:
 
 
 class Sort(StrEnum):
-    """What comes first; see `veilmq.admin.app.workers.ORDERS`, which costs an import."""
+    """What comes first; see `veilmq.admin.app.accounts.ORDERS`, which costs an import."""
 
     SEEN = "seen"
     HOLDS = "holds"

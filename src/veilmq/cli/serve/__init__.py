@@ -41,7 +41,7 @@ from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols.http import external_path
 from veilmq.server.auth import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall
-from veilmq.server.config.files import FileInvalid
+from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import set_up
 from veilmq.server.service import ClusterRefused, Service, Stopped

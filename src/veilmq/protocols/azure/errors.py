@@ -14,7 +14,7 @@ from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, Delete, Extend, Send
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.receipt_handles import HANDLE_CHARACTERS
+from veilmq.model.messages import HANDLE_CHARACTERS
 
 _VALUE_CHARACTERS_MAX: Final = 256
 NO_ID: Final = b""

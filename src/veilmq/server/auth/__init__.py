@@ -49,8 +49,8 @@ from veilmq.model.settings.access import (
     Grant,
     NamedAccount,
 )
+from veilmq.server.config import FileInvalid, LineNumbers, parse_toml, read_toml
 from veilmq.server.config.aside import DEADLINE_S, read_aside
-from veilmq.server.config.files import FileInvalid, LineNumbers, parse_toml, read_toml
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
 """Ids that development mode remembers; the oldest are dropped."""

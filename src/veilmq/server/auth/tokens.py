@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.protocols.azure.auth import TokenRefused, Tokens
+from veilmq.server.config import FileInvalid
 from veilmq.server.config.aside import DEADLINE_S, read_aside
-from veilmq.server.config.files import FileInvalid
 from veilmq.server.config.settings import Settings
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Strategy: each read gets a daemon thread that nobody joins. The default executor's threads are joined when the loop
 closes, so one that hangs would keep the process from ending.
 
-It is apart from `files`, which commands read their settings with, so that no command waits for asyncio to be loaded.
+It is apart from `__init__`, with which commands read their settings, so that no command waits for asyncio to be loaded.
 """
 
 import asyncio

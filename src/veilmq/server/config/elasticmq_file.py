@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from veilmq.server.auth import ACCOUNT_ID
-from veilmq.server.config.files import FileInvalid
+from veilmq.server.config import FileInvalid
 
 DEPTH_MAX: Final = 16
 REGION_DEFAULT: Final = "elasticmq"

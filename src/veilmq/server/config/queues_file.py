@@ -32,8 +32,7 @@ from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
 from veilmq.server.auth import ACCOUNT_ID, Account
-from veilmq.server.config import elasticmq_file
-from veilmq.server.config.files import FileInvalid, LineNumbers, read_text, read_toml
+from veilmq.server.config import FileInvalid, LineNumbers, elasticmq_file, read_text, read_toml
 
 RECEIVES_MAX: Final = 1_000
 TAGS_MAX: Final = 50

@@ -31,7 +31,7 @@ from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, cast
 
 from veilmq.protocols.http import Request, Response
-from veilmq.server.http.answer import CLOSE, CONTINUE
+from veilmq.server.http import CLOSE, CONTINUE
 from veilmq.server.http.intake import Intake, Refusal
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from veilmq.engine.unread import Unread
 from veilmq.model.instant import SECOND_US
 from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import wall
-from veilmq.server.http import Limits
-from veilmq.server.http.answer import CLOSE, Answers
+from veilmq.server.http import CLOSE, Answers, Limits
 from veilmq.server.http.connection import Connection, Exchange
 from veilmq.server.http.intake import Intake, Refusal
 from veilmq.server.http.refusals import RefusalLog

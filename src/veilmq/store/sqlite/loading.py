@@ -9,7 +9,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.messages.receipt_handles import ReceiptKey
+from veilmq.model.messages import ReceiptKey
 from veilmq.model.settings.topic import (
     LiveSubscription,
     LiveTopic,

@@ -25,8 +25,7 @@ import httptools
 
 from veilmq.protocols.caches import Bounded
 from veilmq.protocols.http import Request, absolute_form
-from veilmq.server.http import Limits
-from veilmq.server.http.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
+from veilmq.server.http import CLOSE, HEAD, KEEP_ALIVE_TOLD, Limits
 
 _REQUEST_LINE: Final = re.compile(rb"(POST|GET|PUT|DELETE) (/[A-Za-z0-9/?&=%._~:@!$'()*+,;-]*) HTTP/1\.1\Z")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~]*)\Z")

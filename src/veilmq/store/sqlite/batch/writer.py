@@ -23,8 +23,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
 from veilmq.model.message_type import MessageTypes
-from veilmq.model.messages import fresh_ids
-from veilmq.model.messages.receipt_handles import ReceiptKey
+from veilmq.model.messages import ReceiptKey, fresh_ids
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
 from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end

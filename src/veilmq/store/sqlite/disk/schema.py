@@ -13,7 +13,7 @@ from typing import Final
 
 import apsw
 
-from veilmq.model.messages.receipt_handles import KEY_BYTES
+from veilmq.model.messages import KEY_BYTES
 from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
 
 EPOCH_BYTES: Final = 16
