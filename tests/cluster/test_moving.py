@@ -2,25 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
 import apsw
 import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
+from tests.cluster.test_snapshots import LoggedFactory
 from tests.support.commands import Run, in_process
 from tests.support.contract.stage import Stage, bodies
 from tests.support.following import compare
 from tests.support.postgres import Pair
 from tests.support.sqlite import SMALL, SqliteFactory
 
+from veilmq.cli.output import instant
 from veilmq.cluster.member import Copy
 from veilmq.cluster.moving import export_directory, import_directory
 from veilmq.cluster.postgres import Postgres, Unfit
 from veilmq.cluster.postgres.schema import init, look
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.engine.directory import STATE_FORMAT
-from veilmq.model.instant import Instant
+from veilmq.model.errors import ReceiptInvalid
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted
 from veilmq.store.errors import NotOurs
 from veilmq.store.log import Follower
@@ -129,6 +133,35 @@ def test_without_its_snapshot_nothing_is_filled(empty: Cluster, tmp_path: Path) 
     snapshots = Snapshots(empty.postgres(), empty.shard.incarnation)
     with closing(Copy(tmp_path / "copy", follower, snapshots)) as copy, pytest.raises(Unfit, match="no snapshot"):
         copy.catch_up(empty.reader())
+
+
+def test_a_restore_to_an_instant_and_its_words(empty: Cluster, run: Run, tmp_path: Path) -> None:
+    """From the cluster while it serves, and from a backup."""
+    stage = Stage(LoggedFactory(tmp_path / "owner", empty.log()))
+    jobs = stage.create()
+    stage.send(jobs, "first")
+    handle, then = stage.take(jobs).handle, stage.now
+    stage.later(SECOND_US)
+    stage.send(jobs, "second")
+    text = datetime.fromtimestamp(then / 1e6, UTC).isoformat()
+    begun = ("restore", "new", "--from", empty.pair.dsn)
+    ended = run(*begun, "--to", text)
+    assert ended.code == 0
+    assert "1 messages and 1 leases in 1 queues" in ended.out
+    assert f"the next record is of {instant(stage.now)}" in ended.out
+    assert "receipt handles from before are void" in ended.out
+    stage.store.close()
+    stage.store = SqliteStore(tmp_path / "new", SMALL)
+    assert isinstance(stage.delete(jobs, handle), ReceiptInvalid)
+    stage.store.close()
+    assert "new exists already" in run(*begun).err
+    assert "expected an instant such as" in run("restore", "other", "--from", "new", "--to", "now").err
+    assert "nothing from before that instant" in run(*begun[:1], "other", *begun[2:], "--to", "1971-01-01").err
+    backed = run("restore", "copy", "--from", "new")
+    assert (backed.code, backed.out.splitlines()[0]) == (0, f"restored the state of {instant(then)}")
+    assert "it is of a later instant" in run("restore", "other", "--from", "new", "--to", "1971-01-01").err
+    assert "neither the URL of a cluster" in run("restore", "other", "--from", "nowhere").err
+    assert not (tmp_path / "other").exists()
 
 
 class TestRefused:

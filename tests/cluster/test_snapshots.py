@@ -14,9 +14,10 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.cluster.member import Copy, Snapshotting
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.log import PostgresLog
-from veilmq.cluster.postgres.snapshots import PART_BYTES, SnapshotBad, Snapshots
+from veilmq.cluster.postgres.snapshots import PART_BYTES, Snapshots
 from veilmq.model.instant import Instant
 from veilmq.store.log import Follower, Position
+from veilmq.store.log.restoring import SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 

@@ -68,6 +68,7 @@ def application() -> typer.Typer:
     keys.command("new")(_new_key)
     app.add_typer(keys, name="keys")
     app.command("backup")(_backup)
+    app.command("restore")(_restore)
     app.command("check")(_check)
     register(app)
     register_history(app)
@@ -182,6 +183,31 @@ def _backup(
 
     with holder_access(Target(admin, token_file, data), os.environ) as access:
         backup(data, destination, as_json=as_json, access=access)
+
+
+def _restore(
+    destination: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that is empty or not there yet.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            envvar=["VEILMQ_ARCHIVE", "VEILMQ_CLUSTER"],
+            help="A cluster's or archive's URL, or a backup.",
+        ),
+    ],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="INSTANT", help="As it was then, say 2026-01-31T12:00:00Z [its end].")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the state of an instant into a new directory. Old receipt handles are void in it.
+
+    Exits 1 if something in the source is damaged, and the state is of an earlier instant.
+    """
+    from veilmq.cli.restore import restore
+
+    raise typer.Exit(int(restore(destination, source, to, as_json=as_json)))
 
 
 def _check(

@@ -25,13 +25,14 @@ from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
 from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Shard, WrongCluster, look, refuse_moved
-from veilmq.cluster.postgres.snapshots import SnapshotBad, Snapshots
+from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO
 from veilmq.store.errors import DatabaseFailed
 from veilmq.store.files import durable_write
 from veilmq.store.log import Diverged, Follower, NotOwner
+from veilmq.store.log.restoring import SnapshotBad
 
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""

@@ -1,4 +1,4 @@
-"""Takes the data of a server alone into an empty cluster, and a cluster's data back to a server alone.
+"""Takes the data of a server alone into an empty cluster, and a cluster's data elsewhere.
 
 Strategy: the data moves, so receipt handles stay good; and so nobody may serve it at the old place any more. An import
 copies the database, uploads the copy as the cluster's first snapshot, and commits that in one transaction with a first
@@ -7,7 +7,7 @@ log alone. An export takes the shard over for good, brings a new directory to th
 the cluster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,20 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from veilmq.cluster.member import Copy
-from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Postgres, Session, Unfit, Unreachable
 from veilmq.cluster.postgres.log import insertion
-from veilmq.cluster.postgres.log.reading import LogReader, end_of_log
+from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed, end_of_log
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, raise_epoch
 from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look
-from veilmq.cluster.postgres.snapshots import Snapshots, insert
+from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
 from veilmq.engine.directory import STATE_FORMAT, copy_checked, open_follower, set_position
 from veilmq.model.instant import Instant
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DataDirectory
 from veilmq.store.errors import DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
-from veilmq.store.log import Position, Record, checksum
+from veilmq.store.log import Entry, Point, Position, Record, checksum
+from veilmq.store.log.restoring import Held, RecordsEnd, SourceUnusable
 
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"
@@ -160,3 +161,48 @@ def _take_over(candidate: Candidate, moves_to: str) -> Ownership:
         if (sight.epoch, sight.beat) != (first.epoch, first.beat):
             raise Unfit(f"{sight.owner} serves this cluster: stop all of its servers first")
     return candidate.take_over(moves_to=moves_to)
+
+
+class PostgresSource:
+    """What a cluster's PostgreSQL has to restore from. See `Source`."""
+
+    def __init__(self, dsn: str) -> None:
+        """Raises SourceUnusable."""
+        with _reading():
+            self._postgres = Postgres(dsn, single_copy=True)
+            with self._postgres.connect() as session:
+                shard = look(session)
+            check_format(shard)
+            self._incarnation = shard.incarnation
+            self._snapshots = Snapshots(self._postgres, shard.incarnation)
+
+    def snapshots(self) -> Sequence[Held]:
+        with _reading():
+            return [
+                Held(Point(each.position, each.clock), partial(self._fetch, each)) for each in self._snapshots.list()
+            ]
+
+    def _fetch(self, snapshot: Snapshot, file: Path) -> Point:
+        with _reading():
+            self._snapshots.read(snapshot, file)
+        return Point(snapshot.position, snapshot.clock)
+
+    def records(self, after: Position) -> Iterator[Entry]:
+        """See `Source.records`. Those that come after the call are not among them."""
+        with _reading(), closing(LogReader(self._postgres, self._incarnation)) as reader:
+            end = reader.end().lsn
+            while after.lsn < end:
+                for entry in reader.read(after):
+                    after = Position(entry.lsn, entry.epoch, checksum(entry.record))
+                    yield entry
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raises what a source does."""
+    try:
+        yield
+    except (LogTrimmed, LogDiverged) as error:
+        raise RecordsEnd(str(error)) from error
+    except (ClusterError, psycopg.Error) as error:
+        raise SourceUnusable(str(error)) from error

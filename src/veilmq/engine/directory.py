@@ -45,3 +45,5 @@ copy_checked: Final = backup.copy_checked
 """Copies a database to a file that a follower can open, and checks it."""
 set_position: Final = backup.set_position
 """Lets a database follow a log, or none."""
+renew: Final = backup.renew
+"""Gives a database that nobody has open its own secret, as a backup has."""

@@ -22,6 +22,7 @@ from veilmq.cluster.postgres import Postgres, Session, Unreachable
 from veilmq.cluster.postgres.schema import log_bytes, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import Position
+from veilmq.store.log.restoring import SnapshotBad
 
 PART_BYTES: Final = 4 * 1024 * 1024
 """Of the file, before compression."""
@@ -33,10 +34,6 @@ _NEWEST: Final = "select lsn, epoch, checksum, size, parts, clock from veilmq.sn
 _PART: Final = "select content from veilmq.snapshot_part where lsn = %s and number = %s"
 
 log = logging.getLogger("veilmq.cluster")
-
-
-class SnapshotBad(Exception):
-    """A snapshot is not what was uploaded."""
 
 
 class Snapshot(NamedTuple):

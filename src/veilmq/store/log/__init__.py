@@ -44,6 +44,14 @@ class Position(NamedTuple):
     """Checksum of that record, packed."""
 
 
+class Entry(NamedTuple):
+    """One record of a log."""
+
+    lsn: int
+    epoch: int
+    record: bytes
+
+
 class Point(NamedTuple):
     """What a copy of the state holds."""
 

@@ -4,7 +4,7 @@ Strategy: a reader names the record that it has, and gets what follows only if t
 it notices another history, and a log that was trimmed.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 import psycopg
@@ -13,7 +13,7 @@ from psycopg.types.numeric import Int8
 
 from veilmq.cluster.postgres import Connected, Postgres, Session, Unreachable
 from veilmq.cluster.postgres.schema import Shard, drop_segments, look, segment_table, segments
-from veilmq.store.log import Position, checksum
+from veilmq.store.log import Entry, Position, checksum
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of one answer to a reader, but for a single record that is larger."""
@@ -31,14 +31,6 @@ class LogDiverged(Exception):
 
 class LogTrimmed(Exception):
     """The log begins after what the reader wants next: the reader needs a snapshot."""
-
-
-class Entry(NamedTuple):
-    """One record of the log."""
-
-    lsn: int
-    epoch: int
-    record: bytes
 
 
 class LogReader(Connected):
