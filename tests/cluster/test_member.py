@@ -57,8 +57,11 @@ class CountingClock(Clock):
         return super().__call__()
 
 
-def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(cluster: Cluster, tmp_path: Path) -> None:
-    """Nobody owns it, so anybody may take over at once."""
+@pytest.mark.parametrize("to", ["", "one"], ids=["to any", "back"])
+def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
+    cluster: Cluster, tmp_path: Path, to: str
+) -> None:
+    """Nobody owns it, so anybody may take over at once. Unless it is handed back to that very server."""
     clock, stopping = CountingClock(), Event()
     copy, name = tmp_path / "copy", "one"
     member = Member(cluster.pair.dsn, copy, lambda path: SqliteFollower(path, SMALL), clock, state_format=1, name=name)
@@ -66,7 +69,10 @@ def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(clust
     try:
         until(lambda: clock.reads > 20)
         assert not following.done()
-        clock.advance(2 * SECOND_US)
+        if to == name:
+            cluster.owner("two", Clock()).hand_over(name, RENEWED)
+        else:
+            clock.advance(2 * SECOND_US)
         ownership = following.result(20)
         assert isinstance(ownership, Ownership)
         ownership.close()

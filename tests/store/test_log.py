@@ -240,7 +240,7 @@ class TestFollower:
         self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, tmp_path: Path
     ) -> None:
         (tmp_path / "copied").mkdir(mode=0o700)
-        assert follower.copy(tmp_path / "copied" / "veilmq.db") == follower.position
+        assert follower.copy(tmp_path / "copied" / "veilmq.db").position == follower.position
         with closing(SqliteFollower(tmp_path / "copied", SMALL)) as copied:
             factory.log.bring(copied)
             equal(store_of(stage), copied)

@@ -125,7 +125,7 @@ class Member:
     ) -> Ownership | None:
         """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
 
-        patience_s: leave the shard to others for so long.
+        patience_s: leave the shard to others for so long, unless it is handed to this one.
         Raises Unfit, and as the opening of a follower.
         """
         watch = watch or Watch()
@@ -153,7 +153,8 @@ class Member:
                     if (named := (sight.epoch, sight.holder, sight.address)) != told:
                         watch.saw(sight)
                         told = named
-                    if candidate.is_due() and self._boot_ns() >= patient_until_ns:
+                    is_named = sight.holder is None and sight.owner == self._name
+                    if candidate.is_due() and (is_named or self._boot_ns() >= patient_until_ns):
                         ownership = candidate.take_over()
                         copy.catch_up(reader, ownership)
                         self._keep(kept)

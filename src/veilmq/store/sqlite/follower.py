@@ -18,7 +18,7 @@ from veilmq.store.directory import DataDirectory
 from veilmq.store.log import Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, open_writer
+from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, close_unchecked, open_writer
 from veilmq.store.sqlite.tools.backup import copy_checked
 
 _QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"
@@ -94,6 +94,7 @@ class SqliteFollower:
         """Release the files."""
         try:
             self._checkpointer.close()
-            self._connection.close()
+            # A checkpoint here would hold up a take-over.
+            close_unchecked(self._connection)
         finally:
             self._directory.close()

@@ -110,8 +110,9 @@ class SqliteStore:
                 self._free_reserve(freed=True)
             self._apply_log()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
-            with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
-                connection.wal_checkpoint()
+            if self._log is None:
+                with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
+                    connection.wal_checkpoint()
         except (NotOurs, NotAppended, AppendUnknown):
             close_unchecked(connection)
             raise
