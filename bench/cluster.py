@@ -97,23 +97,30 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """Everything, started."""
+def postgres_pair() -> Iterator[Pair]:
+    """PostgreSQL with its standby on a disk, and an empty cluster in it."""
     where = Path(tempfile.gettempdir())  # a socket's path has 107 bytes
     measure.refuse_memory(where)
     with programs(where) as found:
         pair = Pair(found, **_SETTINGS)
         try:
             init(Postgres(pair.dsn), state_format=STATE_FORMAT)
-            with (
-                peers.started(peers.VeilMQ(), "alone") as alone,
-                peers.started(Member("owner", pair.dsn), "owner") as owner,
-                peers.started(Member("follower", pair.dsn), "follower") as follower,
-            ):
-                follower._queues = 1_000_000  # names of its own, in the same cluster
-                yield Cluster(pair, alone, owner, follower)
+            yield pair
         finally:
             pair.stop()
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """Everything, started."""
+    with (
+        postgres_pair() as pair,
+        peers.started(peers.VeilMQ(), "alone") as alone,
+        peers.started(Member("owner", pair.dsn), "owner") as owner,
+        peers.started(Member("follower", pair.dsn), "follower") as follower,
+    ):
+        follower._queues = 1_000_000  # names of its own, in the same cluster
+        yield Cluster(pair, alone, owner, follower)
 
 
 @dataclass(frozen=True)
