@@ -17,7 +17,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages import NO_EXTRAS, Delivery
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Received, Sent
 from veilmq.model.settings.access import EVERYTHING, AccessKey
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 
 KEY = AccessKey("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "111122223333", grants=EVERYTHING)

@@ -19,7 +19,7 @@ from veilmq.cli.serve.admin_port import Connection
 from veilmq.console import application
 from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.auth import Account, DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings

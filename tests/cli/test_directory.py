@@ -27,8 +27,7 @@ from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE
-from veilmq.store.errors import DestinationTaken
+from veilmq.store.directory import DATABASE, DestinationTaken
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup as backup_file

@@ -22,11 +22,11 @@ from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.adapters.azure import AzureAccount, AzureQueue
 from veilmq.client.adapters.azure.calls import AzureRefusal, error_of
+from veilmq.client.adapters.cloud import PacedPolls
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS, connect, connect_account
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Sent, Template
-from veilmq.client.shared.waits import PacedPolls
 from veilmq.client.unreadable import DeadLetters
 from veilmq.model.errors import (
     CapabilityMissing,

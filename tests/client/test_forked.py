@@ -252,7 +252,7 @@ def test_a_child_that_is_forked_amid_a_lock_does_not_keep_it(tmp_path: Path) -> 
 
 
 def test_a_queue_that_nobody_closed_lets_its_threads_go() -> None:
-    from veilmq.client.shared.waits import CancellableWaits
+    from veilmq.client.adapters.cloud import CancellableWaits
 
     parking = CancellableWaits("left")
     assert parking.wait(lambda: 1, lambda late: None) == 1

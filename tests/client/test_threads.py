@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.client.test_forked import code_of, in_child
 
+from veilmq.client.adapters.cloud import CancellableWaits
 from veilmq.client.shared import threads
 from veilmq.client.shared.batches import Singly
 from veilmq.client.shared.threads import DaemonPool
-from veilmq.client.shared.waits import CancellableWaits
 
 END_SECONDS = 30
 

@@ -26,7 +26,7 @@ from veilmq.engine.directory import STATE_FORMAT
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted
-from veilmq.store.errors import NotOurs
+from veilmq.store.directory import NotOurs
 from veilmq.store.log import Follower
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore

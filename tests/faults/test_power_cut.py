@@ -22,7 +22,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Options
-from veilmq.store.errors import DatabaseUnusable, NotOurs
+from veilmq.store.directory import DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk.redo import Redo
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.integrity import check

@@ -16,7 +16,7 @@ from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
 from veilmq.store import MIB
-from veilmq.store.errors import DatabaseFailed, DatabaseUnusable
+from veilmq.store.directory import DatabaseFailed, DatabaseUnusable
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup_directory
 

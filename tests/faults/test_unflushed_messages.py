@@ -14,7 +14,7 @@ from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.outcomes import Deleted
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import MIB
-from veilmq.store.errors import DatabaseUnusable
+from veilmq.store.directory import DatabaseUnusable
 
 
 @pytest.fixture

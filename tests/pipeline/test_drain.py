@@ -13,9 +13,8 @@ from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
-from veilmq.pipeline.drain import Drained, DrainUnfinished, drain, read_bad_records
+from veilmq.pipeline.drain import Drained, DrainUnfinished, clear_checkpoint, drain, read_bad_records
 from veilmq.pipeline.drain.manifests import Directory
-from veilmq.pipeline.drain.run import clear_checkpoint
 from veilmq.pipeline.drain.source import check_schema
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import DrainOptions

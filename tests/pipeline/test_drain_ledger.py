@@ -8,7 +8,7 @@ from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.pipeline.drain.batches.ledger import Batch, BatchLeases
+from veilmq.pipeline.drain.batches import Batch, BatchLeases
 
 LEASE_S = 30.0
 

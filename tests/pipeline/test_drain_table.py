@@ -8,8 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
 
-from veilmq.pipeline.drain import DirectoryTaken, TableForeign, drain
-from veilmq.pipeline.drain.run import check_table
+from veilmq.pipeline.drain import DirectoryTaken, TableForeign, check_table, drain
 from veilmq.pipeline.errors import PipelineError
 from veilmq.store.files import locked
 

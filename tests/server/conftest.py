@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.server.http import Limits
 from veilmq.server.http.listener import Exchange, Listener, listen
 

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.http.listener import Exchange, listen
 from veilmq.testing.for_each import for_each
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.http.connection import Connection
 from veilmq.server.http.intake import Intake
 from veilmq.server.http.listener import Exchange

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
 from veilmq.server.http.intake import Intake
 from veilmq.server.http.listener import Exchange

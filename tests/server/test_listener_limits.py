@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
 from veilmq.server.http.listener import Exchange
 from veilmq.server.http.refusals import LINES_MAX

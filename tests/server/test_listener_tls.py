@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
 from veilmq.server.http.tls import Certificate

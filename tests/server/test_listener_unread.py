@@ -9,7 +9,7 @@ import pytest
 from tests.server.conftest import Serve
 from tests.server.test_listener_tls import GET, files
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
 from veilmq.server.http.tls import Certificate

@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.server.http import Limits
 from veilmq.server.http.intake import Intake
 

@@ -43,7 +43,7 @@ from veilmq.server.clock import LeaseClock
 from veilmq.server.clock_watch import ClockWatch
 from veilmq.server.shell import Shell
 from veilmq.store import Options
-from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs, SchemaRefused
+from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs, SchemaRefused
 from veilmq.testing import Random, chance
 
 _NAMES: Final = count(1)

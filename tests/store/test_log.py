@@ -14,7 +14,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted, Sent
-from veilmq.store.errors import NotOurs
+from veilmq.store.directory import NotOurs
 from veilmq.store.log import AppendUnknown, Diverged, NotAppended, NotOwner, Record
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore

@@ -17,7 +17,7 @@ from veilmq.model.commands import Delete, Receive
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Received
-from veilmq.store.errors import DatabaseUnusable, NotOurs
+from veilmq.store.directory import DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup

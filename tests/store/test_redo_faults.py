@@ -19,8 +19,7 @@ from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted
 from veilmq.store import MIB
-from veilmq.store.directory import DataDirectory
-from veilmq.store.errors import DatabaseUnusable
+from veilmq.store.directory import DatabaseUnusable, DataDirectory
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.tools.integrity import check

@@ -11,7 +11,7 @@ from tests.support.contract.stage import Stage, bodies
 from tests.support.faults import full
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
-from veilmq.store.errors import NotOurs
+from veilmq.store.directory import NotOurs
 from veilmq.store.sqlite.batch import writer
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.store import SqliteStore

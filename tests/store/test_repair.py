@@ -15,8 +15,7 @@ from tests.support.sqlite import SMALL, store_of
 
 from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
-from veilmq.store.directory import DirectoryHeld
-from veilmq.store.errors import DestinationTaken, NotOurs
+from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
 from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import EXPORT, repair
 from veilmq.store.sqlite.store import SqliteStore

@@ -27,7 +27,7 @@ from veilmq.model.instant import HOUR_US
 from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
+from veilmq.store.directory import NotOurs, SchemaNewer, SchemaUnreleased
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate
 from veilmq.store.sqlite.store import SqliteStore

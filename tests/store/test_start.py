@@ -96,7 +96,7 @@ SOMEBODY_ELSE = 65534
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from veilmq.store.errors import DatabaseUnusable
+from veilmq.store.directory import DatabaseUnusable
 from veilmq.store import Options
 from veilmq.store.sqlite.store import SqliteStore
 os.chdir(sys.argv[1])

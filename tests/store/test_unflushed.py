@@ -18,7 +18,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.messages import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
-from veilmq.store.errors import DatabaseUnusable
+from veilmq.store.directory import DatabaseUnusable
 from veilmq.store.sqlite.batch import memtable
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import oldest_sent, oldest_unflushed, peeks

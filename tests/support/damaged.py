@@ -17,7 +17,7 @@ from tests.support.sqlite import SMALL, SqliteFactory
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.model.messages import Attribute, Extras
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
-from veilmq.store.errors import DatabaseFailed, DatabaseUnusable, NotOurs
+from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import repair
 from veilmq.store.sqlite.store import SqliteStore

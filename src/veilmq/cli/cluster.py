@@ -138,8 +138,14 @@ def _export(
 @contextmanager
 def _moving(directory: Path) -> Iterator[None]:
     """Raises Failure with what is wrong with the directory."""
-    from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
-    from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, SchemaRefused
+    from veilmq.store.directory import (
+        DatabaseFailed,
+        DestinationTaken,
+        DirectoryHeld,
+        DirectoryUnsafe,
+        NotOurs,
+        SchemaRefused,
+    )
     from veilmq.store.log import Diverged
 
     try:

@@ -21,8 +21,17 @@ from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory, foreign
 from veilmq.cli.output import bar
 from veilmq.model.instant import SECOND_US
-from veilmq.store.directory import DATABASE, REDO, DirectoryHeld
-from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, Report, SchemaRefused, SqliteTooOld
+from veilmq.store.directory import (
+    DATABASE,
+    REDO,
+    DatabaseFailed,
+    DestinationTaken,
+    DirectoryHeld,
+    NotOurs,
+    Report,
+    SchemaRefused,
+    SqliteTooOld,
+)
 from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
 

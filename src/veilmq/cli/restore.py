@@ -18,8 +18,8 @@ from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import Instant, from_text
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE
-from veilmq.store.errors import (
+from veilmq.store.directory import (
+    DATABASE,
     DatabaseFailed,
     DatabaseUnusable,
     NotOurs,

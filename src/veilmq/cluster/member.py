@@ -28,8 +28,7 @@ from veilmq.cluster.postgres.schema import Shard, WrongCluster, look, refuse_mov
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
-from veilmq.store.directory import COMMITTED, DATABASE, REDO
-from veilmq.store.errors import DatabaseFailed
+from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseFailed
 from veilmq.store.files import durable_write
 from veilmq.store.log import Diverged, Follower, NotOwner
 from veilmq.store.log.restoring import SnapshotBad

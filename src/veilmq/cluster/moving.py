@@ -30,8 +30,7 @@ from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
 from veilmq.engine.directory import STATE_FORMAT, copy_checked, open_follower, set_position
 from veilmq.model.instant import Instant
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE, DataDirectory
-from veilmq.store.errors import DestinationTaken, NotOurs
+from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
 from veilmq.store.log import Entry, Point, Position, Record, checksum
 from veilmq.store.log.restoring import Held, RecordsEnd, SourceUnusable

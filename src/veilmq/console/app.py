@@ -1,6 +1,6 @@
 """The console's application: its routes, what its errors look like, and what every request and answer must pass.
 
-Strategy: every answer passes the guard; every page but the sign-in has a session (entering.py, sessions.py).
+Strategy: every answer passes the guard; every page but the sign-in has a session (sessions.py).
 
 The guard is pure ASGI, around all routes. Host is compared with a list in every mode: a name that points at this
 machine (DNS rebinding) is not on it, and a literal address cannot be pointed elsewhere. A POST must bear an Origin, and
@@ -28,9 +28,8 @@ from veilmq.admin.api import STATUS, Refused, described
 from veilmq.admin.service import Service
 from veilmq.console import HOME
 from veilmq.console.calls import ApiRefused, Calls
-from veilmq.console.entering import SIGN_IN, Entrance, SignInNeeded
 from veilmq.console.pages import PAGES
-from veilmq.console.sessions import Session
+from veilmq.console.sessions import SIGN_IN, Entrance, Session, SignInNeeded
 from veilmq.console.showing import page
 from veilmq.console.visit import Visit
 from veilmq.model.errors import VeilError

@@ -22,8 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from veilmq.admin.api import Refused
 from veilmq.console.calls import ApiRefused, Calls
-from veilmq.console.entering import form_of
-from veilmq.console.sessions import Done, Session, hashed
+from veilmq.console.sessions import Done, Session, form_of, hashed
 from veilmq.console.showing import clock_time, page
 from veilmq.model.settings.access import Action
 

@@ -57,7 +57,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.auth import Hosts
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange

@@ -17,8 +17,7 @@ from veilmq.model.moves import JobInfo, MoveInfo
 from veilmq.model.settings.access import StoredSession
 from veilmq.model.settings.queue import QueueInfo, QueueKey, QueueSettings
 from veilmq.model.settings.topic import LiveTopic, TopicKey
-from veilmq.store.directory import DataDirectory
-from veilmq.store.errors import Progress, Report
+from veilmq.store.directory import DataDirectory, Progress, Report
 from veilmq.store.rollups import FailingRollups, MinutesOfMany, Rollup, SeenClients, StoredRollups
 
 HOLD_S_MAX: Final = 600

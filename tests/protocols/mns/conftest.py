@@ -24,7 +24,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq.model.commands import Peek
 from veilmq.model.instant import Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.mns.codec import Call, Codec, Endpoint
 from veilmq.server.port import denied_action
 

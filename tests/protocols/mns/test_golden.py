@@ -9,7 +9,7 @@ has to be white space.
 import re
 from typing import Any
 
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 
 DECLARATION = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 MESSAGES = "/queues/jobs/messages"

@@ -32,7 +32,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages import NO_EXTRAS, Delivery, Extras
 from veilmq.model.outcomes import Outcome, Swept
 from veilmq.model.settings.access import EVERYTHING, AccessKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.server.port import denied_action
 from veilmq.store import Store

@@ -8,7 +8,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueueDescribed
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each

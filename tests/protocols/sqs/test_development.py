@@ -3,7 +3,7 @@
 from veilmq.model.commands import DescribeQueue
 from veilmq.model.instant import Instant
 from veilmq.model.settings.access import AccessKey
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each
 

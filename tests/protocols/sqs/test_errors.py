@@ -32,7 +32,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueDescribed
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs.codec import Codec
 from veilmq.protocols.sqs.errors import QUERY_WORDS, fault_of
 from veilmq.protocols.sqs.operations import OPERATIONS

@@ -16,7 +16,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages import Attribute, Delivery, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.access import EVERYTHING, AccessKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 
 MODEL = json.loads(

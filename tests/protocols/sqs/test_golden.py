@@ -9,7 +9,7 @@ from veilmq.model.messages import Attribute, Delivery, Extras
 from veilmq.model.outcomes import Deleted, Outcome, QueueChanged, QueueDescribed, QueuesListed, Received, Sent
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 
 

@@ -10,7 +10,7 @@ import pytest
 from veilmq.model.commands import CreateQueue, ListQueues
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each
 

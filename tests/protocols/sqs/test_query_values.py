@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs.codec import Endpoint
 from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal
 from veilmq.protocols.sqs.forms import query_form

@@ -7,7 +7,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueuesListed
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs.addresses import PATH, STANDARD
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each

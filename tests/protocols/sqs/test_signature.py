@@ -24,7 +24,7 @@ from veilmq.model.commands import DescribeQueue, Send
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs import auth, limits
 from veilmq.protocols.sqs.auth.signature_parts import canonical_path
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint

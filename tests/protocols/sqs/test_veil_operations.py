@@ -39,7 +39,7 @@ from veilmq.model.outcomes import (
 )
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.protocols.sqs.operations.message_attributes import body_md5
 from veilmq.protocols.sqs.veil import shapes

@@ -23,7 +23,7 @@ from veilmq.admin.history.copies import Copies
 from veilmq.admin.service import Service
 from veilmq.model.instant import DAY_US
 from veilmq.model.settings.access import Action
-from veilmq.store.errors import DatabaseFailed, Progress
+from veilmq.store.directory import DatabaseFailed, Progress
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps kept for a slow reader; further ones are left out."""

@@ -63,8 +63,15 @@ from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAUL
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.store import Options, Store
-from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SchemaRefused, SqliteTooOld
+from veilmq.store.directory import (
+    DatabaseUnusable,
+    DirectoryHeld,
+    DirectoryUnsafe,
+    NotOurs,
+    SchemaOlder,
+    SchemaRefused,
+    SqliteTooOld,
+)
 
 _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000

@@ -255,7 +255,7 @@ def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
 
 def check_place(out: Path, kind: str) -> None:
     """Check that the stream may write its table there. Raises OptionInvalid, TableForeign."""
-    from veilmq.pipeline.drain.run import check_table
+    from veilmq.pipeline.drain import check_table
     from veilmq.pipeline.tables import checkpoint_of
 
     place = out.resolve() / TABLE

@@ -38,15 +38,21 @@ from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
-from veilmq.protocols.http import external_path
+from veilmq.protocols import external_path
 from veilmq.server.auth import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import set_up
 from veilmq.server.service import ClusterRefused, Service, Stopped
-from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
+from veilmq.store.directory import (
+    DatabaseUnusable,
+    DirectoryHeld,
+    DirectoryUnsafe,
+    NotOurs,
+    SchemaRefused,
+    SqliteTooOld,
+)
 
 if TYPE_CHECKING:
     from veilmq.server.cluster.member import ClusterServer

@@ -36,7 +36,7 @@ from veilmq.admin.access import INPUT_ENDED, REFUSALS
 from veilmq.cli.serve import BACKLOG, AdminEntry
 from veilmq.cli.serve.following import by_role
 from veilmq.console import application
-from veilmq.protocols.http import absolute_form
+from veilmq.protocols import absolute_form
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.refusals import RefusalLog
 from veilmq.server.service import Service

@@ -1,22 +1,56 @@
-"""Drains a live queue into a table, each message once: the stream source `veilmq` and the helper `drain`.
+"""Drains a live queue into a table, each message once: the stream source `veilmq`, and here the helper `drain`, which
+goes on until the queue is empty and every delete is confirmed.
 
 Strategy: `driver` does the work, without Spark: it receives, writes manifests (`manifests`), holds leases, and deletes
 what Spark has committed (`batches`). Executors only read manifests (`source`, with `decoding`; `bad_records` keeps what
-cannot be decoded). `source` is the adapter to Spark; `checkpoint` refuses a table that would lose rows.
+cannot be decoded). `source` is the adapter to Spark.
+
+`drain` runs a query with trigger AvailableNow again and again on one checkpoint, because one run ends with what the
+queue held at its start. The last call of each run deletes and waits for the answers, so a run that ends well leaves
+nothing to confirm; the directory is checked for leftovers all the same. Messages leased by others are waited for.
+Before it starts: does the table belong to the checkpoint, and what did a kill leave in it?
+
+`check_table`: Spark's Parquet sink identifies batches by their numbers only. If a new query starts on another query's
+table, the sink says that it already has batch 0, and the source then deletes messages that are in no table. Nor can one
+directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
+
+`clear_checkpoint`: Spark writes a log entry to a hidden file and renames it. If it is killed in between during its very
+first batch, the next start finds that file and takes the checkpoint for another query's
+(STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). Nothing was logged yet, so the file can go, unless a query is running
+there; the lock of its manifests tells.
 
 Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from veilmq.client.adapters.connect import connect
+from veilmq.client.clock import SYSTEM
+from veilmq.model.errors import VeilError
+from veilmq.pipeline import register
 from veilmq.pipeline.drain.bad_records import BadRecord, read_bad_records
-from veilmq.pipeline.drain.run import Drained, drain
+from veilmq.pipeline.drain.manifests import is_taken
 from veilmq.pipeline.errors import (
     DirectoryForeign,
     DirectoryTaken,
     DirectoryUnwritable,
     DrainUnfinished,
     ManifestDamaged,
+    OptionInvalid,
+    SourceUnreachable,
     TableForeign,
 )
+from veilmq.pipeline.options import read_options
+from veilmq.pipeline.sinks.delta import check_place
+from veilmq.store.files import locked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "BadRecord",
@@ -30,3 +64,164 @@ __all__ = [
     "drain",
     "read_bad_records",
 ]
+
+
+_PAUSE_SECONDS: Final = 0.5
+_PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
+_LOGS: Final = ("offsets", "commits")
+_UNFINISHED: Final = (".tmp", ".tmp.crc")
+_ELSEWHERE: Final = "://"
+_NONE: Final = -1
+_BATCHES_MAX: Final = 1_000_000
+_HELD: Final = "Does somebody else hold its messages, or can the adapter not decode some, as the log would tell?"
+_SMALL_GROUPS: Final = {
+    "parquet.block.size": str(32 << 20),
+    "parquet.block.size.row.check.min": "1",
+    "parquet.page.size.row.check.min": "1",
+}
+"""A task buffers a row group and by default checks sizes only every hundred rows; large bodies would fill the heap."""
+_FORMATS: Final = {"delta": ("veilmq-delta", {}), "parquet": ("parquet", _SMALL_GROUPS)}
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """The result of a drain."""
+
+    messages: int
+    """Rows passed to the sink by this call; a batch repeated after a crash counts twice."""
+    batches: int
+    bad_records: int
+    """Messages the query could not decode since it first started."""
+    runs: int
+    seconds: float
+
+
+def drain(
+    spark: "SparkSession",
+    url: str,
+    sink: "str | Callable[[DataFrame, int], None]",
+    directory: Path | str,
+    *,
+    until: float | None = None,
+    schema: str | None = None,
+    transform: "Callable[[DataFrame], DataFrame] | None" = None,
+    name: str | None = None,
+    **options: Any,
+) -> Drained:
+    """Drain the queue `url` into `sink`; return once the queue is empty and all deletes are confirmed.
+
+    sink: `delta:/path` or `parquet:/path`, each exactly once; or a function of (frame, batch number) that Spark calls
+    once per micro-batch, and again with the same number and rows after a crash. directory: absolute, used by this query
+    only, kept between calls: manifests, checkpoint, bad records. until: seconds after which DrainUnfinished is raised.
+    schema: of JSON bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the
+    query, in Spark's UI and in metrics. options: those of the source, in snake case (`max_rows=...`).
+
+    Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
+    """
+    register(spark)
+    started = SYSTEM.monotonic()
+    directory = Path(directory)
+    given = {_camel(name): _text(value) for name, value in options.items()}
+    given |= {"url": url, "directory": str(directory / "manifests")}
+    read_options(given)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / "lock", DirectoryTaken, "Another drain"):
+        clear_checkpoint(directory / "checkpoint", directory / "manifests")
+        messages = batches = runs = 0
+        while True:
+            reader = spark.readStream.format("veilmq").options(**given)
+            frame = (reader if schema is None else reader.schema(schema)).load()
+            query = _started(spark, frame if transform is None else transform(frame), sink, directory, name)
+            query.awaitTermination()
+            runs += 1
+            for progress in query.recentProgress:
+                # The progress key of that name is empty over Spark Connect.
+                messages += progress.numInputRows
+                batches += progress.numInputRows > 0
+            if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
+                break
+            if until is not None and SYSTEM.monotonic() - started > until:
+                raise DrainUnfinished(f"The queue is not empty after {until:g} s.", _HELD)
+            time.sleep(_PAUSE_SECONDS)
+    bad = len(read_bad_records(directory / "manifests"))
+    return Drained(messages, batches, bad, runs, SYSTEM.monotonic() - started)
+
+
+def _started(
+    spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path,
+    name: str | None,
+) -> Any:  # fmt: skip
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
+    if name is not None:
+        writer = writer.queryName(name)
+    before = spark.conf.get(_PROGRESS)
+    # The query's progress reports are counted here, so none may be dropped.
+    spark.conf.set(_PROGRESS, str(_BATCHES_MAX))
+    try:
+        if not isinstance(sink, str):
+            return writer.foreachBatch(sink).start()
+        kind, colon, path = sink.partition(":")
+        if not colon or kind not in _FORMATS:
+            raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
+        check_table(kind, path, directory / "checkpoint")
+        if kind == "delta":
+            check_place(path, to_arrow_schema(frame.schema, timezone="UTC"))
+        form, options = _FORMATS[kind]
+        return writer.format(form).options(**options).option("path", path).start()
+    finally:
+        spark.conf.set(_PROGRESS, str(before))
+
+
+def _is_empty(url: str) -> bool:
+    try:
+        with connect(url) as queue:
+            stats = queue.stats()
+    except VeilError as error:
+        raise SourceUnreachable(f"The queue cannot be reached: {error}.", "Run it again.") from None
+    return stats.visible + (stats.delayed or 0) + (stats.in_flight or 0) == 0
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def clear_checkpoint(checkpoint: Path, manifests: Path) -> None:
+    """Remove the unfinished entries of a first batch that was never logged."""
+    logged = checkpoint / "offsets"
+    if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or is_taken(manifests):
+        return
+    for name in _LOGS:
+        for each in (checkpoint / name).glob(".*"):
+            if each.name.endswith(_UNFINISHED):
+                each.unlink(missing_ok=True)
+
+
+def check_table(kind: str, path: str, checkpoint: Path) -> None:
+    """Check a table on a file system that is reachable here; others are not checked. Raises TableForeign."""
+    local = path.removeprefix("file:")
+    if local == path and _ELSEWHERE in path:
+        return
+    table = Path(local)
+    is_delta, log = (table / "_delta_log").is_dir(), table / "_spark_metadata"
+    if kind != "delta" and is_delta:
+        raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
+    if kind == "delta" and log.is_dir():
+        raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
+    reached, has = _last(checkpoint / "offsets"), _last(log)
+    is_strange = reached == _NONE and not is_delta and any(table.glob("*.parquet"))
+    if has > reached or is_strange:
+        mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
+        raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
+
+
+def _last(log: Path) -> int:
+    """The number of the last entry of one of Spark's logs, where every tenth may be `9.compact`."""
+    if not log.is_dir():
+        return _NONE
+    return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)

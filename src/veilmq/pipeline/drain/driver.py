@@ -25,10 +25,9 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
-from veilmq.pipeline.drain import bad_records
-from veilmq.pipeline.drain.batches import ledger
+from veilmq.pipeline.drain import bad_records, batches
+from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.deleting import Cleanup, Deleter
-from veilmq.pipeline.drain.batches.ledger import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.receiving import Room, each_chunk, gather
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
@@ -127,7 +126,7 @@ class Driver:
         batch = self._batches.get(end.seq)
         if batch is None or batch.path.name != end.file:
             path = self.directory.checked(end)
-            batch = ledger.load(end.seq, path, self._queue, self._options.lease, self._clock)
+            batch = batches.load(end.seq, path, self._queue, self._options.lease, self._clock)
             self._take_up(batch)
             with self._lock:
                 self._batches[end.seq] = batch
@@ -203,7 +202,7 @@ class Driver:
             return
         for seq, path in self.directory.files("arrow"):
             if seq not in self._batches:
-                batch = ledger.load(seq, path, self._queue, self._options.lease, self._clock)
+                batch = batches.load(seq, path, self._queue, self._options.lease, self._clock)
                 self._take_up(batch)
                 self._batches[seq] = batch
         remember = self._remember_seconds()
@@ -227,7 +226,7 @@ class Driver:
             batch = self._batches.pop(seq, None)
         if batch is not None:
             batch.leases.stop()
-        handles = [each.handle for each in ledger.loaded(path)]
+        handles = [each.handle for each in batches.loaded(path)]
         path.unlink()
         each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)
         log.info("queue %s: %d messages of a batch that was never logged go back", self._queue.name, len(handles))

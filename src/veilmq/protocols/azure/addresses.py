@@ -14,9 +14,9 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from veilmq.protocols import Request, is_secure
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.errors import Refusal, bad_parameter, missing_parameter, out_of_range
-from veilmq.protocols.http import Request, is_secure
 
 SECONDARY: Final = "-secondary"
 _SERVICE_LABEL: Final = "queue"

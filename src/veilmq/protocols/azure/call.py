@@ -19,10 +19,10 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import AccessKey, NamedAccount
 from veilmq.model.settings.queue import QueueKey
+from veilmq.protocols import Request, Response
 from veilmq.protocols.azure.addresses import Endpoint, Place, check_queue_name
 from veilmq.protocols.azure.cors import NOTHING, CorsHeaders
 from veilmq.protocols.azure.errors import fault_of
-from veilmq.protocols.http import Request, Response
 
 
 class Way(StrEnum):

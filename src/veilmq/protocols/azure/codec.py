@@ -15,6 +15,7 @@ from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import Action, NamedAccount, NamedAccounts
+from veilmq.protocols import Request, Response
 from veilmq.protocols.azure import cors, errors, limits, operations
 from veilmq.protocols.azure.addresses import Endpoint, check_timeout, read_place, read_query
 from veilmq.protocols.azure.auth import Tokens, Verifier
@@ -25,7 +26,6 @@ from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated
 from veilmq.protocols.azure.instants import print_iso
 from veilmq.protocols.azure.operations.service import properties_from
 from veilmq.protocols.azure.xml import CONTENT_TYPE, write_error
-from veilmq.protocols.http import Request, Response
 
 __all__ = ["Call", "Codec", "Endpoint"]
 

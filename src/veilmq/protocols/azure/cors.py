@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from veilmq.protocols import Request, Response
 from veilmq.protocols.azure import errors
 from veilmq.protocols.azure.errors import Refusal, bad_header
-from veilmq.protocols.http import Request, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
 CACHED: Final = frozenset({"GET", "HEAD"})

@@ -15,7 +15,7 @@ from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import AccessKey
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.protocols.mns.addresses import Endpoint, Place, queue_of, subscription_name, topic_of, url_start
 from veilmq.protocols.mns.errors import fault_of
 from veilmq.protocols.mns.signature import Caller

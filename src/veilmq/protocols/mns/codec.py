@@ -13,7 +13,7 @@ from typing import Final
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import Action, Keyring
-from veilmq.protocols.http import Request, Response, external_path
+from veilmq.protocols import Request, Response, external_path
 from veilmq.protocols.mns import errors, limits, operations
 from veilmq.protocols.mns.addresses import Endpoint, read_place, url_start
 from veilmq.protocols.mns.call import Asked, Call

@@ -9,7 +9,7 @@ everything else only with it. Other clients read both.
 
 from typing import Final
 
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range
 from veilmq.protocols.mns.parameters import boolean, integer

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.http import Request, address_used
+from veilmq.protocols import Request, address_used
 from veilmq.protocols.sqs import limits
 
 _PARTITIONS: Final = (

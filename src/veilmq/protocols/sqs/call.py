@@ -21,7 +21,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import AccessKey
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import Endpoint, queue_of_url
 from veilmq.protocols.sqs.auth import Caller

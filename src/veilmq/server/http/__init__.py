@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

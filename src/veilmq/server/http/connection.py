@@ -30,7 +30,7 @@ from struct import Struct
 from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Final, cast
 
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.http import CLOSE, CONTINUE
 from veilmq.server.http.intake import Intake, Refusal
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from veilmq.engine.unread import Unread
 from veilmq.model.instant import SECOND_US
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http import CLOSE, Answers, Limits
 from veilmq.server.http.connection import Connection, Exchange

@@ -20,7 +20,7 @@ from typing import Final
 import apsw
 import msgspec
 
-from veilmq.store.errors import NotOurs
+from veilmq.store.directory import NotOurs
 from veilmq.store.log import Diverged, Log, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
 

@@ -11,8 +11,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
-from veilmq.store.directory import DataDirectory
-from veilmq.store.errors import Progress, Report
+from veilmq.store.directory import DataDirectory, Progress, Report
 from veilmq.store.reader import AccountCounts
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite.batch.queues import LiveQueue

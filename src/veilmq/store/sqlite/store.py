@@ -22,8 +22,7 @@ from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
-from veilmq.store.directory import DataDirectory, holds_database
-from veilmq.store.errors import DatabaseUnusable, NotOurs
+from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs, holds_database
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import queues

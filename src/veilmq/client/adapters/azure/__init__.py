@@ -48,6 +48,7 @@ from veilmq.client.adapters.cloud import (
     Believed,
     CloudAccount,
     CloudQueue,
+    PacedPolls,
     decoded_peeks,
     receive_decoded,
 )
@@ -56,7 +57,6 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint, identity_of
 from veilmq.client.shared import checks
 from veilmq.client.shared.batches import Singly
-from veilmq.client.shared.waits import PacedPolls
 from veilmq.client.unreadable import Policy, keep
 from veilmq.model.errors import (
     CapabilityMissing,

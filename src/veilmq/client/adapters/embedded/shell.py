@@ -29,8 +29,15 @@ from veilmq.model.errors import ParameterInvalid, StoreFailed, StoreUnknown, Vei
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
 from veilmq.store import Options, Store
-from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe, holds_database
-from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
+from veilmq.store.directory import (
+    DatabaseUnusable,
+    DirectoryHeld,
+    DirectoryUnsafe,
+    NotOurs,
+    SchemaRefused,
+    SqliteTooOld,
+    holds_database,
+)
 from veilmq.store.synchronised import is_synchronised
 
 CLOSE_SECONDS: Final = 10.0

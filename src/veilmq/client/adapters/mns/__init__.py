@@ -45,6 +45,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import (
     Believed,
+    CancellableWaits,
     CloudAccount,
     CloudQueue,
     decoded_peeks,
@@ -71,7 +72,6 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, identity_of
 from veilmq.client.shared import checks
 from veilmq.client.shared.batches import OF_ALL, Singly, batched
-from veilmq.client.shared.waits import CancellableWaits
 from veilmq.client.unreadable import Policy, keep, log
 from veilmq.model.errors import (
     CapabilityMissing,

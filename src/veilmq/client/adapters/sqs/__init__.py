@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from veilmq.client.adapters.cloud import (
     Believed,
+    CancellableWaits,
     CloudAccount,
     CloudQueue,
     creation_attributes,
@@ -29,7 +30,6 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.queue import ById, Capabilities
 from veilmq.client.shared import checks
 from veilmq.client.shared.batches import batched, in_requests
-from veilmq.client.shared.waits import CancellableWaits
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.messages.reports import WORKING, Failure, Report, report_of
 from veilmq.model.settings.queue import FIFO_SUFFIX

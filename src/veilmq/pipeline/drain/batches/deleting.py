@@ -27,7 +27,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.records.objects import ObjectStore
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.drain.bad_records import BadRecord, of_manifest, unsent
-from veilmq.pipeline.drain.batches.ledger import Batch
+from veilmq.pipeline.drain.batches import Batch
 from veilmq.pipeline.drain.batches.receiving import each_chunk
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import NamedAccount, NamedAccounts
+from veilmq.protocols import Request, external_path, is_secure
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Place
 from veilmq.protocols.azure.auth.sas import SasReader
@@ -32,7 +33,6 @@ from veilmq.protocols.azure.auth.shared_key import (
 from veilmq.protocols.azure.call import Caller, Identity, Way, origin_of
 from veilmq.protocols.azure.errors import Refusal, show, unauthenticated
 from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
-from veilmq.protocols.http import Request, external_path, is_secure
 
 RESOURCE: Final = "https://storage.azure.com"
 _APPLICATION: Final = "e406a681-f3d4-42a8-90b6-c2b029497af1"

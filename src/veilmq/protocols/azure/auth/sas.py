@@ -19,6 +19,7 @@ import msgspec
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import NamedAccount
+from veilmq.protocols import Request, is_secure, source_address
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
 from veilmq.protocols.azure.auth.shared_key import matches, read_signature
@@ -26,7 +27,6 @@ from veilmq.protocols.azure.call import Identity, Sas, Way
 from veilmq.protocols.azure.errors import Refusal, bad_xml, missing_node, show, unauthenticated
 from veilmq.protocols.azure.instants import print_rfc1123, read_iso, read_policy_time
 from veilmq.protocols.azure.xml import DECLARATION, members_of, only, read_document
-from veilmq.protocols.http import Request, is_secure, source_address
 from veilmq.protocols.xml import Element, escape
 
 _LABEL: Final = "azure.policies"

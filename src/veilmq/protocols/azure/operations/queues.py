@@ -20,13 +20,13 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.queue import QueueInfo, shown_name
+from veilmq.protocols import Request, Response
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import service_endpoint, whole_number
 from veilmq.protocols.azure.auth.sas import policies_label, policies_of, read_policies, write_policies
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import Refusal, bad_parameter
 from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, escape_attribute
-from veilmq.protocols.http import Request, Response
 from veilmq.protocols.xml import escape
 
 _COOLDOWN_US: Final = 30 * SECOND_US

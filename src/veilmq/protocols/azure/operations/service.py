@@ -18,6 +18,7 @@ from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
+from veilmq.protocols import Response
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.auth.sas import delegation_value
 from veilmq.protocols.azure.call import Asked, Call, Plan, service_queue
@@ -25,7 +26,6 @@ from veilmq.protocols.azure.cors import CorsRule
 from veilmq.protocols.azure.errors import bad_node, bad_parameter, bad_xml, fault_of, missing_node
 from veilmq.protocols.azure.instants import print_iso, print_rfc1123, read_iso
 from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, members_of, only, read_document
-from veilmq.protocols.http import Response
 from veilmq.protocols.xml import Element, escape
 
 LABEL_PREFIX: Final = "azure.service."

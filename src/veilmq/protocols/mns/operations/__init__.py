@@ -16,7 +16,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import AccessKey
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import Kind
 from veilmq.protocols.mns.call import Asked, Call, Operation, Plan, answer_nothing, sole

@@ -39,7 +39,7 @@ from veilmq.model.messages import (
 from veilmq.model.messages.reports import REPORT_HEADER, read_header
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey, XmlBody
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import arn
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole

@@ -21,7 +21,7 @@ from veilmq.model.errors import SubscriptionMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, Subscribed, SubscriptionDescribed, SubscriptionsListed
 from veilmq.model.settings.topic import ContentFormat, RetryStrategy, SubscriptionInfo, SubscriptionSettings
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 from veilmq.protocols.mns import errors
 from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole

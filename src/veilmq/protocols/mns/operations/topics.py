@@ -13,7 +13,7 @@ from veilmq.model.errors import TopicMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, Published, TopicCreated, TopicDescribed, TopicsListed
 from veilmq.model.settings.topic import TopicInfo
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import malformed

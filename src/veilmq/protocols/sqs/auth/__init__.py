@@ -26,8 +26,8 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
 from veilmq.model.settings.queue import QueueKey
+from veilmq.protocols import Request
 from veilmq.protocols.caches import Bounded, Keyed
-from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import region_of_host
 from veilmq.protocols.sqs.auth.signature_parts import (

@@ -18,7 +18,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import EVERYTHING, Action
 from veilmq.model.settings.queue import QueueInfo, QueueKey
-from veilmq.protocols.http import is_secure, source_address
+from veilmq.protocols import is_secure, source_address
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint, arn, user_arn
 from veilmq.protocols.sqs.auth.policy import AccessRequest, Decision, PolicyInvalid, evaluate, may_deny, read_policy

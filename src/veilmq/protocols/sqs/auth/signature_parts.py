@@ -18,7 +18,7 @@ from typing import Final
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.http import Request
+from veilmq.protocols import Request
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.errors import Refusal
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from veilmq.protocols.http import Response
+from veilmq.protocols import Response
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.call import Operation, Result
 from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, Refusal, binary_character

@@ -18,9 +18,8 @@ import msgspec
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store import Options
-from veilmq.store.directory import COMMITTED, REDO
+from veilmq.store.directory import COMMITTED, REDO, DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.disk import Job
-from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.redo.file import is_given_up

@@ -14,7 +14,7 @@ from typing import Final
 import apsw
 
 from veilmq.model.messages import KEY_BYTES
-from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
+from veilmq.store.directory import NotOurs, SchemaNewer, SchemaUnreleased
 
 EPOCH_BYTES: Final = 16
 APPLICATION_ID: Final = 0x564D5131  # "VMQ1"

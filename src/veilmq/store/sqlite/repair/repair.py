@@ -26,8 +26,16 @@ from veilmq.model.events import SCHEMA_VERSION, Event, Kind, Part
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import Options
-from veilmq.store.directory import COMMITTED, DATABASE, REDO, DirectoryHeld, is_held, read_holder
-from veilmq.store.errors import DatabaseFailed, NotOurs
+from veilmq.store.directory import (
+    COMMITTED,
+    DATABASE,
+    REDO,
+    DatabaseFailed,
+    DirectoryHeld,
+    NotOurs,
+    is_held,
+    read_holder,
+)
 from veilmq.store.files import sync_directory, sync_file
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay

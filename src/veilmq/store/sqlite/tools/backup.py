@@ -17,8 +17,7 @@ import apsw
 
 from veilmq.model.instant import Instant
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE
-from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
+from veilmq.store.directory import DATABASE, DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.log import Diverged, Point, Position
 from veilmq.store.sqlite.disk import redo

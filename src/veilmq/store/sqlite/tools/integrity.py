@@ -20,8 +20,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.settings.queue import PlanState
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store import Options
-from veilmq.store.directory import REDO
-from veilmq.store.errors import DatabaseFailed, Progress, Report, SchemaOlder
+from veilmq.store.directory import REDO, DatabaseFailed, Progress, Report, SchemaOlder
 from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
