@@ -18,7 +18,7 @@ from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Ownership, Server
-from veilmq.cluster.postgres.schema import LEASE_US, Shard, init
+from veilmq.cluster.postgres.schema import LEASE_US, Formats, Shard, init
 from veilmq.testing import Random
 
 _NUMBERS = itertools.count(1)
@@ -92,7 +92,7 @@ class Cluster:
         return Postgres(self.pair.dsn, **(self.options | options))
 
     def candidate(self, name: str, clock: Clock, *, holder: UUID | None = None, **options: Any) -> Candidate:
-        server = Server(name, f"{name}:9400", holder or uuid4())
+        server = Server(name, f"{name}:9400", holder or uuid4(), Formats(1, self.shard.format))
         return self.kept(Candidate(self.postgres(**options), server, self.shard.incarnation, clock))
 
     def owner(self, name: str, clock: Clock, **options: Any) -> Ownership:

@@ -11,6 +11,7 @@ from tests.support.sqlite import SMALL
 
 from veilmq.cluster.member import Member, begins_at
 from veilmq.cluster.postgres.ownership import Before, Ownership
+from veilmq.cluster.postgres.schema import Formats
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.store.sqlite.follower import SqliteFollower
 
@@ -57,20 +58,26 @@ class CountingClock(Clock):
         return super().__call__()
 
 
+def member_of(cluster: Cluster, copy: Path, clock: Clock) -> Member:
+    def opened(path: Path) -> SqliteFollower:
+        return SqliteFollower(path, SMALL)
+
+    return Member(cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), name="one")
+
+
 @pytest.mark.parametrize("to", ["", "one"], ids=["to any", "back"])
 def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
     cluster: Cluster, tmp_path: Path, to: str
 ) -> None:
     """Nobody owns it, so anybody may take over at once. Unless it is handed back to that very server."""
     clock, stopping = CountingClock(), Event()
-    copy, name = tmp_path / "copy", "one"
-    member = Member(cluster.pair.dsn, copy, lambda path: SqliteFollower(path, SMALL), clock, state_format=1, name=name)
+    member = member_of(cluster, tmp_path / "copy", clock)
     following = begin(lambda: member.follow(stopping, patience_s=2))
     try:
         until(lambda: clock.reads > 20)
         assert not following.done()
-        if to == name:
-            cluster.owner("two", Clock()).hand_over(name, RENEWED)
+        if to == "one":
+            cluster.owner("two", Clock()).hand_over("one", RENEWED)
         else:
             clock.advance(2 * SECOND_US)
         ownership = following.result(20)
@@ -78,12 +85,36 @@ def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
         ownership.close()
     finally:
         stopping.set()
+        assert member.registry is not None
+        member.registry.leave()
+
+
+def test_a_drained_server_does_not_take_over(cluster: Cluster, tmp_path: Path) -> None:
+    """Nor when nobody else owns the shard."""
+    clock, stopping = CountingClock(), Event()
+    member = member_of(cluster, tmp_path / "copy", clock)
+    following = begin(lambda: member.follow(stopping, patience_s=2))
+    try:
+        until(lambda: clock.reads > 20)
+        cluster.pair.primary.query("update veilmq.server set drained = true")
+        until(lambda: member.drained)
+        clock.advance(2 * SECOND_US)
+        reads = clock.reads
+        until(lambda: clock.reads > reads + 20)
+        assert not following.done()
+        cluster.pair.primary.query("update veilmq.server set drained = false")
+        ownership = following.result(20)
+        assert isinstance(ownership, Ownership)
+        ownership.close()
+    finally:
+        stopping.set()
+        assert member.registry is not None
+        member.registry.leave()
 
 
 def test_a_follower_that_cannot_read_the_log_says_for_how_long(cluster: Cluster, tmp_path: Path) -> None:
     clock, stopping, primary = CountingClock(), Event(), cluster.pair.primary
-    copy = tmp_path / "copy"
-    member = Member(cluster.pair.dsn, copy, lambda path: SqliteFollower(path, SMALL), clock, state_format=1, name="one")
+    member = member_of(cluster, tmp_path / "copy", clock)
     following = begin(lambda: member.follow(stopping, patience_s=60))
     try:
         until(lambda: clock.reads > 20)
@@ -100,3 +131,5 @@ def test_a_follower_that_cannot_read_the_log_says_for_how_long(cluster: Cluster,
     finally:
         stopping.set()
         following.result(20)
+        assert member.registry is not None
+        member.registry.leave()

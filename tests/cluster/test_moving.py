@@ -179,7 +179,7 @@ class TestRefused:
         assert "is held by pid" in refused()
         stage.store.close()
         empty.pair.primary.query("update veilmq.shard set format = 1")
-        assert "of format 1, and this release has" in refused()
+        assert "has state format 1, this release needs" in refused()
         empty.pair.primary.query(f"update veilmq.shard set format = {STATE_FORMAT}")
         assert "has no veilmq.db" in run("cluster", "import", str(tmp_path), "--cluster", empty.pair.dsn).err
         ended = run("cluster", "import", str(tmp_path / "alone"), "--cluster", empty.pair.dsn)

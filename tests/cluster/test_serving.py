@@ -1,8 +1,11 @@
 """`veilmq serve --cluster`: every server answers every request, and another one goes on when the owner is gone."""
 
 import json
+import re
+import shutil
 import signal
 import socket
+import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +27,7 @@ from tests.support.postgres import Pair, until
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.schema import init
 from veilmq.engine.directory import STATE_FORMAT
-from veilmq.testing.local import ServerProcess
+from veilmq.testing.local import VEILMQ, ServerProcess
 
 LEASE_S = 1.0
 pytestmark = pytest.mark.slow
@@ -38,19 +41,31 @@ class Servers:
         self.pair = pair
         self._all: list[ServerProcess] = []
 
-    def begin(self, name: str, *options: str) -> ServerProcess:
+    def begin(self, name: str, *options: str, program: tuple[str, ...] = VEILMQ) -> ServerProcess:
         """A server, as it begins."""
         (self._directory / name).mkdir(exist_ok=True)
         own = ("--cluster", self.pair.dsn, "--cluster-name", name, "--peer", "127.0.0.1:0")
         server = ServerProcess(self._directory / name, *own, *options)
+        server.program = program
         self._all.append(server)
         return server.begin()
 
-    def start(self, name: str, *options: str) -> ServerProcess:
+    def start(self, name: str, *options: str, program: tuple[str, ...] = VEILMQ) -> ServerProcess:
         """A server whose clients' calls reach the owner, itself or another."""
-        server = self.begin(name, *options).opened()
+        server = self.begin(name, *options, program=program).opened()
         until(lambda: ready(server))
         return server
+
+    def stop(self, name: str) -> None:
+        """Stop the one that runs."""
+        (running,) = (each for each in self._all if each.data.parent.name == name and each.process.poll() is None)
+        assert running.stop() == 0
+
+    def registered(self, run: Run) -> list[dict[str, Any]]:
+        """All servers that `veilmq cluster status` shows."""
+        shown = run("cluster", "status", "--cluster", self.pair.dsn, "--json")
+        found: list[dict[str, Any]] = json.loads(shown.out)["servers"]
+        return found
 
     def owner(self) -> str:
         """The name of the server that owns the queues now, once one does."""
@@ -326,7 +341,7 @@ class TestRefused:
 
     def test_another_format(self, servers: Servers) -> None:
         servers.pair.primary.query("update veilmq.shard set format = format + 1")
-        assert "run the same release on all servers" in self.ends(servers.begin("one"))
+        assert "upgrade this server" in self.ends(servers.begin("one"))
 
 
 def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tmp_path: Path) -> None:
@@ -348,3 +363,111 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
     assert (shown.code, found["owner"], found["epoch"], found["lease_s"]) == (0, "one", 1, 1.5)
     assert found["records"] > 0
     assert [standby["sync"] for standby in found["standbys"]] == ["sync"]
+
+
+LATER = (sys.executable, str(Path(__file__).parents[1] / "support/later_release.py"))
+"""A release that knows one more state format."""
+
+
+def test_servers_are_upgraded_one_by_one_and_then_the_state_format(servers: Servers, run: Run) -> None:
+    """A client of a server that stays as it is sends all the while, without retries."""
+    url = ("--cluster", servers.pair.dsn)
+    client = Client(servers.start("three"))
+    running = {name: servers.start(name) for name in ("one", "two")}
+    sent, ended = [], Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            client.send(str(len(sent)))
+            sent.append(str(len(sent)))
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        for name, old in running.items():
+            old.stop()
+            servers.start(name, program=LATER)
+        refused = run("cluster", "finalize", *url)
+        assert (refused.code, "is not known to three (release " in refused.err) == (1, True)
+        handed = run("cluster", "handover", *url, "--to", "one")
+        assert handed.out.startswith("one owns")
+        refused = run("cluster", "forget", *url, "three")
+        assert (refused.code, "stop it first" in refused.err) == (1, True)
+        ended.set()
+        sending.result(60)
+    servers.stop("three")
+    assert run("cluster", "forget", *url, "three").out == "three is forgotten\n"
+    client = Client(servers.start("four", program=LATER))
+    for _ in range(2):  # a second time changes nothing
+        done = run("cluster", "finalize", *url)
+        assert done.out == f"the queues have state format {STATE_FORMAT + 1}, the newest that all servers know\n"
+    assert client.counts() == (len(sent), 0)
+    client.send("with the new format")
+    found = json.loads(run("cluster", "status", *url, "--json").out)
+    assert found["format"] == STATE_FORMAT + 1
+    until(lambda: all(each["format"] == STATE_FORMAT + 1 for each in servers.registered(run)))
+    # The old release does not begin any more, and leaves its copy as it is.
+    old = servers.begin("three")
+    assert old.process.wait(20) == 2
+    assert f"knows {STATE_FORMAT}: upgrade this server" in old.log.read_text()
+    Client(servers.start("three", program=LATER)).send("upgraded")
+    assert client.counts() == (len(sent) + 2, 0)
+
+
+def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: Run) -> None:
+    url = ("--cluster", servers.pair.dsn)
+    first = servers.start("one")
+    alone = run("cluster", "drain", *url, "one")
+    assert (alone.code, "no other server could own the queues" in alone.err) == (1, True)
+    second = servers.start("two")
+    assert run("cluster", "drain", *url, "one").out == "one is drained; two owns the queues\n"
+    assert not ready(first)
+    assert "drained this server" in httpx.get(f"{first.admin}/health/ready").json()["reasons"]["cluster"]
+    Client(first).send("it answers all the same")
+    refused = run("cluster", "handover", *url, "--to", "one")
+    assert (refused.code, "server one is drained: name another" in refused.err) == (1, True)
+    unknown = run("cluster", "drain", *url, "eleven")
+    assert "there is no server eleven, but one, two" in unknown.err
+    shown = run("cluster", "status", *url).out
+    assert re.search(
+        r"server    one: drained, \d+ records behind, 127.0.0.1:\d+, release \S+, formats \d+, seen", shown
+    )
+    assert "server    two: owner, " in shown
+    run("cluster", "undrain", *url, "one")
+    until(lambda: ready(first))
+    run("cluster", "drain", *url, "one")
+    servers.stop("one")
+    first = servers.start("one")  # a start ends it, too
+    second.kill()
+    assert Client(first).counts() == (1, 0)
+    assert servers.owner() == "one"
+
+
+def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
+    servers.start("one")
+    other = servers.begin("other", "--cluster-name", "one")
+    assert other.process.wait(30) == 2
+    assert "another server of this cluster is called one" in other.log.read_text()
+
+
+def test_a_server_that_lost_its_directory_gets_its_name_back(servers: Servers, tmp_path: Path) -> None:
+    server = servers.start("one")
+    server.kill()
+    shutil.rmtree(server.data)
+    servers.pair.primary.query("update veilmq.server set seen = seen - interval '4 s'")
+    Client(servers.start("one")).send("back")
+
+
+def test_a_running_server_waits_while_an_operator_changes_postgresql(servers: Servers) -> None:
+    """It would not have begun like that; but it goes on when the setting is right again."""
+    primary, second = servers.pair.primary, None
+    servers.start("one")
+    second = servers.start("two")
+    primary.set("synchronous_standby_names", "")
+    try:
+        until(lambda: "set synchronous_standby_names in PostgreSQL" in second.log.read_text())
+    finally:
+        primary.set("synchronous_standby_names", servers.pair.standby.name)
+    until(lambda: "PostgreSQL answers again" in second.log.read_text())
+    servers.stop("one")
+    Client(second).send("after")
+    assert servers.owner() == "two"

@@ -15,7 +15,8 @@ from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import AppendUnknown, Diverged, NotAppended, NotOwner, Record
+from veilmq.store.log import AppendUnknown, Diverged, FormatUnknown, NotAppended, NotOwner, Record
+from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup
@@ -211,7 +212,7 @@ class TestFollower:
         factory.log.bring(follower)
         stage.create("more")
 
-    @pytest.mark.parametrize("case", ["skipped", "another history", "another schema", "changed row", "unknown table"])
+    @pytest.mark.parametrize("case", ["skipped", "another history", "older schema", "changed row", "unknown table"])
     def test_it_has_diverged(self, factory: LoggedFactory, follower: SqliteFollower, case: str) -> None:
         (epoch, packed), lsn = factory.log.records[-1], len(factory.log.records)
         record = msgspec.msgpack.decode(packed, type=Record)
@@ -220,8 +221,8 @@ class TestFollower:
             lsn += 1
         elif case == "another history":
             record = msgspec.structs.replace(record, before=record.before ^ 1)
-        elif case == "another schema":
-            record, why = msgspec.structs.replace(record, schema=record.schema + 1), "schema"
+        elif case == "older schema":
+            record, why = msgspec.structs.replace(record, schema=record.schema - 1), "schema"
         elif case == "changed row":
             follower._connection.execute("UPDATE mark SET offset = offset + 1")
             why = "DATA: UPDATE in mark"
@@ -294,3 +295,66 @@ def test_a_follower_says_which_queues_were_changed(
     assert changed() == {number}
     assert follower.queues([number]) == {number: None}
     assert follower.queues() == {}
+
+
+class TestFormats:
+    """A later release has one more table. It works without, until the log says that all servers know it."""
+
+    @pytest.fixture
+    def later(self, monkeypatch: pytest.MonkeyPatch) -> int:
+        """The version of its tables."""
+        version = schema.VERSION + 1
+        monkeypatch.setattr(schema, "OLDEST_SERVED", schema.VERSION)
+        monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE later (id INTEGER PRIMARY KEY)"))
+        monkeypatch.setattr(schema, "VERSION", version)
+        return version
+
+    @pytest.fixture
+    def log(self, factory: LoggedFactory, later: int) -> MemoryLog:
+        """Written by a later release: five messages with the tables of this one, five with its own."""
+        for version in (later - 1, later):
+            options = msgspec.structs.replace(SMALL, schema=version)
+            factory.kind = lambda path, _, options=options: SqliteStore(path, options, log=factory.log)  # type: ignore[assignment]
+            stage = Stage(factory)
+            jobs = stage.create(f"jobs-{version}")
+            for number in range(5):
+                stage.send(jobs, str(number))
+            stage.store.close()
+        return factory.log
+
+    def test_followers_of_both_releases_go_on(self, tmp_path: Path, factory: LoggedFactory, log: MemoryLog) -> None:
+        with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
+            for lsn, (epoch, record) in enumerate(log.records, 1):
+                follower.apply(lsn, epoch, record)
+                decoded = msgspec.msgpack.decode(record, type=Record)
+                assert follower.format == decoded.schema
+            assert follower.format == schema.VERSION
+            store = factory.open()
+            log.bring(follower)
+            equal(store, follower)
+            store.close()
+
+    def test_who_does_not_know_it_keeps_its_copy(
+        self, tmp_path: Path, log: MemoryLog, later: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(schema, "VERSION", later - 1)
+        with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
+            with pytest.raises(FormatUnknown, match=f"state format {later}, and this release knows {later - 1}"):
+                log.bring(follower)
+            assert 5 < follower.position.lsn < len(log.records)
+
+    def test_who_needs_it_reads_what_was_before(
+        self, tmp_path: Path, log: MemoryLog, later: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It serves no older tables, but the log begins with them."""
+        monkeypatch.setattr(schema, "OLDEST_SERVED", later)
+        with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
+            log.bring(follower)
+            assert follower.format == later
+            assert follower.position.lsn == len(log.records)
+
+    def test_a_copy_of_older_tables_is_checked_as_such(self, tmp_path: Path, log: MemoryLog, later: int) -> None:
+        with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
+            follower.apply(1, 1, log.records[0][1])
+            assert follower.format == later - 1
+            assert follower.copy(tmp_path / "copy.db").position.lsn == 1

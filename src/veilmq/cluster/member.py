@@ -24,23 +24,31 @@ import msgspec
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
 from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
-from veilmq.cluster.postgres.schema import Shard, WrongCluster, look, refuse_moved
+from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
+from veilmq.cluster.registry import NameTaken, Registry, Told
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseFailed
 from veilmq.store.files import durable_write
-from veilmq.store.log import Diverged, Follower, NotOwner
+from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner
 from veilmq.store.log.restoring import SnapshotBad
 
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
+TROUBLE_SECONDS: Final = 0.3
+"""How long it waits more when PostgreSQL does not answer, or may not be trusted."""
+LOOKS_BETWEEN_TELLING: Final = 30
+"""After so many looks it tells the cluster that it is there."""
 LOOKS_BETWEEN: Final = 300
 """After so many looks a follower asks whether a snapshot is due."""
 SNAPSHOT_BYTES: Final = 1 << 30
 """A snapshot is due when the log since the last one has so many bytes, and at least as many as the state."""
 MEMBER_FILE: Final = "cluster.json"
 _COPY: Final = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE, REDO, COMMITTED)
+
+FOR_GOOD: Final = (Outdated, WrongCluster, NameTaken)
+"""Why a server stops that ran already. What else is wrong with PostgreSQL an operator may mend meanwhile."""
 
 log = logging.getLogger("veilmq.cluster")
 
@@ -87,18 +95,20 @@ class Member:
         open_follower: Callable[[Path], Follower],
         read_boot_ns: Callable[[], int],
         *,
-        state_format: int,
+        formats: Formats,
         name: str,
+        release: str = "",
         address: str = "",
         single_copy: bool = False,
         snapshot_bytes: int = SNAPSHOT_BYTES,
     ) -> None:
-        """state_format: what records this release reads and writes. name: unique in the cluster. address: where other
+        """formats: state formats that this release works with. name: unique in the cluster. address: where other
         servers reach this one. Raises Unfit."""
         self._directory = directory
         self._open_follower = open_follower
         self._boot_ns = read_boot_ns
-        self._format = state_format
+        self._formats = formats
+        self._release = release
         self._snapshot_bytes = snapshot_bytes
         self._name = name
         self.address = address
@@ -108,6 +118,8 @@ class Member:
         self._trouble = ""
         self._copy: Copy | None = None
         self._level_ns = read_boot_ns()
+        self.registry: Registry | None = None
+        """This server's row, from the first `join` on."""
 
     @property
     def lsn(self) -> int:
@@ -119,21 +131,28 @@ class Member:
         """How long ago the copy had every record of the log; any thread."""
         return (self._boot_ns() - self._level_ns) / 1e9
 
+    @property
+    def drained(self) -> bool:
+        """Whether an operator wants this server to own nothing."""
+        return self.registry is not None and self.registry.drained
+
     def follow(
         self, stopping: threading.Event, watch: "Watch | None" = None, *, patience_s: float = 0.0
     ) -> Ownership | None:
         """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
 
-        patience_s: leave the shard to others for so long, unless it is handed to this one.
-        Raises Unfit, and as the opening of a follower.
+        patience_s: leave the shard to others for so long, unless it is handed to this one. What is wrong with
+        PostgreSQL may be mended: this waits.
+        Raises Outdated, WrongCluster, NameTaken, and as the opening of a follower.
         """
         watch = watch or Watch()
         patient_until_ns = self._boot_ns() + int(patience_s * 1e9)
         if self.join(stopping) is None:
             return None
-        kept = self._kept
+        kept, registry = self._kept, self.registry
         assert kept is not None
-        server = Server(self._name, self.address, kept.holder)
+        assert registry is not None
+        server = registry.server = self._server(kept)
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             candidate = stack.enter_context(closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns)))
@@ -152,8 +171,11 @@ class Member:
                     if (named := (sight.epoch, sight.holder, sight.address)) != told:
                         watch.saw(sight)
                         told = named
+                    if looked % LOOKS_BETWEEN_TELLING == 0:
+                        registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
                     is_named = sight.holder is None and sight.owner == self._name
-                    if candidate.is_due() and (is_named or self._boot_ns() >= patient_until_ns):
+                    may = is_named or self._boot_ns() >= patient_until_ns
+                    if may and not registry.drained and candidate.is_due():
                         ownership = candidate.take_over()
                         copy.catch_up(reader, ownership)
                         self._keep(kept)
@@ -163,43 +185,58 @@ class Member:
                         writing.begin(copy.follower)
                 except StillOwned as error:
                     log.info("not taken over: %s", error)
-                except Unreachable as error:
+                except FOR_GOOD:
+                    raise
+                except (Unreachable, Unfit) as error:
                     self._tell(str(error))
+                    stopping.wait(TROUBLE_SECONDS)
                 else:
                     self._tell("")
                 stopping.wait(POLL_SECONDS)
         return None
 
     def join(self, stopping: threading.Event) -> Shard | None:
-        """Find the cluster, for the first time or again. Waits while PostgreSQL is away. None: `stopping` was set.
+        """Find the cluster, and register there. Waits while PostgreSQL is away. None: `stopping` was set.
 
-        Raises Unfit.
+        Raises Unfit; when it has joined already, only Outdated, WrongCluster and NameTaken.
         """
+        taken: NameTaken | None = None
         while not stopping.is_set():
             try:
                 with self.postgres.connect() as session:
                     shard = look(session, incarnation=None if self._kept is None else self._kept.incarnation)
-            except Unreachable as error:
+                refuse_moved(shard)
+                self._formats.admit(shard)
+                if self._kept is None:
+                    if (self._directory / DATABASE).exists():
+                        raise WrongCluster(
+                            f"{self._directory} holds the data of a server alone: give this server an empty directory, "
+                            "and bring the data into an empty cluster with `veilmq cluster import`"
+                        )
+                    self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
+                self._keep(self._kept)
+                self._register(self._kept)
+            except (Unreachable, Unfit) as error:
+                if isinstance(error, NameTaken) and (taken is None or taken.seen == error.seen):
+                    taken = error  # it may be gone, as this one was, if it lost its directory
+                elif isinstance(error, Unfit) and (self.registry is None or isinstance(error, FOR_GOOD)):
+                    raise
                 self._tell(str(error))
-                stopping.wait(POLL_SECONDS * 10)
+                stopping.wait(TROUBLE_SECONDS)
                 continue
             self._tell("")
-            refuse_moved(shard)
-            if shard.format != self._format:
-                raise Unfit(
-                    f"the cluster's records are of format {shard.format}, and this release has {self._format}: run the "
-                    "same release on all servers"
-                )
-            if self._kept is None:
-                if (self._directory / DATABASE).exists():
-                    raise WrongCluster(
-                        f"{self._directory} holds the data of a server alone: give this server an empty directory, and "
-                        "bring the data into an empty cluster with `veilmq cluster import`"
-                    )
-                self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
-            self._keep(self._kept)
             return shard
         return None
+
+    def _server(self, kept: Membership) -> Server:
+        return Server(self._name, self.address, kept.holder, self._formats)
+
+    def _register(self, kept: Membership) -> None:
+        """Raises as `Registry.register`."""
+        if self.registry is None:
+            registry = Registry(self.postgres, kept.incarnation, self._server(kept), self._release, self._formats)
+            registry.register()
+            self.registry = registry
 
     def _keep(self, kept: Membership) -> None:
         seen = self.postgres.seen
@@ -270,6 +307,8 @@ class Copy:
                 if changed := follower.apply(entry.lsn, entry.epoch, entry.record):
                     self._watch.learnt(follower.queues(changed))
                 self.lsn = entry.lsn
+        except FormatUnknown as error:
+            raise Outdated(f"{error} this server; its copy stays as it is") from error
         except (Diverged, LogDiverged, LogTrimmed) as error:
             log.error("%s: %s: the copy is thrown away and filled again", self._directory, error)
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""

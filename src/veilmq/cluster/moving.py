@@ -25,9 +25,9 @@ from veilmq.cluster.postgres import ClusterError, Postgres, Session, Unfit, Unre
 from veilmq.cluster.postgres.log import insertion
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed, end_of_log
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, raise_epoch
-from veilmq.cluster.postgres.schema import SHARD, Shard, add_segment, drop_segments, look
+from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, add_segment, drop_segments, look
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
-from veilmq.engine.directory import STATE_FORMAT, copy_checked, open_follower, set_position
+from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, copy_checked, open_follower, set_position
 from veilmq.model.instant import Instant
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
@@ -38,6 +38,7 @@ from veilmq.store.log.restoring import Held, RecordsEnd, SourceUnusable
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"
 _OPTIONS: Final = Options(reserve_bytes=0)
+_FORMATS: Final = Formats(STATE_FORMAT_OLDEST, STATE_FORMAT)
 
 
 class Moved(NamedTuple):
@@ -103,22 +104,13 @@ def _asked(postgres: Postgres) -> Iterator[Session]:
 def _empty(session: Session, *, lock: bool = False) -> Shard:
     """The shard's row. Raises Unfit if it has data, or an owner, or another state format."""
     shard = look(session, lock="for update" if lock else "")
-    check_format(shard)
+    _FORMATS.admit(shard)
     if shard.holder is not None:
         raise Unfit(f"{shard.owner} has served this cluster: import into one that no server has served yet")
     [(snapshots,)] = session.execute("select count(*) from veilmq.snapshot")
     if end_of_log(session, shard.segment).lsn or snapshots:
         raise Unfit("the cluster is not empty: make another, in a database of its own")
     return shard
-
-
-def check_format(shard: Shard) -> None:
-    """Raises Unfit if this release does not read the cluster's records."""
-    if shard.format != STATE_FORMAT:
-        raise Unfit(
-            f"the cluster's records are of format {shard.format}, and this release has {STATE_FORMAT}: use the release "
-            "that serves the cluster"
-        )
 
 
 def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callable[[], int]) -> Moved:
@@ -131,11 +123,12 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
         raise DestinationTaken(f"{destination} exists already")
     with _asked(postgres) as session:
         shard = look(session)
-        check_format(shard)
+        _FORMATS.admit(shard)
         if not end_of_log(session, shard.segment).lsn:
             raise Unfit("the cluster is empty")
+    server = Server(_NAME, "", uuid4(), _FORMATS)
     with (
-        closing(Candidate(postgres, Server(_NAME, "", uuid4()), shard.incarnation, read_boot_ns)) as candidate,
+        closing(Candidate(postgres, server, shard.incarnation, read_boot_ns)) as candidate,
         made_beside(destination) as place,
         closing(_take_over(candidate, str(destination.absolute()))) as ownership,
         closing(LogReader(postgres, shard.incarnation)) as reader,
@@ -171,7 +164,7 @@ class PostgresSource:
             self._postgres = Postgres(dsn, single_copy=True)
             with self._postgres.connect() as session:
                 shard = look(session)
-            check_format(shard)
+            _FORMATS.admit(shard)
             self._incarnation = shard.incarnation
             self._snapshots = Snapshots(self._postgres, shard.incarnation)
 

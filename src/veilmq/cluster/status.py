@@ -1,15 +1,19 @@
-"""The state of a cluster, as its PostgreSQL shows it to anybody who asks; and what an operator asks of its owner."""
+"""The state of a cluster, as its PostgreSQL shows it to anybody who asks; and the way of an operator's wish there."""
 
+from collections.abc import Callable
 from contextlib import closing
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 import msgspec
 import psycopg
 
-from veilmq.cluster.postgres import Postgres, Unreachable
+from veilmq.cluster.postgres import Postgres, Session, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.schema import SHARD, log_bytes, look, segments
+from veilmq.cluster.registry import Registered, servers
+
+T = TypeVar("T")
 
 _LEASE: Final = """
     select beat, greatest(0, extract(epoch from clock_timestamp() - renewed))::float8 from veilmq.lease where id = %s
@@ -58,6 +62,12 @@ class Status(msgspec.Struct, kw_only=True):
     snapshot_age_s: float | None
     """How long ago it was written, by PostgreSQL's clock."""
     standbys: list[Standby]
+    servers: list[Registered]
+    """All that belong to the cluster, by name."""
+
+    def server(self, name: str) -> Registered | None:
+        """The one of that name."""
+        return next((each for each in self.servers if each.name == name), None)
 
     @property
     def confirming(self) -> int:
@@ -65,19 +75,14 @@ class Status(msgspec.Struct, kw_only=True):
         return sum(standby.sync in {"sync", "quorum"} for standby in self.standbys)
 
 
-_ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch"
-
-
-def ask_to_hand_over(postgres: Postgres, to: str) -> int:
-    """Ask the owner to hand over to a server, or with an empty name to any; it looks at each renewal. Returns the epoch
-    that then ends. Raises Unreachable, Unfit."""
+def within(postgres: Postgres, act: Callable[[Session], T]) -> T:
+    """What a function of the registry does or finds, on a connection of its own. Raises Unreachable, Unfit."""
     try:
         with postgres.connect() as session:
             look(session)
-            [(epoch,)] = session.execute(_ASK, (to, SHARD))
+            return act(session)
     except psycopg.Error as error:
         raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-    return int(epoch)
 
 
 def status(postgres: Postgres) -> Status:
@@ -89,7 +94,7 @@ def status(postgres: Postgres) -> Status:
             size = log_bytes(session)
             [(snapshot, snapshot_age_s)] = session.execute(_SNAPSHOT)
             standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
-            count = len(segments(session))
+            count, registered = len(segments(session)), servers(session)
     except psycopg.Error as error:
         raise Unreachable(f"PostgreSQL does not answer: {error}") from error
     with closing(LogReader(postgres, shard.incarnation)) as reader:
@@ -110,4 +115,5 @@ def status(postgres: Postgres) -> Status:
         snapshot=snapshot,
         snapshot_age_s=snapshot_age_s,
         standbys=standbys,
+        servers=registered,
     )

@@ -8,14 +8,16 @@ from veilmq.engine import Limits
 from veilmq.engine.engine import Engine
 from veilmq.store import Options, Store
 from veilmq.store.log import Follower, Log
+from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.connections import SqliteError
-from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import backup
 
-STATE_FORMAT: Final = VERSION
-"""What a record of a log means: servers of one cluster have the same."""
+STATE_FORMAT: Final = schema.VERSION
+"""What a record of a log means: the newest state format that this release works with."""
+STATE_FORMAT_OLDEST: Final = schema.OLDEST_SERVED
+"""The oldest one."""
 DatabaseError: TypeAlias = SqliteError
 """What reading or closing a damaged database may raise."""
 

@@ -63,6 +63,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     migrates: bool = True
     """Whether a file of an older schema is migrated. Otherwise it is refused and left unchanged: after a migration its
     own release could no longer open it."""
+    schema: int | None = None
+    """Version of the tables that a new file gets, where a log says which; an older file keeps its own until the log
+    has a record of newer ones. None: the newest, to which an older file is migrated."""
     error_lines: bool = True
     """Keep the first line of the error with which a worker releases a message; otherwise only the error's type."""
     type_attribute: str = TYPE_ATTRIBUTE

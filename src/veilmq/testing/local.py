@@ -40,6 +40,9 @@ VEILMQ: Final = (sys.executable, "-m", "veilmq")
 class ServerProcess:
     """One server process on free ports; may be started again on the same data any number of times."""
 
+    program: tuple[str, ...] = VEILMQ
+    """What is started; a test may name another release."""
+
     def __init__(self, directory: Path, *options: str) -> None:
         self.data = directory / "data"
         self.log = directory / "server.log"
@@ -54,7 +57,7 @@ class ServerProcess:
     def begin(self) -> "ServerProcess":
         """Start it without waiting: a server of a cluster opens its ports when it owns the queues."""
         free = [part for name in PORTS for part in (f"--{name}", "127.0.0.1:0")]
-        command = [*VEILMQ, "serve", "--data", str(self.data), *free, *self.options]
+        command = [*self.program, "serve", "--data", str(self.data), *free, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log)
         return self

@@ -129,7 +129,7 @@ def _member(settings: Settings, clock: LeaseClock) -> "ClusterServer | None":
     try:
         from veilmq.server.cluster.member import ClusterServer
 
-        return ClusterServer(settings, clock)
+        return ClusterServer(settings, clock, veilmq.__version__)
     except ModuleNotFoundError as error:
         end_without(error)
     except ClusterRefused as error:

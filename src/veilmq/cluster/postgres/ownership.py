@@ -22,7 +22,7 @@ from uuid import UUID
 import psycopg
 
 from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable
-from veilmq.cluster.postgres.schema import SHARD, Shard, admit, look, refuse_moved
+from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, admit, look, refuse_moved
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner
 
@@ -79,6 +79,8 @@ class Server(NamedTuple):
     """Where others reach it."""
     holder: UUID
     """Names one process, or whoever has the lock of one data directory: it may take over from itself at once."""
+    formats: Formats
+    """State formats that its release works with."""
 
 
 class Candidate(Connected):
@@ -138,6 +140,7 @@ class Candidate(Connected):
             session = self._connected()
             with session.certain(), session.transaction():
                 shard = look(session, incarnation=self._incarnation, lock="for update")
+                self.server.formats.admit(shard)
                 lease = session.execute(
                     "select epoch, beat, clock, "
                     "greatest(0, extract(epoch from clock_timestamp() - renewed) * 1000000)::bigint "
@@ -181,7 +184,7 @@ class Candidate(Connected):
 def raise_epoch(session: Session, shard: Shard, server: Server | None, owner: str = "") -> int:
     """In a transaction that has locked the shard's row: make `server` the owner, or nobody, for `owner` to take."""
     epoch = shard.epoch + 1
-    name, address, holder = server or (owner, "", None)
+    name, address, holder = (owner, "", None) if server is None else server[:3]
     session.execute(_RAISE, (epoch, holder, name, address, SHARD))
     session.execute(_BEGIN, (epoch, SHARD))
     return epoch

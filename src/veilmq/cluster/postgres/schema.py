@@ -42,6 +42,11 @@ _TABLES: Final = """
         epoch bigint not null, beat bigint not null, clock bigint not null, renewed timestamptz not null,
         wanted text
     );
+    create table veilmq.server (
+        name text primary key, address text not null, holder uuid not null, release text not null,
+        oldest int not null, newest int not null, format int not null, record bigint not null,
+        role text not null, drained boolean not null, seen timestamptz not null
+    );
     create table veilmq.snapshot (
         lsn bigint primary key, epoch bigint not null, checksum bigint not null, size bigint not null,
         parts bytea[] not null, clock bigint not null default 0,
@@ -74,7 +79,7 @@ class Shard(NamedTuple):
     layout: int
     """Number of the tables here."""
     format: int
-    """Number of the state format, which says what records mean."""
+    """Number of the state format, which says what records mean: an owner gives it to its tables when it opens them."""
     segment: int
     """Records of one segment."""
     lease_us: int
@@ -91,6 +96,29 @@ class Shard(NamedTuple):
     """By which servers know each other at the peer port."""
     moved: str
     """Where the data was exported to; empty: it is here."""
+
+
+class Outdated(Unfit):
+    """The cluster has a state format that this release does not work with."""
+
+
+class Formats(NamedTuple):
+    """The state formats that a release works with."""
+
+    oldest: int
+    newest: int
+
+    def admit(self, shard: Shard) -> None:
+        """Raises Outdated if the cluster's is none of them."""
+        if shard.format > self.newest:
+            raise Outdated(
+                f"the cluster has state format {shard.format}, this release knows {self.newest}: upgrade this server"
+            )
+        if shard.format < self.oldest:
+            raise Outdated(
+                f"the cluster has state format {shard.format}, this release needs {self.oldest}: upgrade release by "
+                "release, and run `veilmq cluster finalize` after each"
+            )
 
 
 class WrongCluster(Unfit):
@@ -179,9 +207,9 @@ def look(session: Session, *, incarnation: UUID | None = None, lock: LiteralStri
 
 
 def refuse_moved(shard: Shard) -> None:
-    """Raises Unfit if the cluster's data is elsewhere now."""
+    """Raises WrongCluster if the cluster's data is elsewhere now."""
     if shard.moved:
-        raise Unfit(f"the cluster's data was exported to {shard.moved}: serve it there, or make a new cluster")
+        raise WrongCluster(f"the cluster's data was exported to {shard.moved}: serve it there, or make a new cluster")
 
 
 def admit(session: Session, incarnation: UUID) -> Shard:

@@ -14,15 +14,19 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Final
 
-from veilmq.cluster.member import Member, Watch, begins_at
+import msgspec
+
+from veilmq.cluster.member import FOR_GOOD, Member, Watch, begins_at
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight
+from veilmq.cluster.postgres.schema import Formats
+from veilmq.cluster.registry import Told
 from veilmq.cluster.status import Status, status
-from veilmq.engine.directory import STATE_FORMAT, open_directory, open_follower
+from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, open_directory, open_follower
 from veilmq.engine.unread import Unread
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
@@ -91,7 +95,7 @@ class _Asked:
 class ClusterServer:
     """What `Service` needs of a cluster. Belongs to the loop."""
 
-    def __init__(self, settings: Settings, clock: LeaseClock) -> None:
+    def __init__(self, settings: Settings, clock: LeaseClock, release: str) -> None:
         """Raises ClusterRefused, OSError."""
         assert settings.cluster is not None
         self._settings = settings
@@ -120,8 +124,9 @@ class ClusterServer:
                 settings.data,
                 partial(open_follower, options=settings.store_options()),
                 boot_ns,
-                state_format=STATE_FORMAT,
+                formats=Formats(STATE_FORMAT_OLDEST, STATE_FORMAT),
                 name=settings.server_name,
+                release=release,
                 single_copy=settings.single_copy,
             )
         except Unfit as error:
@@ -131,6 +136,8 @@ class ClusterServer:
     def following(self) -> Following:
         """See `Cluster.following`."""
         caller = self.front.caller
+        if self.member.drained:
+            return Following(self.owner, False, "an operator has drained this server", self.front.held)
         trouble = "nobody owns the queues at present" if caller is None else caller.trouble or "connecting to the owner"
         return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held)
 
@@ -174,6 +181,8 @@ class ClusterServer:
             raise ClusterRefused(str(error)) from error
         if shard is None:
             return False
+        assert self.member.registry is not None
+        undo.push_async_callback(asyncio.to_thread, self.member.registry.leave)
         self._identity, self._secret = Identity(str(shard.incarnation), settings.server_name), shard.secret
         self._port = PeerPort(self._identity, self._secret, heard=self._heard)
         context = None if certificate is None else certificate.context()
@@ -204,9 +213,9 @@ class ClusterServer:
                     return
                 async with AsyncExitStack() as term:
                     await self._own(term, ownership, lead)
-            except Unfit as error:
+            except FOR_GOOD as error:
                 raise ClusterRefused(str(error)) from error
-            except (Unreachable, NotAppended, AppendUnknown) as error:
+            except (Unreachable, Unfit, NotAppended, AppendUnknown) as error:
                 log.warning("not the owner: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -218,8 +227,9 @@ class ClusterServer:
         shared_log = await asyncio.to_thread(partial(PostgresLog, took=self._appends.add), ownership)
         term.callback(shared_log.close)
         settings = self._settings
+        options = msgspec.structs.replace(settings.store_options(), schema=shared_log.format)
         engine, store = await asyncio.to_thread(
-            open_directory, settings.data, settings.engine_limits(), settings.store_options(), log=shared_log
+            open_directory, settings.data, settings.engine_limits(), options, log=shared_log
         )
         term.callback(store.close)
         term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
@@ -257,10 +267,14 @@ class ClusterServer:
         pause_s = ownership.shard.lease_us / 1e6 / _RENEWALS
         trouble = ""
 
+        registry = self.member.registry
+        assert registry is not None
+
         def renew(now: Instant) -> str | None:
             wanted = ownership.renew(now)
+            registry.tell(Told("owner", shared_log.format, shared_log.last))
             shared_log.prepare()
-            return wanted
+            return "" if wanted is None and registry.drained else wanted
 
         while self._wanted is None:
             try:

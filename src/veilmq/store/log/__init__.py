@@ -15,14 +15,14 @@ import msgspec
 
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
-from veilmq.store.directory import DataDirectory
+from veilmq.store.directory import DataDirectory, SchemaRefused
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """What one transaction changed, as it is kept in the log."""
 
     schema: int
-    """Number of the schema of the tables."""
+    """Number of the schema of the tables, which whoever has older ones migrates to before."""
     clock: int
     """The lease clock after it, in microseconds."""
     before: int
@@ -104,12 +104,24 @@ class Diverged(Exception):
     """A follower does not hold what the owner held: its directory must be filled anew."""
 
 
+class FormatUnknown(SchemaRefused):
+    """A record is of tables that this release does not know: a later release must go on."""
+
+    def __init__(self, lsn: int, found: int, known: int) -> None:
+        super().__init__(f"record {lsn} is of state format {found}, and this release knows {known}: upgrade")
+
+
 class Follower(Protocol):
     """Keeps a data directory as the owner's is. One thread."""
 
     @property
     def position(self) -> Position:
         """The last record that it has."""
+        ...
+
+    @property
+    def format(self) -> int:
+        """The state format that the tables have."""
         ...
 
     @property
@@ -120,7 +132,7 @@ class Follower(Protocol):
     def apply(self, lsn: int, epoch: int, record: bytes) -> set[int]:
         """Apply the next record; returns the incarnations of queues that it changed.
 
-        Raises Diverged, with nothing changed; StoreUnknown: close it, and open it again.
+        Raises Diverged, FormatUnknown, with nothing changed; StoreUnknown: close it, and open it again.
         """
         ...
 

@@ -21,7 +21,7 @@ import apsw
 import msgspec
 
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import Diverged, Log, Position, Record, checksum
+from veilmq.store.log import Diverged, FormatUnknown, Log, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
 
 BULKY: Final = ("history", "memtable", "message")
@@ -59,6 +59,7 @@ class Shipping:
         self._connection, self._log = connection, log
         self._position = position(connection) or Position(0, 0, 0)
         self._next = self._position
+        self._schema = int(connection.pragma("user_version"))
         self._idle = apsw.Session(connection, "main")
         self._sessions: list[apsw.Session] = []
         self._packed: tuple[Position, bytes] | None = None
@@ -102,10 +103,23 @@ class Shipping:
     def _record(self, clock: int) -> tuple[Position, bytes] | None:
         patch, change = self._sessions
         effects = (patch.patchset(), change.changeset())
-        if not any(effects):
-            return None
+        return self._following(clock, *effects) if any(effects) else None
+
+    def migrate(self, version: int) -> None:
+        """Migrate tables that are older, with a record of its own: who applies the first record of newer tables
+        migrates, too. Raises as `append`."""
+        if self._schema >= version:
+            return
+        with self._connection:
+            schema.migrate(self._connection, version)
+            self._schema = version
+            following, record = self._following(0, b"", b"")
+            self._log.append(following.lsn, record)
+        self._position = self._next = following
+
+    def _following(self, clock: int, patch: bytes, change: bytes) -> tuple[Position, bytes]:
         last = self._position
-        record = _ENCODE(Record(schema.VERSION, clock, last.checksum, *effects))
+        record = _ENCODE(Record(self._schema, clock, last.checksum, patch, change))
         following = Position(last.lsn + 1, self._log.epoch, checksum(record))
         self._connection.execute(MOVE, following)
         return following, record
@@ -135,12 +149,17 @@ class Shipping:
 
 def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> set[int]:
     """Apply a record to a file that has come to `last`, in one transaction. Returns the incarnations of queues whose
-    rows it changed. Raises Diverged, with nothing changed; apsw.Error."""
+    rows it changed. Raises Diverged, FormatUnknown, with nothing changed; apsw.Error."""
     record = _RECORD.decode(packed)
-    if record.schema != schema.VERSION:
-        raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {schema.VERSION}")
+    if record.schema > schema.VERSION:
+        raise FormatUnknown(following.lsn, record.schema, schema.VERSION)
     if following.lsn != last.lsn + 1 or record.before != last.checksum:
         raise Diverged(f"record {following.lsn} does not continue record {last.lsn} of this file")
+    found = int(connection.pragma("user_version"))
+    if record.schema < found:
+        if last.lsn:
+            raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {found}")
+        schema.begin_anew(connection, record.schema)
     effects = [each for each in (record.patch, record.change) if each]
     expected, queues = 0, set[int]()
     for each in effects:
@@ -149,6 +168,7 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
             if change.name == "queue":
                 queues.add((change.old or change.new)[0])  # type: ignore[index, arg-type]  # one of them is there
     with connection:
+        schema.migrate(connection, record.schema)
         before = connection.total_changes()
         for each in effects:
             apsw.Changeset.apply(each, connection, conflict=_refuse)

@@ -18,6 +18,7 @@ from veilmq.store.directory import DataDirectory
 from veilmq.store.log import Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
+from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, close_unchecked, open_writer
 from veilmq.store.sqlite.tools.backup import copy_checked
 
@@ -30,7 +31,9 @@ class SqliteFollower:
     def __init__(self, path: Path, options: Options | None = None) -> None:
         """Creates the directory if it is missing; the first record then fills it."""
         check_version()
-        options = msgspec.structs.replace(options or Options(), redo_bytes=0, synchronous="NORMAL")
+        options = msgspec.structs.replace(
+            options or Options(), redo_bytes=0, synchronous="NORMAL", schema=schema.OLDEST_SERVED
+        )
         self._directory = DataDirectory(path, options.reserve_bytes, options.floor_bytes, options.disk)
         try:
             self._connection = open_writer(self._directory.database, options)
@@ -47,6 +50,11 @@ class SqliteFollower:
     def directory(self) -> DataDirectory:
         """See `Follower.directory`."""
         return self._directory
+
+    @property
+    def format(self) -> int:
+        """See `Follower.format`."""
+        return int(self._connection.pragma("user_version"))
 
     @property
     def position(self) -> Position:

@@ -44,6 +44,8 @@ def load(
 ) -> tuple[Writer, Snapshots, Rolling]:
     """Load all state that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does
     not hold what was written; NotOurs, OSError, and as `Log.append`."""
+    if shipping is not None:
+        shipping.migrate(options.schema or schema.VERSION)
     with connection if shipping is None else shipping.transaction():
         _insert_first_rows(connection)
     key, epoch = _row(connection, "SELECT receipts, epoch FROM secret")

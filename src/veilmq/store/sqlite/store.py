@@ -27,6 +27,7 @@ from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
+from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.connections import (
     Checkpointer,
     Readers,
@@ -77,7 +78,8 @@ class SqliteStore:
         check_version()
         self.options = options or Options()
         if log is not None:
-            self.options = msgspec.structs.replace(self.options, redo_bytes=0, synchronous="NORMAL")
+            tables = self.options.schema or schema.VERSION
+            self.options = msgspec.structs.replace(self.options, redo_bytes=0, synchronous="NORMAL", schema=tables)
         self._at_point = at_point
         self._log = log
         self._origins = Origins()

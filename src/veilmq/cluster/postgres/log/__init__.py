@@ -94,6 +94,7 @@ class PostgresLog(Connected):
                 ownership.lose(owned_by(shard))
                 raise owned_by(shard)
             self.end = end_of_log(session, self._segment)
+            self.format = shard.format
         except BaseException as error:
             session.close()
             if isinstance(error, psycopg.Error):
@@ -104,6 +105,13 @@ class PostgresLog(Connected):
 
     end: Position
     """Where the log ended when this owner began."""
+    format: int
+    """The state format that the cluster has."""
+
+    @property
+    def last(self) -> int:
+        """Number of the last record."""
+        return self._last.lsn
 
     @property
     def epoch(self) -> int:

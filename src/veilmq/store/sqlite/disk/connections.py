@@ -88,14 +88,14 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
             _refuse_losses(path, connection)
         _configure(connection, options)
         os.chmod(path, 0o600)
-        schema.migrate(connection)
+        schema.migrate(connection, found if found and options.schema is not None else options.schema)
     except apsw.NotADBError:
         raise NotOurs(
             f"{path} is not a database, or its first page is damaged: see what `veilmq check --repair` brings back"
         ) from None
     except (apsw.Error, msgspec.MsgspecError, OSError) as error:
         raise unusable(path, error) from error
-    if 0 < found < schema.VERSION:
+    if 0 < found < schema.VERSION and options.schema is None:
         logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
     return connection
 

@@ -351,6 +351,10 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS, _LOG_POSITION, _TEMPLATES,
 )  # fmt: skip
 VERSION: Final = len(MIGRATIONS)
+OLDEST_SERVED: Final = VERSION
+"""The oldest version that a store works with. A server of a cluster keeps the tables of the release before until all
+servers know newer ones, so a release that adds a migration to those of the last leaves this at the last one's VERSION,
+and works with both."""
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
@@ -399,21 +403,30 @@ def strangers(connection: apsw.Connection) -> list[str]:
     """The names of tables and indexes that are missing, more than there must be, or not as they were created: SQLite
     may still read a statement in which a bit flipped."""
     new = apsw.Connection(":memory:")
-    for script in MIGRATIONS:
+    for script in MIGRATIONS[: int(connection.pragma("user_version"))]:
         new.execute(script)
     expected, found = (set(each.execute(_STATEMENTS).fetchall()) for each in (new, connection))
     new.close()
     return sorted({bytes.fromhex(str(name)).decode(errors="replace") for name, _ in expected ^ found})
 
 
-def migrate(connection: apsw.Connection) -> int:
-    """Migrate the file to `VERSION` in one transaction; returns the version it had. Raises as `check` does."""
-    found = check(connection)
-    if found == VERSION:
+def migrate(connection: apsw.Connection, version: int | None = None) -> int:
+    """Migrate the file to a version, or to `VERSION`, in one transaction; returns the version it had. Raises as `check`
+    does."""
+    found, wanted = check(connection), VERSION if version is None else version
+    if found >= wanted:
         return found
     with connection:
-        for script in MIGRATIONS[found:]:
+        for script in MIGRATIONS[found:version]:
             connection.execute(script)
         connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", VERSION)
+        connection.pragma("user_version", wanted)
     return found
+
+
+def begin_anew(connection: apsw.Connection, version: int) -> None:
+    """Empty the file, and create the tables of a version."""
+    connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 1)
+    connection.execute("VACUUM")
+    connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 0)
+    migrate(connection, version)

@@ -94,7 +94,7 @@ def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:
         connection = open_reader(database, Options())
         try:
             version = schema.check_ours(connection)
-            if version < schema.VERSION:
+            if version < schema.OLDEST_SERVED:
                 raise SchemaOlder(version, schema.VERSION)
             found = last_commit.find(database, connection)
         except BaseException:

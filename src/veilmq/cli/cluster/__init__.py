@@ -1,4 +1,4 @@
-"""`veilmq cluster`: makes a cluster in a PostgreSQL, and shows the state of one."""
+"""`veilmq cluster`: makes a cluster in a PostgreSQL, shows the state of one, and tells its servers what to do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from veilmq.cli.failures import Exit, Failure, check_directory
 from veilmq.cli.output import print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from veilmq.cluster.postgres import Postgres
+    from veilmq.cluster.registry import Registered
+    from veilmq.cluster.status import Status
 
 _Url = Annotated[
     str,
@@ -25,7 +27,8 @@ _Url = Annotated[
     ),
 ]
 _SingleCopy = Annotated[bool, typer.Option("--single-copy", envvar="VEILMQ_SINGLE_COPY", help="No standby is needed.")]
-_HAND_OVER_SECONDS: Final = 30
+_Server = Annotated[str, typer.Argument(metavar="SERVER", help="Its name: `veilmq cluster status` shows them.")]
+_WAIT_SECONDS: Final = 30
 _LOOK_SECONDS: Final = 0.05
 _Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
@@ -38,6 +41,10 @@ def register(app: typer.Typer) -> None:
     cluster.command("handover")(_hand_over)
     cluster.command("import")(_import)
     cluster.command("export")(_export)
+    cluster.command("drain")(_drain)
+    cluster.command("undrain")(_undrain)
+    cluster.command("forget")(_forget)
+    cluster.command("finalize")(_finalize)
     app.add_typer(cluster, name="cluster")
 
 
@@ -59,7 +66,7 @@ def _init(
 
 
 def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False) -> None:
-    """Show who owns the queues, how long the log is, and which standbys confirm it."""
+    """Show who owns the queues, how long the log is, which standbys confirm it, and all servers."""
     from veilmq.cluster.status import status
 
     with _asking(url, single_copy) as postgres:
@@ -70,7 +77,7 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
     owner = f"{found.owner or 'nobody'}, epoch {found.epoch}"
     if not found.owned:
         owner += ": its lease has ended" if found.owner else ""
-    print(f"cluster   {found.incarnation}, records of format {found.format}")
+    print(f"cluster   {found.incarnation}, state format {found.format}")
     print(f"owner     {owner}")
     print(f"lease     {found.lease_s:g} s, renewed {found.renewed_s:.1f} s ago")
     print(f"log       {found.records} records, {found.segments} segments, {found.log_bytes} bytes")
@@ -79,6 +86,8 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
         print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
     if not found.standbys:
         print("standby   none: losing PostgreSQL's machine loses messages")
+    for server in found.servers:
+        print(f"server    {server.name}: {_said(server, found)}")
     if not found.owned:
         raise typer.Exit(int(Exit.WRONG))
 
@@ -89,17 +98,12 @@ def _hand_over(
     single_copy: _SingleCopy = False,
 ) -> None:
     """Ask the owner to hand the queues over, and wait until another server has them. Clients notice nothing."""
-    from veilmq.cluster.status import ask_to_hand_over, status
+    from veilmq.cluster.registry import ask_to_hand_over
+    from veilmq.cluster.status import within
 
     with _asking(url, single_copy) as postgres:
-        epoch = ask_to_hand_over(postgres, to)
-        end = perf_counter() + _HAND_OVER_SECONDS
-        found = status(postgres)
-        while found.epoch == epoch or not found.owned:
-            if perf_counter() > end:
-                raise Failure(Exit.WRONG, f"not handed over within {_HAND_OVER_SECONDS} s: see `veilmq cluster status`")
-            sleep(_LOOK_SECONDS)
-            found = status(postgres)
+        epoch = within(postgres, lambda session: ask_to_hand_over(session, to))
+        found = _wait(postgres, "not handed over", lambda found: found.owned and found.epoch != epoch)
     print(f"{found.owner} owns the queues, in epoch {found.epoch}")
 
 
@@ -161,6 +165,86 @@ def _moving(directory: Path) -> Iterator[None]:
         raise Failure(Exit.DIRECTORY, f"{directory}: {error}", advice) from None
     except (DatabaseFailed, OSError) as error:
         raise Failure(Exit.STORE, f"nothing was moved: {error}", "Is there space for a copy of the data?") from None
+
+
+def _drain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
+    """Take a server out: it hands the queues over, owns none, and is not ready, so that proxies leave it out.
+
+    Ends with `undrain`, or when the server starts again.
+    """
+    from veilmq.cluster.registry import drain
+    from veilmq.cluster.status import within
+
+    def is_drained(found: Status) -> bool:
+        drained = found.server(server)
+        return found.owned and drained is not None and (drained.role == "drained" or not drained.is_running)
+
+    with _asking(url, single_copy) as postgres:
+        within(postgres, lambda session: drain(session, server))
+        found = _wait(postgres, f"{server} is not drained", is_drained)
+    print(f"{server} is drained; {found.owner} owns the queues")
+
+
+def _undrain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
+    """Let a drained server take part again."""
+    from veilmq.cluster.registry import drain
+    from veilmq.cluster.status import within
+
+    with _asking(url, single_copy) as postgres:
+        within(postgres, lambda session: drain(session, server, undo=True))
+    print(f"{server} may own the queues again")
+
+
+def _forget(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
+    """Remove a server that will not come back, so that nothing waits for it."""
+    from veilmq.cluster.registry import forget
+    from veilmq.cluster.status import within
+
+    with _asking(url, single_copy) as postgres:
+        within(postgres, lambda session: forget(session, server))
+    print(f"{server} is forgotten")
+
+
+def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
+    """After an upgrade: give the queues the newest state format, once all servers know it. There is no way back."""
+    from veilmq.cluster.registry import ask_to_hand_over, finalize
+    from veilmq.cluster.status import status, within
+
+    with _asking(url, single_copy) as postgres:
+        wanted = within(postgres, finalize)
+
+        def is_there(found: Status) -> bool:
+            owner = found.server(found.owner)
+            return found.owned and owner is not None and owner.role == "owner" and owner.format == wanted
+
+        if not is_there(status(postgres)):  # the next owner gives it to the tables
+            within(postgres, lambda session: ask_to_hand_over(session, ""))
+            _wait(postgres, f"the queues do not have state format {wanted} yet", is_there)
+    print(f"the queues have state format {wanted}, the newest that all servers know")
+
+
+def _said(server: Registered, found: Status) -> str:
+    """A server in a line."""
+    if server.role == "owner" and server.name == found.owner:
+        part = "owner"
+    else:
+        behind = max(0, found.records - server.record)
+        part = f"{'drained' if server.drained else 'follower'}, {behind} records behind"
+    formats = f"{server.oldest} to {server.newest}" if server.oldest < server.newest else f"{server.newest}"
+    where = f"{server.address or 'starting'}, release {server.release}, formats {formats}"
+    return f"{part}, {where}, seen {server.seen_s:.1f} s ago"
+
+
+def _wait(postgres: Postgres, failed: str, done: Callable[[Status], bool]) -> Status:
+    """The status once it is as wanted. Raises Failure if it does not become so."""
+    from veilmq.cluster.status import status
+
+    end = perf_counter() + _WAIT_SECONDS
+    while not done(found := status(postgres)):
+        if perf_counter() > end:
+            raise Failure(Exit.WRONG, f"{failed} after {_WAIT_SECONDS} s: see `veilmq cluster status`")
+        sleep(_LOOK_SECONDS)
+    return found
 
 
 @contextmanager

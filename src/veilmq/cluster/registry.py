@@ -1,0 +1,254 @@
+"""Which servers a cluster has, and what an operator decides about them: drain, forget, the state format.
+
+Strategy: each server has a row, by its name, and writes into it about once a second that it is there. A row stays when
+its server stops, for it is to come back: only an operator removes it. The state format is that of the tables, and what
+is packed in them. A release works with some formats; the one that a cluster has changes only when every server in these
+rows knows the new one. The shard's row is locked for that, as it is when a server registers: so either the change sees
+the server, or the server sees the change.
+
+Before changing it: nothing rests on these rows alone. A server that nobody counted meets records of a format that it
+does not know, and stops there with its copy as it is.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreachable
+from veilmq.cluster.postgres.ownership import Server
+from veilmq.cluster.postgres.schema import SHARD, Formats, look
+
+ALIVE_SECONDS: Final = 5.0
+"""A server that was not seen for so long is not running."""
+
+_SEEN: Final = """
+    select holder, role <> 'stopped' and clock_timestamp() - seen < make_interval(secs => %s), seen from veilmq.server
+    where name = %s for update
+"""
+_REGISTER: Final = """
+    insert into veilmq.server as mine
+    (name, address, holder, release, oldest, newest, format, record, role, drained, seen)
+    values (%s, %s, %s, %s, %s, %s, 0, 0, 'starting', false, clock_timestamp())
+    on conflict (name) do update set (address, holder, release, oldest, newest, role, drained, seen)
+    = (excluded.address, excluded.holder, excluded.release, excluded.oldest, excluded.newest, excluded.role,
+       mine.drained and not %s, excluded.seen)
+    returning drained
+"""
+# It need not outlive anything, so it waits for no standby.
+_TELL: Final = """
+    with soon as materialized (select set_config('synchronous_commit', 'off', true))
+    update veilmq.server set address = %s, format = %s, record = %s, role = %s, seen = clock_timestamp()
+    from soon where name = %s and holder = %s returning drained
+"""
+_LIST: Final = """
+    select name, address, release, oldest, newest, format, record, role, drained,
+           greatest(0, extract(epoch from clock_timestamp() - seen))::float8
+    from veilmq.server order by name
+"""
+_ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch"
+
+log = logging.getLogger("veilmq.cluster")
+
+
+class NameTaken(Unfit):
+    """Another server of the same name is running, or was a moment ago."""
+
+    def __init__(self, name: str, seen: datetime) -> None:
+        super().__init__(f"another server of this cluster is called {name}: give one of them another --cluster-name")
+        self.seen = seen
+
+
+class Registered(msgspec.Struct):
+    """A server that belongs to the cluster, whether or not it runs."""
+
+    name: str
+    address: str
+    release: str
+    oldest: int
+    newest: int
+    """State formats that its release works with."""
+    format: int
+    """Of its copy."""
+    record: int
+    """The last one that its copy has."""
+    role: str
+    """`owner`, `follower`, `drained`, `starting`, `stopped`: what it said last."""
+    drained: bool
+    """Whether an operator wants it to own nothing."""
+    seen_s: float
+    """How long ago it was seen, by PostgreSQL's clock."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was seen lately."""
+        return self.role != "stopped" and self.seen_s < ALIVE_SECONDS
+
+    def knows(self, state_format: int) -> bool:
+        """Whether its release works with that format."""
+        return self.oldest <= state_format <= self.newest
+
+
+class Told(NamedTuple):
+    """What a server says of itself."""
+
+    role: str
+    format: int
+    record: int
+
+
+class Registry(Connected):
+    """One server's row. Any thread."""
+
+    def __init__(self, postgres: Postgres, incarnation: UUID, server: Server, release: str, formats: Formats) -> None:
+        self._turn = threading.RLock()
+        self.told = Told("starting", 0, 0)
+        """What was said last."""
+        self.drained = False
+        """Whether an operator wants this server to own nothing."""
+        self.server = server
+        self._postgres = postgres
+        self._incarnation = incarnation
+        self._release = release
+        self._formats = formats
+
+    def register(self, *, again: bool = False) -> None:
+        """Write the row. A server that starts is not drained; again: it runs already.
+
+        Raises NameTaken; Unreachable (also while a server of this name may be running), Unfit.
+        """
+        name, address, holder = self.server[:3]
+        try:
+            session = self._connected()
+            with session.certain(), session.transaction():
+                shard = look(session, incarnation=self._incarnation, lock="for key share")
+                self._formats.admit(shard)
+                before = session.execute(_SEEN, (ALIVE_SECONDS, name)).fetchone()
+                if before is not None and before[0] != holder and before[1]:
+                    raise NameTaken(name, before[2])
+                formats = (self._formats.oldest, self._formats.newest)
+                row = session.execute(_REGISTER, (name, address, holder, self._release, *formats, not again)).fetchone()
+                assert row is not None
+                self.drained = row[0]
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+        except Unreachable:
+            self.close()
+            raise
+
+    def tell(self, told: Told) -> None:
+        """Say what this server is and has; learn whether it is to be drained. Raises as `register`."""
+        with self._turn:
+            self._tell(told)
+
+    def _tell(self, told: Told) -> None:
+        name, address, holder = self.server[:3]
+        self.told = told
+        role = "drained" if self.drained and told.role == "follower" else told.role
+        try:
+            session = self._connected()
+            row = session.execute(
+                _TELL, (address, told.format, told.record, role, name, holder), prepare=True
+            ).fetchone()
+        except psycopg.Error as error:
+            self.close()
+            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+        if row is None:  # an operator took it for gone
+            self.register(again=True)
+        elif row[0] != self.drained:
+            self.drained = row[0]
+            log.info("%s by an operator", "drained" if self.drained else "not drained any more")
+            self._tell(told)
+
+    def leave(self) -> None:
+        """Say that the server stops, unless the connection is lost."""
+        with self._turn:
+            if self._session is not None and not self._session.closed:
+                with suppress(Unreachable, Unfit):
+                    self.tell(self.told._replace(role="stopped"))
+            self.close()
+
+    def _connected(self) -> Session:
+        if self._session is None or not self._postgres.is_usable(self._session):
+            self.close()
+            self._session = self._postgres.connect()
+        return self._session
+
+
+def servers(session: Session) -> list[Registered]:
+    """All of them, by name. Raises psycopg's errors."""
+    return [Registered(*row) for row in session.execute(_LIST)]
+
+
+def drain(session: Session, name: str, *, undo: bool = False) -> None:
+    """Want a server to own nothing, and to tell those who ask for its health that it is not ready; or end that.
+
+    Raises Unfit if there is no such server, or no other that could own the queues; psycopg's errors.
+    """
+    with session.transaction():
+        look(session, lock="for key share")
+        found = servers(session)
+        _named(found, name)
+        if not undo and not any(each.name != name and each.is_running and not each.drained for each in found):
+            raise Unfit(f"no other server could own the queues: start one before you drain {name}")
+        session.execute("update veilmq.server set drained = %s where name = %s", (not undo, name))
+
+
+def forget(session: Session, name: str) -> None:
+    """Remove a server that will not come back. Raises Unfit if there is none or it is running; psycopg's errors."""
+    with session.transaction():
+        look(session, lock="for key share")
+        found = _named(servers(session), name)
+        if found.is_running:
+            raise Unfit(f"server {name} is running, it was seen {found.seen_s:.1f} s ago: stop it first")
+        session.execute("delete from veilmq.server where name = %s", (name,))
+
+
+def finalize(session: Session) -> int:
+    """Let the cluster have the newest state format that a server knows, and return it: the next owner gives it to the
+    tables.
+
+    Raises Unfit if another server does not know it; psycopg's errors, Uncertain.
+    """
+    with session.certain(), session.transaction():
+        shard = look(session, lock="for update")
+        found = servers(session)
+        wanted = max([shard.format, *(each.newest for each in found)])
+        _refuse_old(found, wanted)
+        session.execute("update veilmq.shard set format = %s where id = %s", (wanted, SHARD))
+    return wanted
+
+
+def ask_to_hand_over(session: Session, to: str) -> int:
+    """Ask the owner to hand over to a server, or with an empty name to any; it looks at each renewal. Returns the epoch
+    that then ends. Raises Unfit if that server cannot own the queues; psycopg's errors."""
+    if to:
+        wanted = _named(servers(session), to)
+        if wanted.drained or not wanted.is_running:
+            why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
+            raise Unfit(f"server {to} is {why}: name another one")
+    [(epoch,)] = session.execute(_ASK, (to, SHARD))
+    return int(epoch)
+
+
+def _refuse_old(found: Sequence[Registered], wanted: int) -> None:
+    old = [f"{each.name} (release {each.release})" for each in found if not each.knows(wanted)]
+    if old:
+        raise Unfit(
+            f"state format {wanted} is not known to {', '.join(old)}: upgrade them, or `veilmq cluster forget` who "
+            "will not come back"
+        )
+
+
+def _named(found: Sequence[Registered], name: str) -> Registered:
+    for each in found:
+        if each.name == name:
+            return each
+    raise Unfit(f"there is no server {name}, but {', '.join(each.name for each in found) or 'none at all'}")

@@ -1,0 +1,107 @@
+"""The servers that a cluster has, in a real PostgreSQL: who is counted when the state format changes."""
+
+from uuid import uuid4
+
+import pytest
+from tests.cluster.conftest import Clock, Cluster, begin
+from tests.support.postgres import until
+
+from veilmq.cluster.postgres import Unfit
+from veilmq.cluster.postgres.ownership import Server
+from veilmq.cluster.postgres.schema import LEASE_US, Formats, Outdated, look
+from veilmq.cluster.registry import NameTaken, Registry, Told, drain, finalize, forget, servers
+from veilmq.cluster.status import within
+
+
+def server(cluster: Cluster, name: str, newest: int, oldest: int = 1) -> Registry:
+    formats = Formats(oldest, newest)
+    mine = Server(name, f"{name}:9327", uuid4(), formats)
+    return cluster.kept(Registry(cluster.postgres(), cluster.shard.incarnation, mine, "1.0", formats))
+
+
+def test_the_format_changes_once_every_server_knows_the_new_one(cluster: Cluster) -> None:
+    one, two = server(cluster, "one", 2), server(cluster, "two", 1)
+    for each in (one, two):
+        each.register()
+    with pytest.raises(Unfit, match=r"state format 2 is not known to two \(release 1.0\): upgrade them"):
+        within(cluster.postgres(), finalize)
+    two.leave()
+    with pytest.raises(Unfit, match="not known to two"):  # it is to come back
+        within(cluster.postgres(), finalize)
+    within(cluster.postgres(), lambda session: forget(session, "two"))
+    assert within(cluster.postgres(), finalize) == within(cluster.postgres(), finalize) == 2
+    assert within(cluster.postgres(), look).format == 2
+
+
+def test_who_does_not_know_the_format_neither_registers_nor_takes_over(cluster: Cluster) -> None:
+    clock = Clock()
+    candidate, old = cluster.candidate("one", clock), server(cluster, "one", 1)
+    candidate.look()
+    cluster.pair.primary.query("update veilmq.shard set format = 2")
+    clock.advance(10 * LEASE_US)
+    with pytest.raises(Outdated, match="has state format 2, this release knows 1: upgrade this server"):
+        candidate.take_over()
+    with pytest.raises(Outdated):
+        old.register()
+    with pytest.raises(Outdated, match="has state format 2, this release needs 3: upgrade release by release"):
+        server(cluster, "one", 4, oldest=3).register()
+    assert within(cluster.postgres(), servers) == []
+    assert within(cluster.postgres(), look).epoch == 0
+
+
+def test_a_server_registers_before_or_after_a_change_but_not_amid_it(cluster: Cluster) -> None:
+    """Before: it is counted. After: it is refused."""
+    old = server(cluster, "two", 1)
+    server(cluster, "one", 2).register()
+    with cluster.postgres().connect() as session, session.transaction():
+        look(session, lock="for update")  # as a change does first
+        registering = begin(old.register)
+        until(lambda: cluster.pair.primary.query("select 1 from pg_stat_activity where wait_event_type = 'Lock'"))
+        session.execute("update veilmq.shard set format = 2")
+    assert isinstance(registering.exception(10), Outdated)
+
+
+def test_a_forgotten_server_that_lives_registers_again(cluster: Cluster) -> None:
+    one = server(cluster, "one", 1)
+    one.register()
+    with pytest.raises(Unfit, match="server one is running"):
+        within(cluster.postgres(), lambda session: forget(session, "one"))
+    cluster.pair.primary.query("update veilmq.server set seen = seen - interval '1 min'")
+    within(cluster.postgres(), lambda session: forget(session, "one"))
+    one.tell(Told("follower", 1, 7))
+    (found,) = within(cluster.postgres(), servers)
+    assert (found.name, found.is_running) == ("one", True)
+
+
+def test_a_name_belongs_to_one_server_at_a_time(cluster: Cluster) -> None:
+    one, other = server(cluster, "one", 1), server(cluster, "one", 1)
+    one.register()
+    with pytest.raises(NameTaken):
+        other.register()
+    one.leave()
+    other.register()
+    with pytest.raises(NameTaken):  # it was asleep meanwhile
+        one.tell(Told("follower", 1, 7))
+
+
+def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
+    one, two = server(cluster, "one", 1), server(cluster, "two", 1)
+    one.register()
+    two.register()
+    within(cluster.postgres(), lambda session: drain(session, "one"))
+    one.tell(Told("owner", 1, 7))
+    assert one.drained
+    with pytest.raises(Unfit, match="no other server could own the queues: start one before you drain two"):
+        within(cluster.postgres(), lambda session: drain(session, "two"))
+    one.tell(Told("follower", 1, 7))
+    assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "starting"]
+    one.register()
+    assert not one.drained
+
+
+def test_it_waits_for_no_standby_to_say_that_it_is_there(cluster: Cluster) -> None:
+    one = server(cluster, "one", 1)
+    one.register()
+    with cluster.pair.standby_stopped():
+        one.tell(Told("follower", 1, 7))
+    assert one.told.record == 7
