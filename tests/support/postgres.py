@@ -52,10 +52,14 @@ class Programs:
             os.chown(made, _NOBODY, _NOBODY)
         return made
 
+    def program(self, name: str) -> Path:
+        """Where one of them is."""
+        return self.packages / _PROGRAMS / "bin" / name
+
     def run(self, program: str, *arguments: str, cwd: Path) -> None:
         """Run one of them to its end."""
         subprocess.run(
-            [str(self.packages / _PROGRAMS / "bin" / program), *arguments],
+            [str(self.program(program)), *arguments],
             check=True, cwd=cwd, stdout=subprocess.DEVNULL, **self.identity,
         )  # fmt: skip
 
