@@ -43,6 +43,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import QueueMissing, leaves
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.outcomes import Result, Sent
+from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueKey
 from veilmq.testing.for_each import for_each
 
@@ -83,7 +84,7 @@ def test_every_outcome_and_error_is_the_same_at_the_caller(kind: type) -> None:
 
 def test_what_is_the_owners_own_is_no_command_of_a_peer() -> None:
     left = set(get_args(AnyCommand)) - ACCEPTED
-    assert left == {Sweep, CheckClock, RecordPolls, RecordPush}
+    assert left == {Sweep, CheckClock, RecordPolls, RecordPush, Share}
     for kind in (b"Sweep", b"CheckClock", b"RecordPolls", b"RecordPush"):
         packed = ENCODER.encode([1, 1, 0, [{"type": kind.decode()}]])
         with pytest.raises(msgspec.ValidationError):

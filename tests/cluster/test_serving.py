@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -312,6 +313,60 @@ def test_the_admin_port_of_a_follower_says_who_owns_the_queues(servers: Servers)
     first.kill()
     until(lambda: httpx.get(f"{second.admin}/api/v1/queues", headers=token(second)).status_code == 200)
     assert "veilmq_queue_messages" in httpx.get(f"{second.admin}/metrics", headers=token(second)).text
+
+
+def mns(server: ServerProcess, method: str, path: str, body: str = "") -> str:
+    answer = httpx.request(method, f"{server.mns}{path}", content=body)
+    answer.raise_for_status()
+    return answer.text
+
+
+def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(servers: Servers) -> None:
+    """The admin token, the certificate of pushes, and how long an endpoint that fails is left alone."""
+    first, second = (servers.start(name, "--push-allow", "127.0.0.0/8") for name in ("one", "two"))
+    until(lambda: token(first) == token(second))
+    secrets = [(first.data / "admin-token").read_text().strip()]
+    mns(second, "PUT", "/topics/news", "<Topic/>")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nowhere = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    mns(second, "PUT", "/topics/news/subscriptions/s", f"<Subscription><Endpoint>{nowhere}/</Endpoint></Subscription>")
+    for number in range(3):
+        mns(second, "POST", "/topics/news/messages", f"<Message><MessageBody>{number}</MessageBody></Message>")
+    path = "/api/v1/topics/000000000000/us-east-1/news"
+    expected = {"endpoint": nowhere, "available": False, "failures": 3, "pause_us": 500_000}
+
+    def pushing(server: ServerProcess) -> dict[str, Any] | None:
+        """None: the token is refused, or another server owns the queues."""
+        answer = httpx.get(f"{server.admin}{path}", headers={"Authorization": f"Bearer {secrets[0]}"})
+        if answer.status_code in {401, 503}:
+            return None
+        found = answer.json()["subscriptions"][0]["push"]
+        return {name: found.get(name) for name in expected}
+
+    until(lambda: pushing(first) == expected)
+    until(lambda: servers.pair.primary.query("select 1 from veilmq.log_0_0 where record like '%push-pauses%'") != [])
+    certificate = mns(first, "GET", "/veilmq-push.pem")
+    assert certificate.startswith("-----BEGIN CERTIFICATE-----")
+    until(lambda: httpx.get(f"{second.mns}/veilmq-push.pem").text == certificate)
+    secrets.append((first.data / "push-key.pem").read_text().strip())
+    first.kill()
+    found: list[dict[str, Any]] = []
+    until(lambda: (seen := pushing(second)) and seen["endpoint"] and not found.append(seen))
+    assert (found[0]["available"], found[0]["pause_us"] >= 500_000) == (False, True)  # before it failed here, too
+    assert mns(second, "GET", "/veilmq-push.pem") == certificate
+    assert stat.S_IMODE((second.data / "push-key.pem").stat().st_mode) == 0o600
+    assert [(second.data / name).read_text().strip() for name in ("admin-token", "push-key.pem")] == secrets
+    third = servers.start("three")
+    until(lambda: token(third) == token(second))
+    for changed in (third, second):  # a follower's file is put back, the owner's is what counts
+        (changed.data / "admin-token").write_text("the-operators-own-token\n")
+        changed.process.send_signal(signal.SIGHUP)
+        until(lambda changed=changed: "the admin token stays as it was" in third.log.read_text() or changed is second)
+        until(lambda changed=changed: token(third) == token(second))
+    assert pushing(second) is None
+    assert httpx.get(f"{second.admin}{path}", headers=token(third)).status_code == 200
+    for server in (first, second, third):
+        assert not [secret for secret in secrets if secret.splitlines()[-2:][0] in server.log.read_text()]
 
 
 def token(server: ServerProcess) -> dict[str, str]:

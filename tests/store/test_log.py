@@ -14,8 +14,9 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted, Sent
+from veilmq.model.settings.access import Share
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import AppendUnknown, Diverged, FormatUnknown, NotAppended, NotOwner, Record
+from veilmq.store.log import AppendUnknown, Changed, Diverged, FormatUnknown, NotAppended, NotOwner, Record
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -275,7 +276,9 @@ def test_a_follower_says_which_queues_were_changed(
     def changed() -> set[int]:
         lsn = follower.position.lsn + 1
         epoch, record = factory.log.records[lsn - 1]
-        return follower.apply(lsn, epoch, record)
+        found = follower.apply(lsn, epoch, record)
+        assert not found.shared
+        return found.queues
 
     while follower.position.lsn < len(factory.log.records):
         changed()
@@ -358,3 +361,24 @@ class TestFormats:
             follower.apply(1, 1, log.records[0][1])
             assert follower.format == later - 1
             assert follower.copy(tmp_path / "copy.db").position.lsn == 1
+
+
+def test_a_follower_says_that_what_all_share_was_changed(
+    stage: Stage, factory: LoggedFactory, follower: SqliteFollower
+) -> None:
+    factory.log.bring(follower)
+    assert follower.shared() == {}
+    stage.do(Share(name="token", value=b"secret"))
+    lsn = follower.position.lsn + 1
+    assert follower.apply(lsn, *factory.log.records[lsn - 1]) == Changed(set(), shared=True)
+    assert follower.shared() == {"token": b"secret"}
+
+
+def test_a_backup_leaves_out_what_is_the_clusters(stage: Stage, tmp_path: Path) -> None:
+    stage.do(Share(name="token", value=b"a secret of the cluster"))
+    copy = tmp_path / "copy.db"
+    backup(store_of(stage).directory.database, copy, is_owner=True)
+    assert b"a secret of the cluster" not in copy.read_bytes()
+    replica = tmp_path / "replica.db"
+    backup(store_of(stage).directory.database, replica, is_owner=True, replica=True)
+    assert b"a secret of the cluster" in replica.read_bytes()

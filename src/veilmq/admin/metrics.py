@@ -27,7 +27,7 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES, PushResult, is_hidden
-from veilmq.server.service import ClusterReport
+from veilmq.server.cluster import ClusterReport
 from veilmq.server.shell import LATENCY_BUCKETS_US, Latencies
 from veilmq.store import Reader
 from veilmq.store.reader import QueueState

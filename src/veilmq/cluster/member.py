@@ -83,6 +83,8 @@ class Watch(NamedTuple):
     """It has looked at the owner, for the first time or since another server is."""
     learnt: Callable[[dict[int, QueueInfo | None]], object] = lambda queues: None
     """Queues that the copy has, or that were changed or deleted (None), by incarnation."""
+    shared: Callable[[dict[str, bytes]], object] = lambda values: None
+    """What all servers have, by name: when the copy was opened, and when one was changed."""
 
 
 class Member:
@@ -304,8 +306,11 @@ class Copy:
         try:
             entries = reader.read(follower.position)
             for entry in entries:
-                if changed := follower.apply(entry.lsn, entry.epoch, entry.record):
-                    self._watch.learnt(follower.queues(changed))
+                changed = follower.apply(entry.lsn, entry.epoch, entry.record)
+                if changed.queues:
+                    self._watch.learnt(follower.queues(changed.queues))
+                if changed.shared:
+                    self._watch.shared(follower.shared())
                 self.lsn = entry.lsn
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
@@ -326,6 +331,7 @@ class Copy:
         self.lsn = follower.position.lsn
         self._watch.opened(follower)
         self._watch.learnt(follower.queues())
+        self._watch.shared(follower.shared())
         return follower
 
     def _fill(self) -> bool:

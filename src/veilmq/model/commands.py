@@ -14,7 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages import NO_EXTRAS, Extras
 from veilmq.model.messages.reports import Report
 from veilmq.model.moves import Act, Filter
-from veilmq.model.settings.access import SessionCommand
+from veilmq.model.settings.access import SessionCommand, Share
 from veilmq.model.settings.queue import (
     PRIORITY_DEFAULT,
     LeasePlan,
@@ -490,5 +490,5 @@ AnyTopicCommand = (
     | ListSubscriptions
 )
 MoveCommand = StartMove | CancelMove | ListMoves | StartJob | CancelJob
-UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush | SessionCommand | TemplateCommand
+UpkeepCommand = Sweep | CheckClock | RecordPeek | RecordPolls | RecordPush | SessionCommand | TemplateCommand | Share
 AnyCommand = Operate | QueueCommand | MoveCommand | ListQueues | Peek | UpkeepCommand | AnyTopicCommand

@@ -132,6 +132,16 @@ class Recorded(msgspec.Struct, gc=False):
     """The history has recorded it."""
 
 
+class Shared(msgspec.Struct, gc=False):
+    """The value that there is now."""
+
+    value: bytes
+    """May be a secret."""
+
+    def __repr__(self) -> str:
+        return "Shared()"
+
+
 class MoveStarted(msgspec.Struct, gc=False):
     """The task runs until it is done."""
 
@@ -240,6 +250,7 @@ Result = (
     | Swept
     | ClockChecked
     | Recorded
+    | Shared
     | MoveStarted
     | MoveCancelled
     | MovesListed

@@ -4,3 +4,10 @@ Strategy: each copy to push is a message in the subscription's hidden queue, and
 delivery the message is deleted; after a failure its lease is extended until the next attempt is due. So this room has
 no state that a restart could lose: it only sends, and the engine keeps the rest. Source: docs/mns.md, "Pushes".
 """
+
+from typing import Final
+
+KEY_FILE: Final = "push-key.pem"
+CERTIFICATE_FILE: Final = "push-certificate.pem"
+CERTIFICATE_PATH: Final = "/veilmq-push.pem"
+"""Where the MNS port serves the certificate."""

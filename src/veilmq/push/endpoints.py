@@ -414,6 +414,17 @@ class EndpointStates(dict[str, EndpointState]):
     def __missing__(self, endpoint: str) -> EndpointState:
         return self.setdefault(endpoint, EndpointState(self._context))
 
+    def pauses(self) -> dict[str, float]:
+        """Seconds between two calls to the endpoints that are called seldom."""
+        return {name: each.health.pause for name, each in self.items() if not each.health.available}
+
+    def resume(self, pauses: Mapping[str, float]) -> None:
+        """Go on with the pauses of a server that pushed before."""
+        for name, pause in pauses.items():
+            health = self[name].health
+            health.pause, health.failures, health.last_error = pause, UNAVAILABLE_AFTER, "it failed before"
+            health.ready_at = asyncio.get_running_loop().time() + pause
+
     async def keep(self, wanted: Set[str]) -> None:
         """Forget endpoints without a subscription and without a message in progress."""
         for name in self.keys() - wanted:

@@ -34,14 +34,11 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages import Delivery
 from veilmq.model.messages.reports import Failure, Report, Reported, failure_of
 from veilmq.model.settings.topic import ContentFormat, Notification, SubscriptionSettings, TopicKey, render
+from veilmq.push import CERTIFICATE_FILE, KEY_FILE
 from veilmq.push.endpoints import EndpointState
 from veilmq.push.network import Endpoint, Lookups, Network, choose, parse
 from veilmq.store.files import durable_write
 
-KEY_FILE: Final = "push-key.pem"
-CERTIFICATE_FILE: Final = "push-certificate.pem"
-CERTIFICATE_PATH: Final = "/veilmq-push.pem"
-"""Where the MNS port serves the certificate."""
 _KEY_BITS: Final = 2_048
 _YEARS: Final = 20
 

@@ -178,7 +178,7 @@ class PushRoom:
 
     async def start(self) -> None:
         """Start pushing."""
-        self._endpoints = EndpointStates(self._verify)
+        self.endpoints = EndpointStates(self._verify)
         self._watching = SupervisedTask(self._watch, "the search for push subscriptions", self._pause_s)
 
     async def stop(self, grace_s: float = 0) -> None:
@@ -198,7 +198,7 @@ class PushRoom:
         for task in calling:
             task.cancel()
         await asyncio.gather(*calling, return_exceptions=True)
-        await self._endpoints.keep(frozenset())
+        await self.endpoints.keep(frozenset())
         self._requests.close()
 
     async def _release(self, leased: Sequence[Leased]) -> None:
@@ -217,7 +217,7 @@ class PushRoom:
 
     def unavailable(self) -> dict[str, str]:
         """Endpoints that are called seldom because they fail, and their last error."""
-        lines = self._endpoints.items()
+        lines = self.endpoints.items()
         return {endpoint: each.health.last_error for endpoint, each in lines if not each.health.available}
 
     @property
@@ -232,7 +232,7 @@ class PushRoom:
     def state(self, url: str) -> dict[str, object]:
         """The health of a subscription's endpoint, as its owner sees it."""
         endpoint = endpoint_of(url)
-        health = self._endpoints[endpoint].health if endpoint in self._endpoints else Health()
+        health = self.endpoints[endpoint].health if endpoint in self.endpoints else Health()
         return {
             "endpoint": endpoint,
             "available": health.available,
@@ -251,7 +251,7 @@ class PushRoom:
                 self._wanted = seen = wanted
                 self._serve_all()
                 endpoints = frozenset(endpoint_of(each.url) for each in wanted.values() if each.url is not None)
-            await self._endpoints.keep(endpoints)
+            await self.endpoints.keep(endpoints)
             await asyncio.sleep(self._look_s)
 
     def _serve_all(self) -> None:
@@ -288,7 +288,7 @@ class PushRoom:
         """Wait until messages may be leased for the endpoint; return how many."""
         self._held_up[subscription] = url
         try:
-            return await self._endpoints[endpoint_of(url)].room()
+            return await self.endpoints[endpoint_of(url)].room()
         finally:
             self._held_up.pop(subscription, None)
 
@@ -302,7 +302,7 @@ class PushRoom:
         if settings is None or settings.url is None:
             return  # the queue and its messages are gone
         endpoint = endpoint_of(settings.url)
-        state = self._endpoints[endpoint]
+        state = self.endpoints[endpoint]
         for message in messages:
             state.leased += 1
             task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, state, message))

@@ -10,13 +10,16 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from veilmq.cluster.calls import Calls
 from veilmq.engine.directory import open_directory
 from veilmq.engine.engine import Engine
 from veilmq.engine.unread import Unread
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Shared
+from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
@@ -26,6 +29,7 @@ from veilmq.server.auth import DevelopmentKeyring, Hosts, Keys
 from veilmq.server.auth.tokens import IssuerTokens, tokens_of
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.clock_watch import ClockWatch
+from veilmq.server.cluster import Cluster, Following
 from veilmq.server.config import queues_file
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.connection import OVERFLOW_MAX
@@ -34,12 +38,9 @@ from veilmq.server.http.listener import Listener, listen
 from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.http.tls import Certificate
 from veilmq.server.port import NO_ALIASES, Aliases, Port
-from veilmq.server.shell import Latencies, Shell
+from veilmq.server.shell import Shell
 from veilmq.store import Reader, Store
 from veilmq.store.directory import DataDirectory
-
-if TYPE_CHECKING:
-    from veilmq.cluster.status import Status
 
 log = logging.getLogger("veilmq.serve")
 
@@ -73,110 +74,6 @@ class PushRoom(Protocol):
         ...
 
 
-Lead = Callable[[AsyncExitStack, Engine, Store], Awaitable[Shell]]
-"""Serve with an engine and a store until the stack is closed."""
-
-
-class Following(NamedTuple):
-    """A server that does not own the data."""
-
-    owner: str
-    """Who does; empty: nobody is known to."""
-    ready: bool
-    """Whether calls reach the owner."""
-    trouble: str
-    """Why not, in a sentence."""
-    held: int
-    """Calls that wait for an owner."""
-
-
-class ClusterReport(NamedTuple):
-    """What a server knows of its cluster, and what PostgreSQL says of it, which may be some seconds old."""
-
-    server: str
-    """Its own name."""
-    owner: str
-    """Who owns the data; empty: nobody is known to."""
-    leads: bool
-    """Whether it does itself."""
-    epoch: int
-    """The newest one that it has seen."""
-    ready: bool
-    """Whether calls of its clients are carried out, here or at the owner."""
-    held: int
-    """Calls that wait for an owner."""
-    lag_s: float
-    """How long ago it last had every record of the log; 0 at the owner."""
-    lag_records: int | None
-    """Records that it lacks; None: not known."""
-    appends: Latencies
-    """Its own appends to the log, since its start."""
-    takeovers: int
-    """How often it became the owner, since its start."""
-    handovers: int
-    """How often it handed over."""
-    peers: list[str]
-    """Servers that are connected to it."""
-    single_copy: bool
-    """Whether it goes on though no standby confirms commits."""
-    status: "Status | None"
-    """None: PostgreSQL does not answer."""
-
-
-class Cluster(Protocol):
-    """What the server needs of its cluster."""
-
-    noted: Callable[[QueueInfo], None]
-    """Set by the server: called with each queue that this server learns about, and when it changes."""
-    opened: Callable[[DataDirectory], None]
-    """Set by the server: called when the data directory was opened, or opened anew."""
-
-    @property
-    def unread(self) -> Unread:
-        """What clients of this server have not read."""
-        ...
-
-    @property
-    def aliases(self) -> Aliases:
-        """Of all queues."""
-        ...
-
-    @property
-    def front(self) -> Calls:
-        """Carries calls out, here or at the owner."""
-        ...
-
-    @property
-    def following(self) -> Following:
-        """How it stands while another server owns the data."""
-        ...
-
-    async def report(self) -> ClusterReport:
-        """How this server and its cluster stand. Takes a second at most."""
-        ...
-
-    async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
-        """Become one of the cluster's servers, which reach this one under TLS with that certificate; False: `stop` was
-        called. Raises ClusterRefused, OSError."""
-        ...
-
-    def holds(self) -> bool:
-        """Whether this server's lease runs."""
-        ...
-
-    async def run(self, lead: Lead) -> None:
-        """Follow, and serve while this server owns the data, until `stop`. Raises as `join` and `open_directory`."""
-        ...
-
-    def answer_parked(self) -> None:
-        """Answer receives of this server's clients that wait at the owner."""
-        ...
-
-    def stop(self) -> None:
-        """End `run`."""
-        ...
-
-
 class _Carrier(NamedTuple):
     """What the data ports hand their calls to."""
 
@@ -187,10 +84,6 @@ class _Carrier(NamedTuple):
 
 class Stopped(Exception):
     """The server was stopped before it served."""
-
-
-class ClusterRefused(Exception):
-    """The server cannot be part of its cluster: why, and what to do."""
 
 
 class Service:
@@ -236,6 +129,12 @@ class Service:
         """Whether it serves with its own store: `shell`, `store` and `reader` are there."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What runs beside a store that is served, once the ports are open, and is cancelled before the store goes."""
+        self.first: list[Callable[[], Awaitable[None]]] = []
+        """What runs in a cluster as soon as this server owns the data, before anybody is served."""
+        self.shared: dict[str, bytes] = {}
+        """What all servers of the cluster have, by name: secrets among it. Empty for a server alone."""
+        self.on_shared: Callable[[Mapping[str, bytes]], None] = lambda values: None
+        """Called with what this server learns of `shared`, and with all of it when the ports are open."""
         self._serving = asyncio.Event()
         self._urls: dict[str, str] = {}
         self._closing: list[asyncio.Future[None]] = []
@@ -284,6 +183,7 @@ class Service:
             await self._listen(undo, name, getattr(settings, name), codec, hosts, carrier)
         self._serving.set()
         self.announce({})
+        self.on_shared(self.shared)
 
     async def _alone(self, undo: AsyncExitStack, noted: Callable[[QueueInfo], None]) -> "_Carrier":
         """Open the data directory, and serve from it."""
@@ -304,7 +204,7 @@ class Service:
     async def _join(self, undo: AsyncExitStack, cluster: Cluster, noted: Callable[[QueueInfo], None]) -> "_Carrier":
         """Follow the cluster, and serve whenever this server owns the data."""
         self.failed = asyncio.get_running_loop().create_future()
-        cluster.noted, cluster.opened = noted, self._opened
+        cluster.noted, cluster.opened, cluster.shared = noted, self._opened, self._learn
         cluster.unread.reading = self._reading_bytes
         if not await cluster.join(undo, self.certificate):
             raise Stopped
@@ -317,6 +217,20 @@ class Service:
     def _opened(self, directory: DataDirectory) -> None:
         self._directory = directory
         directory.announce(self._urls)
+
+    def _learn(self, values: dict[str, bytes]) -> None:
+        self.shared |= values
+        self.on_shared(values)
+
+    async def share(self, name: str, value: bytes, *, replaces: bool = False) -> bytes:
+        """Give all servers of the cluster a value, unless they have one; returns the one that they have. Only while
+        this server owns the data. Raises VeilError."""
+        (outcome,) = await self.shell.call(Share(name=name, value=value, replaces=replaces))
+        if isinstance(outcome, VeilError):
+            raise outcome
+        assert isinstance(outcome, Shared)
+        self._learn({name: outcome.value})
+        return outcome.value
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled() and (error := running.exception()) is not None:
@@ -338,6 +252,9 @@ class Service:
         self.shell, self.store, self.refused_waits = shell, store, refused_waits
         if self._declared is not None:
             await queues_file.declare(self._declared, shell.call)
+        if cluster is not None:
+            for begin in self.first:
+                await begin()
         self.leads = True
         undo.callback(self._follows)
         for each in self.beside:

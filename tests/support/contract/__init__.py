@@ -44,7 +44,7 @@ from tests.support.contract.rates import TestRates
 from tests.support.contract.recovery import TestRecovery
 from tests.support.contract.retries import TestLastErrors, TestRetries
 from tests.support.contract.sends import TestSends
-from tests.support.contract.sessions import TestSessions
+from tests.support.contract.sessions import TestSessions, TestShared
 from tests.support.contract.snapshots import TestSnapshots
 from tests.support.contract.stage import Stage, StoreFactory, stage
 from tests.support.contract.templates import TestTemplates
@@ -89,6 +89,7 @@ SUITE = (
     TestRetries,
     TestSends,
     TestSessions,
+    TestShared,
     TestSnapshots,
     TestTemplates,
     TestTopics,

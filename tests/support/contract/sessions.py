@@ -1,10 +1,11 @@
-"""Sessions of the console: they survive a kill, end at their time, and are no more than their bound."""
+"""Sessions of the console: they survive a kill, end at their time, and are no more than their bound; and what all
+servers of a cluster share."""
 
 from tests.support.contract.stage import Stage, expect
 
 from veilmq.model.instant import HOUR_US, MINUTE_US, Instant
-from veilmq.model.outcomes import Recorded
-from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, StoredSession, UseSession
+from veilmq.model.outcomes import Recorded, Shared
+from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, Share, StoredSession, UseSession
 
 
 def session(stage: Stage, number: int = 0, used: int = 0, ends_us: int = HOUR_US) -> StoredSession:
@@ -48,3 +49,24 @@ class TestSessions:
         stage.batch([OpenSession(session=session(stage, number, used[number])) for number in used])
         gone = {number for number in used if found(stage, number) is None}
         assert gone == {1, 2}
+
+
+class TestShared:
+    """Values that all servers of a cluster have."""
+
+    def test_the_first_value_stands_until_it_is_replaced(self, stage: Stage) -> None:
+        start = stage.following()
+
+        def shared(value: bytes, **options: bool) -> bytes:
+            return expect(stage.do(Share(name="token", value=value, **options)), Shared).value
+
+        assert shared(b"first") == shared(b"second") == b"first"
+        stage.reopen(kill=True)
+        assert shared(b"third") == b"first"
+        assert shared(b"fourth", replaces=True) == shared(b"fifth") == b"fourth"
+        assert expect(stage.do(Share(name="key", value=b"another")), Shared).value == b"another"
+        assert stage.following() == start  # the history says nothing of it
+
+    def test_no_text_shows_a_value(self) -> None:
+        for each in (Share(name="token", value=b"secret"), Shared(b"secret")):
+            assert "secret" not in f"{each} {each!r}"

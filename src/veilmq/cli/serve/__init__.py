@@ -25,7 +25,7 @@ import socket
 import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -37,14 +37,17 @@ from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
+from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols import external_path
+from veilmq.push import CERTIFICATE_FILE, CERTIFICATE_PATH, KEY_FILE
 from veilmq.server.auth import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.clock import LeaseClock, wall
+from veilmq.server.cluster import ClusterRefused
 from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import set_up
-from veilmq.server.service import ClusterRefused, Service, Stopped
+from veilmq.server.service import Service, Stopped
 from veilmq.store.directory import (
     DatabaseUnusable,
     DirectoryHeld,
@@ -53,6 +56,7 @@ from veilmq.store.directory import (
     SchemaRefused,
     SqliteTooOld,
 )
+from veilmq.store.files import durable_write
 
 if TYPE_CHECKING:
     from veilmq.server.cluster.member import ClusterServer
@@ -181,12 +185,14 @@ async def _push(service: Service, serve: Callable[[Service, Settings], Awaitable
 
 async def _run(service: Service, manager: str | None) -> Exit:
     settings = service.settings
-    ended = asyncio.Event()
-    _on_signals(ended, service)
+    ended, entry = asyncio.Event(), AdminEntry(settings.admin, settings.data)
+    _on_signals(ended, service, entry)
     service.beside.append(partial(_push, service))
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()
-    with AdminEntry(settings.admin, settings.data) as entry:
+    with entry:
+        service.first.append(partial(_share_token, service, entry))
+        service.on_shared = partial(_learn, service, entry)
         try:
             await _start(service, settings, entry)
         except Stopped:
@@ -218,6 +224,43 @@ def token(directory: Path) -> str:
     with open(descriptor, "w") as file:
         file.write(made + "\n")
     return made
+
+
+async def _share_token(service: Service, entry: "AdminEntry") -> None:
+    """Make this server's token that of the cluster, unless it has one."""
+    if TOKEN_FILE not in service.shared:
+        try:
+            await service.share(TOKEN_FILE, entry.bearer.encode())
+        except VeilError as error:
+            log.warning("the admin token is not shared with the other servers: %s", error)
+
+
+async def _reload_token(service: Service, entry: "AdminEntry") -> None:
+    """Give the cluster the token that stands in the owner's file now."""
+    try:
+        found = await asyncio.to_thread(token, service.settings.data)
+        if service.leads:
+            await service.share(TOKEN_FILE, found.encode(), replaces=True)
+        elif found != entry.bearer:
+            log.warning("the admin token stays as it was: change the file of the owner, and reload there")
+            _learn(service, entry, service.shared)
+    except (OSError, DirectoryUnsafe, VeilError) as error:
+        log.warning("the admin token stays as it was: %s", error)
+
+
+def _learn(service: Service, entry: "AdminEntry", values: Mapping[str, bytes]) -> None:
+    """Take what the servers of the cluster share. A server alone has the same in files, and so has each of these."""
+    if not entry.is_open:
+        return
+    for name in (TOKEN_FILE, KEY_FILE, CERTIFICATE_FILE):
+        value, path = values.get(name), service.settings.data / name
+        if value is not None and (not path.exists() or path.read_bytes().strip() != value.strip()):
+            durable_write(path, value, mode=0o644 if name == CERTIFICATE_FILE else 0o600)
+            log.info("%s is the cluster's now", path)
+    if (found := values.get(TOKEN_FILE)) is not None:
+        entry.bearer = found.decode()
+    if (certificate := values.get(CERTIFICATE_FILE)) is not None and "mns" in service.ports:
+        service.show_document(CERTIFICATE_PATH, certificate)
 
 
 class AdminEntry:
@@ -270,7 +313,7 @@ async def _serve(service: Service, manager: str | None, ended: asyncio.Event, en
     return Exit.DONE
 
 
-def _on_signals(ended: asyncio.Event, service: Service) -> None:
+def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> None:
     loop = asyncio.get_running_loop()
 
     def end(number: signal.Signals) -> None:
@@ -293,6 +336,8 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
             begin(service.certificate.renew_aside(wall()))
         if service.issuer is not None:
             begin(service.issuer.reload_aside())
+        if service.cluster is not None:
+            begin(_reload_token(service, entry))
 
     def begin(reload: Coroutine[Any, Any, object]) -> None:
         task = loop.create_task(reload)

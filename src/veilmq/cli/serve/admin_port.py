@@ -217,7 +217,7 @@ class AdminPort:
     def __init__(self, service: Service, settings: Settings, entry: AdminEntry) -> None:
         """entry: already open; its opener closes it."""
         config = uvicorn.Config(
-            _cancellable(by_role(service, partial(application, service, settings, entry.bearer))),
+            _cancellable(by_role(service, entry, partial(application, service, settings))),
             log_config=None,
             access_log=False,
             lifespan="off",

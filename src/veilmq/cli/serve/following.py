@@ -10,24 +10,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veilmq.admin.metrics import of_a_follower
+from veilmq.cli.serve import AdminEntry
 from veilmq.server.service import Service
 from veilmq.store import Store
 
 
-def by_role(service: Service, build: Callable[[], ASGIApp]) -> ASGIApp:
+def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]) -> ASGIApp:
     """The application that fits. build: makes the one over the service's store, which each time as the owner has
-    another."""
+    another, with the bearer token."""
     following = _following(service)
-    built: tuple[Store, ASGIApp] | None = None
+    built: tuple[Store, str, ASGIApp] | None = None
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal built
         if not service.leads:
             await following(scope, receive, send)
             return
-        if built is None or built[0] is not service.store:
-            built = service.store, build()
-        await built[1](scope, receive, send)
+        if built is None or built[0] is not service.store or built[1] != entry.bearer:
+            built = service.store, entry.bearer, build(entry.bearer)
+        await built[2](scope, receive, send)
 
     return app
 

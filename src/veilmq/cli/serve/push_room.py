@@ -11,9 +11,14 @@ import datetime
 import importlib
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from veilmq.model.errors import VeilError
 from veilmq.model.settings.topic import LiveSubscription, LiveTopic, SubscriptionSettings, TopicKey
+from veilmq.push import CERTIFICATE_FILE, CERTIFICATE_PATH, KEY_FILE
 from veilmq.push.network import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.config.settings import Settings
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 
 
 _LOOK_S: Final = 0.5
+_SHARE_S: Final = 1.0
+PAUSES: Final = "push-pauses"
+"""What the servers of a cluster share: seconds between two calls, by endpoint."""
+PAUSES_MAX: Final = 1_000
 AGAIN_S: Final = 10.0
 """How long after a failure to open the room the next attempt is made."""
 
@@ -47,6 +56,8 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
     service.push_fault = None
     service.pushes, service.push_room = room.results, room
     try:
+        if service.cluster is not None:
+            await _share_pauses(service, room)
         await asyncio.get_running_loop().create_future()
     finally:
         service.push_room = None
@@ -71,11 +82,13 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, importlib.import_module, "veilmq.push.room")
     from veilmq.push.network import networks
-    from veilmq.push.requests import CERTIFICATE_PATH, Signer
+    from veilmq.push.requests import Signer
     from veilmq.push.room import PushRoom
 
     now = datetime.datetime.fromtimestamp(wall() / 1e6, datetime.UTC)
     signer = await loop.run_in_executor(None, Signer.of_directory, settings.data, now)
+    if service.cluster is not None:
+        await _share_key(service)
     base = (settings.external_url or service.listeners["mns"].urls[0]).rstrip("/")
     room = PushRoom(
         service.shell,
@@ -87,8 +100,34 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
         wall=wall,
     )
     await room.start()
+    room.endpoints.resume(_pauses(service))
     service.show_document(CERTIFICATE_PATH, signer.certificate)
     return room
+
+
+async def _share_key(service: Service) -> None:
+    """Endpoints shall see one certificate, whichever server pushes. A key of the cluster is in its file already."""
+    for name in (KEY_FILE, CERTIFICATE_FILE):
+        text = await asyncio.to_thread((service.settings.data / name).read_bytes)
+        if service.shared.get(name) != text:
+            await service.share(name, text, replaces=True)
+
+
+def _pauses(service: Service) -> dict[str, float]:
+    packed = service.shared.get(PAUSES)
+    return {} if packed is None else msgspec.msgpack.decode(packed, type=dict[str, float])
+
+
+async def _share_pauses(service: Service, room: "PushRoom") -> None:
+    """Keep for the next owner which endpoints are called seldom, until cancelled."""
+    kept = _pauses(service)
+    while True:
+        await asyncio.sleep(_SHARE_S)
+        pauses = dict(sorted(room.endpoints.pauses().items())[:PAUSES_MAX])
+        if pauses != kept:
+            with suppress(VeilError):
+                await service.share(PAUSES, msgspec.msgpack.encode(pauses), replaces=True)
+                kept = pauses
 
 
 class _Subscriptions:

@@ -212,3 +212,16 @@ class CloseSession(msgspec.Struct, tag=True, kw_only=True, gc=False):
 
 
 SessionCommand = OpenSession | UseSession | CloseSession
+
+
+class Share(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Keep a value that every server of a cluster shall have, unless there is one of that name. Outcome `Shared`."""
+
+    name: str
+    value: bytes
+    """May be a secret."""
+    replaces: bool = False
+    """Keep it whether or not there is one."""
+
+    def __repr__(self) -> str:
+        return f"Share(name={self.name!r})"

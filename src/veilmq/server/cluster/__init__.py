@@ -1,1 +1,127 @@
-"""A server of a cluster: its ports and its part in it. See docs/cluster.md."""
+"""A server of a cluster: what the rest of the server needs of its cluster, and learns of it. See docs/cluster.md."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from veilmq.cluster.calls import Calls
+from veilmq.engine.engine import Engine
+from veilmq.engine.unread import Unread
+from veilmq.model.settings.queue import QueueInfo
+from veilmq.server.http.tls import Certificate
+from veilmq.server.port import Aliases
+from veilmq.server.shell import Latencies, Shell
+from veilmq.store import Store
+from veilmq.store.directory import DataDirectory
+
+if TYPE_CHECKING:
+    from veilmq.cluster.status import Status
+
+Lead = Callable[[AsyncExitStack, Engine, Store], Awaitable[Shell]]
+"""Serve with an engine and a store until the stack is closed."""
+
+
+class Following(NamedTuple):
+    """A server that does not own the data."""
+
+    owner: str
+    """Who does; empty: nobody is known to."""
+    ready: bool
+    """Whether calls reach the owner."""
+    trouble: str
+    """Why not, in a sentence."""
+    held: int
+    """Calls that wait for an owner."""
+
+
+class ClusterReport(NamedTuple):
+    """What a server knows of its cluster, and what PostgreSQL says of it, which may be some seconds old."""
+
+    server: str
+    """Its own name."""
+    owner: str
+    """Who owns the data; empty: nobody is known to."""
+    leads: bool
+    """Whether it does itself."""
+    epoch: int
+    """The newest one that it has seen."""
+    ready: bool
+    """Whether calls of its clients are carried out, here or at the owner."""
+    held: int
+    """Calls that wait for an owner."""
+    lag_s: float
+    """How long ago it last had every record of the log; 0 at the owner."""
+    lag_records: int | None
+    """Records that it lacks; None: not known."""
+    appends: Latencies
+    """Its own appends to the log, since its start."""
+    takeovers: int
+    """How often it became the owner, since its start."""
+    handovers: int
+    """How often it handed over."""
+    peers: list[str]
+    """Servers that are connected to it."""
+    single_copy: bool
+    """Whether it goes on though no standby confirms commits."""
+    status: "Status | None"
+    """None: PostgreSQL does not answer."""
+
+
+class Cluster(Protocol):
+    """What the server needs of its cluster."""
+
+    noted: Callable[[QueueInfo], None]
+    """Set by the server: called with each queue that this server learns about, and when it changes."""
+    opened: Callable[[DataDirectory], None]
+    """Set by the server: called when the data directory was opened, or opened anew."""
+    shared: Callable[[dict[str, bytes]], None]
+    """Set by the server: called with what all servers have, when this one learns or changes it."""
+
+    @property
+    def unread(self) -> Unread:
+        """What clients of this server have not read."""
+        ...
+
+    @property
+    def aliases(self) -> Aliases:
+        """Of all queues."""
+        ...
+
+    @property
+    def front(self) -> Calls:
+        """Carries calls out, here or at the owner."""
+        ...
+
+    @property
+    def following(self) -> Following:
+        """How it stands while another server owns the data."""
+        ...
+
+    async def report(self) -> ClusterReport:
+        """How this server and its cluster stand. Takes a second at most."""
+        ...
+
+    async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
+        """Become one of the cluster's servers, which reach this one under TLS with that certificate; False: `stop` was
+        called. Raises ClusterRefused, OSError."""
+        ...
+
+    def holds(self) -> bool:
+        """Whether this server's lease runs."""
+        ...
+
+    async def run(self, lead: Lead) -> None:
+        """Follow, and serve while this server owns the data, until `stop`. Raises as `join` and `open_directory`."""
+        ...
+
+    def answer_parked(self) -> None:
+        """Answer receives of this server's clients that wait at the owner."""
+        ...
+
+    def stop(self) -> None:
+        """End `run`."""
+        ...
+
+
+class ClusterRefused(Exception):
+    """The server cannot be part of its cluster: why, and what to do."""

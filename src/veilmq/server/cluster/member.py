@@ -32,10 +32,10 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
+from veilmq.server.cluster import ClusterRefused, ClusterReport, Following, Lead
 from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
-from veilmq.server.service import ClusterRefused, ClusterReport, Following, Lead
 from veilmq.server.shell import Latencies, Shell
 from veilmq.store.directory import DataDirectory
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
@@ -118,6 +118,7 @@ class ClusterServer:
         self._asked = _Asked()
         self.noted: Callable[[QueueInfo], None] = lambda info: None
         self.opened: Callable[[DataDirectory], None] = lambda directory: None
+        self.shared: Callable[[dict[str, bytes]], None] = lambda values: None
         try:
             self.member = Member(
                 settings.cluster,
@@ -201,6 +202,7 @@ class ClusterServer:
             opened=lambda follower: loop.call_soon_threadsafe(self._opened, follower.directory),
             saw=lambda sight: loop.call_soon_threadsafe(self._saw, sight),
             learnt=lambda queues: loop.call_soon_threadsafe(self._learn, queues),
+            shared=lambda values: loop.call_soon_threadsafe(self.shared, values),
         )
         while not self._stopping.is_set():
             log.info("following as %s", self._settings.server_name)

@@ -100,6 +100,15 @@ class Log(Protocol):
         ...
 
 
+class Changed(NamedTuple):
+    """What of a record concerns more than the tables."""
+
+    queues: set[int]
+    """Incarnations of queues whose rows it changed."""
+    shared: bool
+    """Whether it changed a value that all servers of a cluster have."""
+
+
 class Diverged(Exception):
     """A follower does not hold what the owner held: its directory must be filled anew."""
 
@@ -129,8 +138,8 @@ class Follower(Protocol):
         """Where the data is."""
         ...
 
-    def apply(self, lsn: int, epoch: int, record: bytes) -> set[int]:
-        """Apply the next record; returns the incarnations of queues that it changed.
+    def apply(self, lsn: int, epoch: int, record: bytes) -> Changed:
+        """Apply the next record.
 
         Raises Diverged, FormatUnknown, with nothing changed; StoreUnknown: close it, and open it again.
         """
@@ -138,6 +147,10 @@ class Follower(Protocol):
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         """These queues, or all, without counts; None for one that is not there. By incarnation."""
+        ...
+
+    def shared(self) -> dict[str, bytes]:
+        """Values that all servers of the cluster have, secrets among them, by name."""
         ...
 
     def copy(self, file: Path) -> Point:

@@ -21,7 +21,7 @@ import apsw
 import msgspec
 
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import Diverged, FormatUnknown, Log, Position, Record, checksum
+from veilmq.store.log import Changed, Diverged, FormatUnknown, Log, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
 
 BULKY: Final = ("history", "memtable", "message")
@@ -147,9 +147,9 @@ class Shipping:
         self.end("COMMIT")
 
 
-def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> set[int]:
-    """Apply a record to a file that has come to `last`, in one transaction. Returns the incarnations of queues whose
-    rows it changed. Raises Diverged, FormatUnknown, with nothing changed; apsw.Error."""
+def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> Changed:
+    """Apply a record to a file that has come to `last`, in one transaction. Raises Diverged and FormatUnknown with
+    nothing changed; apsw.Error."""
     record = _RECORD.decode(packed)
     if record.schema > schema.VERSION:
         raise FormatUnknown(following.lsn, record.schema, schema.VERSION)
@@ -161,12 +161,14 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
             raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {found}")
         schema.begin_anew(connection, record.schema)
     effects = [each for each in (record.patch, record.change) if each]
-    expected, queues = 0, set[int]()
+    expected, queues, shared = 0, set[int](), False
     for each in effects:
         for change in apsw.Changeset.iter(each):
             expected += 1
             if change.name == "queue":
                 queues.add((change.old or change.new)[0])  # type: ignore[index, arg-type]  # one of them is there
+            elif change.name == "shared":
+                shared = True
     with connection:
         schema.migrate(connection, record.schema)
         before = connection.total_changes()
@@ -175,7 +177,7 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
         if (changed := connection.total_changes() - before) != expected:
             raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
         connection.execute(MOVE, following)
-    return queues
+    return Changed(queues, shared)
 
 
 def digest(connection: apsw.Connection, rest: Callable[[float], object] = lambda seconds: None) -> bytes:

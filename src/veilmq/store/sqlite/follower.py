@@ -15,7 +15,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store import Options
 from veilmq.store.directory import DataDirectory
-from veilmq.store.log import Diverged, Point, Position, checksum
+from veilmq.store.log import Changed, Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk import schema
@@ -61,7 +61,7 @@ class SqliteFollower:
         """The last record that the file has."""
         return self._position
 
-    def apply(self, lsn: int, epoch: int, record: bytes) -> set[int]:
+    def apply(self, lsn: int, epoch: int, record: bytes) -> Changed:
         """See `Follower.apply`."""
         following = Position(lsn, epoch, checksum(record))
         try:
@@ -89,6 +89,12 @@ class SqliteFollower:
                 key, settings = QueueKey(account, region, name), SETTINGS_DECODER.decode(packed)
                 found[incarnation] = QueueInfo(key, incarnation, created, modified, settings, QueueCounts())
         return found
+
+    def shared(self) -> dict[str, bytes]:
+        """See `Follower.shared`."""
+        if not self._connection.table_exists("main", "shared"):
+            return {}  # the log begins with an older format
+        return dict(self._connection.execute("SELECT name, value FROM shared").fetchall())  # type: ignore[arg-type]
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages

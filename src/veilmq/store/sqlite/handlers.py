@@ -46,7 +46,7 @@ from veilmq.model.commands import (
     Unsubscribe,
 )
 from veilmq.model.outcomes import Outcome
-from veilmq.model.settings.access import CloseSession, OpenSession, UseSession
+from veilmq.model.settings.access import CloseSession, OpenSession, Share, UseSession
 from veilmq.model.settings.queue import DropTemplate, KeepTemplate, ListTemplates
 from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch.writer import Writer
@@ -112,6 +112,7 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         CloseSession: _each(operators.close_session),
         OpenSession: _each(operators.open_session),
         UseSession: _each(operators.use_session),
+        Share: _each(operators.share),
         Sweep: _flushed(sweep),
         Receive: _each(leases.receive),
         DropQuarantined: _each(dead_letters.drop_quarantined),

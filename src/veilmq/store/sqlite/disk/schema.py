@@ -347,8 +347,16 @@ CREATE TABLE send_template (
 ) STRICT;
 """
 
+_SHARED: Final = """
+CREATE TABLE shared (
+    name  TEXT PRIMARY KEY,
+    value BLOB NOT NULL              -- what all servers of a cluster have: the admin token, the key of pushes ...
+) STRICT;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     _FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS, _LOG_POSITION, _TEMPLATES,
+    _SHARED,
 )  # fmt: skip
 VERSION: Final = len(MIGRATIONS)
 OLDEST_SERVED: Final = VERSION

@@ -29,8 +29,8 @@ from veilmq.store.sqlite.effects import MOVE, position
 from veilmq.store.sqlite.tools.integrity import check
 
 _PAGES_STEP: Final = 1_024
-_OWN: Final = ("console_session", "log_position")
-"""Tables of the original alone."""
+_OWN: Final = ("console_session", "log_position", "shared")
+"""Tables of the original alone: who is signed in there, and what is its cluster's."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the total."""

@@ -1,5 +1,6 @@
 """Operators: each of their commands acts once, however often it comes with the same id, and stands in the history; who
-of them is signed in at the console; and the messages that they keep to send them again.
+of them is signed in at the console; the messages that they keep to send them again; and what all servers of a cluster
+share.
 
 Strategy: the outcome is kept in the batch that changes something, so no crash separates the two. A command that was
 refused has changed nothing, and nothing is kept of it: with the same id it may be tried again. What is kept has three
@@ -25,10 +26,11 @@ from veilmq.model.outcomes import (
     QueueCreated,
     Recorded,
     Result,
+    Shared,
     TemplateKept,
     TemplatesListed,
 )
-from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, UseSession
+from veilmq.model.settings.access import SESSIONS_MAX, CloseSession, OpenSession, Share, UseSession
 from veilmq.model.settings.queue import (
     TEMPLATES_BYTES_MAX,
     TEMPLATES_MAX,
@@ -173,6 +175,15 @@ def drop_sessions(writer: Writer) -> None:
     """Delete the sessions that are over."""
     if writer.read_one("SELECT 1 FROM console_session WHERE ends <= ?", (writer.now,)) is not None:
         writer.write("DELETE FROM console_session WHERE ends <= ?", (writer.now,))
+
+
+def share(writer: Writer, command: Share) -> Outcome:
+    """Keep a value for all servers."""
+    kept = writer.read_one("SELECT value FROM shared WHERE name = ?", (command.name,))
+    if kept is not None and (kept[0] == command.value or not command.replaces):
+        return Shared(kept[0])
+    writer.write("INSERT OR REPLACE INTO shared VALUES (?, ?)", (command.name, command.value))
+    return Shared(command.value)
 
 
 _OF_QUEUE: Final = "SELECT count(*), count(*) FILTER (WHERE name = ?2) FROM send_template WHERE incarnation = ?1"
