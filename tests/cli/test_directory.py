@@ -30,9 +30,9 @@ from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DestinationTaken
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import backup as backup_file
 from veilmq.store.sqlite.tools.backup import backup_directory
-from veilmq.store.sqlite.tools.integrity import check as check_database
 
 OPTIONS = Options(reserve_bytes=0, floor_bytes=0)
 ORIGIN = Origin("sqs", "111111111111")

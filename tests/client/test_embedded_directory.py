@@ -12,7 +12,7 @@ from tests.users import other_user
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from veilmq.model.errors import ParameterInvalid
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.stage import MovableClock
 

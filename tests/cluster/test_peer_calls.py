@@ -28,7 +28,7 @@ from tests.support.peers import (
 from veilmq.cluster.calls import Calls
 from veilmq.cluster.peer import Limits
 from veilmq.cluster.peer.frames import Call, Cancel, NotOwner, outcomes_of, unpacked
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import (
     ChangeQueue,
     CheckClock,

@@ -4,7 +4,7 @@ import pytest
 from tests.engine.conftest import QUEUE, Shell
 from tests.support.contract.stage import TESTER, sending
 
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import CreateQueue, Delete, Receive
 from veilmq.model.errors import Overloaded
 from veilmq.model.instant import SECOND_US

@@ -17,7 +17,7 @@ import pytest
 from tests.support.sqlite import SMALL
 
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.testing import chance
 from veilmq.testing.local import ServerProcess
 

@@ -19,7 +19,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.moves import MoveStatus
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.store import CRASH_POINTS
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 DEAD = QueueKey(ACCOUNT, REGION, "dead")
 OTHER = QueueKey(ACCOUNT, REGION, "other")

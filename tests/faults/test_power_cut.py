@@ -25,7 +25,7 @@ from veilmq.store import Options
 from veilmq.store.directory import DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk.redo import Redo
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 FIFO_QUEUE = QueueKey("000000000000", "us-east-1", "jobs.fifo")

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from veilmq.engine import Limits
-from veilmq.engine.long_polls import WaitingRoom
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread, WaitingRoom
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.http.refusals import QUEUES_MAX, QUIET_S, RefusedWaits
 

@@ -15,7 +15,7 @@ from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribe
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.disk.rows import pack_extras, read_extras
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 TYPED = Extras(type="film")
 

@@ -16,7 +16,7 @@ from veilmq.model.messages import Extras, id_text
 from veilmq.model.messages.reports import Failure, Report, Reported
 from veilmq.model.outcomes import Deleted, MoveStarted, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.testing.for_each import for_each
 
 COLUMNS = ("sender", "group_id", "type")

@@ -12,7 +12,7 @@ from veilmq.model.instant import HOUR_US
 from veilmq.model.outcomes import Swept
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite import upkeep
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 CLIENTS = 40
 STEPS = 32

@@ -17,7 +17,7 @@ from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.reader import Span
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.reading import SqliteView
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 JOBS, DEAD = QueueKey(ACCOUNT, REGION, "jobs"), QueueKey(ACCOUNT, REGION, "dead")
 BLOCK = 40

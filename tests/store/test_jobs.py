@@ -15,7 +15,7 @@ from tests.support.sqlite import SqliteFactory, store_of
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Extras
 from veilmq.model.moves import Act, Filter, MoveStatus
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.upkeep import jobs
 
 MESSAGE = st.fixed_dictionaries(

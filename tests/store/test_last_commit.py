@@ -19,8 +19,8 @@ from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.disk import RealDisk
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
-from veilmq.store.sqlite.tools.integrity import check
 
 BATCHES = 12
 FLIPS = 60

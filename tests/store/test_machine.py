@@ -49,7 +49,7 @@ from veilmq.model.messages.reports import Failure, Report, Reported
 from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Applied, ClockChecked, MovesListed, QueueDescribed
 from veilmq.model.settings.queue import Adaptive, DeduplicationScope, LeasePlan, QueueInfo, QueueKey, RedrivePolicy
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 
 DEAD, JOBS, OTHER = (QueueKey(ACCOUNT, REGION, name) for name in ("dead", "jobs", "other"))

@@ -12,7 +12,7 @@ from veilmq.model.commands import Origin, Receive, Sweep
 from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.upkeep import trimming
 
 JOBS = QueueKey("000000000000", "us-east-1", "jobs")

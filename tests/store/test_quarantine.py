@@ -16,7 +16,7 @@ from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import DamagedMessage
 from veilmq.store.sqlite.batch.set_apart import LINES_MAX
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.testing.replaying import replay
 
 PAGE_BYTES = 1 << 20

@@ -20,8 +20,8 @@ from veilmq.model.outcomes import Deleted, Received
 from veilmq.store.directory import DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
-from veilmq.store.sqlite.tools.integrity import check
 
 
 def test_a_life_of_a_unflushed_message_is_no_transaction(stage: Stage) -> None:

@@ -22,7 +22,7 @@ from veilmq.store import MIB
 from veilmq.store.directory import DatabaseUnusable, DataDirectory
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from veilmq.store.directory import NotOurs
 from veilmq.store.sqlite.batch import writer
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 
 class Killed(BaseException):

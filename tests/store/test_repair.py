@@ -19,8 +19,8 @@ from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
 from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import EXPORT, repair
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup_directory
-from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing import chance
 from veilmq.testing.for_each import for_each
 

@@ -20,7 +20,7 @@ from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.rollups import COUNTS, HOLDS, STEPS, WAITS, Rollup, State, middle_us, step_of, unpacked
 from veilmq.store.sqlite.batch.rollups import PERIOD_SHIFT
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.upkeep import rollups as upkeep
 
 JOBS, DEAD = QueueKey(ACCOUNT, REGION, "jobs"), QueueKey(ACCOUNT, REGION, "dead")

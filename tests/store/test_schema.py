@@ -31,7 +31,7 @@ from veilmq.store.directory import NotOurs, SchemaNewer, SchemaUnreleased
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 from veilmq.testing.replaying import replay, state_of
 
 FIXTURES = Path(__file__).parent / "fixtures"

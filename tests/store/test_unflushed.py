@@ -22,7 +22,7 @@ from veilmq.store.directory import DatabaseUnusable
 from veilmq.store.sqlite.batch import memtable
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import oldest_sent, oldest_unflushed, peeks
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 
 def rows_of(stage: Stage) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import repair
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 FILES: Final = ("veilmq.db", "veilmq.db-wal", "redo", "committed")
 _OPTIONS: Final = msgspec.structs.replace(SMALL, redo_bytes=16 * 1024)

@@ -32,8 +32,8 @@ from veilmq.store.directory import (
     SchemaRefused,
     SqliteTooOld,
 )
+from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
-from veilmq.store.sqlite.tools.integrity import check as check_database
 
 if TYPE_CHECKING:
     from veilmq.store.sqlite.repair import MissingMessage, QueueContent, Repair

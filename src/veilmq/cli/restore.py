@@ -31,8 +31,8 @@ from veilmq.store.files import made_beside
 from veilmq.store.log import Diverged, Entry, Point, Position
 from veilmq.store.log.restoring import Held, Restored, Source, SourceUnusable
 from veilmq.store.log.restoring import restore as restore_into
+from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import copy_checked
-from veilmq.store.sqlite.tools.integrity import check
 
 _CLUSTER: Final = re.compile(r"postgres(ql)?://|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.ASCII)
 """Either form of a connection string of PostgreSQL."""

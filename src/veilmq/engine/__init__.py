@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     parked_per_account_max: int = 10_000
     parked_per_queue_max: int = 5_000
     unread_bytes_max: int = 128 * 1024 * 1024
-    """Bytes of answers that clients have not read; beyond, receives wait or are Overloaded (unread.py)."""
+    """Bytes of answers that clients have not read; beyond, receives wait or are Overloaded (long_polls.py)."""
     brake_us: int = 0
     """A receive that may not park is answered empty after this time; 0: at once."""
     sweep_steps_max: int = 256

@@ -13,8 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.engine import Limits
-from veilmq.engine.long_polls import Brake, Polls, Waiter, WaitingRoom
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Brake, Polls, Unread, Waiter, WaitingRoom
 from veilmq.model.commands import (
     AnyCommand,
     Delete,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from veilmq.cluster.calls import Calls
 from veilmq.engine.directory import open_directory
 from veilmq.engine.engine import Engine
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Shared

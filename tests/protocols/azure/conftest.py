@@ -142,7 +142,7 @@ class Wire:
 
     def iso(self, shift_s: float = 0) -> str:
         """ISO 8601, so many seconds from now."""
-        from veilmq.protocols.azure.instants import print_iso
+        from veilmq.protocols.azure.fields import print_iso
 
         return print_iso(Instant(int(self.wall + shift_s * SECOND_US)))
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from veilmq.model.settings.access import NamedAccount
-from veilmq.protocols.azure import addresses, call, instants
+from veilmq.protocols.azure import addresses, call, fields
 from veilmq.testing.for_each import for_each
 
 SECOND_SECRET = b"the second key of the account"
@@ -241,7 +241,7 @@ def test_a_refused_sas_does_not_tell_whether_there_is_such_an_account(wire: Any,
 
 def test_what_strangers_send_at_length_is_not_remembered(wire: Any) -> None:
     """64 KiB of headers in each of 4,096 places are 256 MiB."""
-    readers: tuple[Any, ...] = (instants.read_rfc1123, instants.read_iso)
+    readers: tuple[Any, ...] = (fields.read_rfc1123, fields.read_iso)
     caches = (addresses._known_place, addresses._known_account, *(reader.__wrapped__ for reader in readers))
     wire.ask("GET", LIST)
     before = [cache.cache_info().currsize for cache in caches]

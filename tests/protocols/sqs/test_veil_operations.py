@@ -40,9 +40,9 @@ from veilmq.model.outcomes import (
 from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
 from veilmq.protocols import Request, Response
+from veilmq.protocols.sqs import veil
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.protocols.sqs.operations.message_attributes import body_md5
-from veilmq.protocols.sqs.veil import shapes
 from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 from veilmq.testing.for_each import for_each
 
@@ -447,10 +447,10 @@ def test_an_entrys_error_reaches_the_client_whole(door: Door, leaf: type[VeilErr
     error = sample(leaf)
     given = {"Queue": "jobs", "Messages": [{"Body": "x"}, {"Body": "y"}]}
     _, line = door.answer("Send", given, SENT, error)["Results"]
-    assert failure_of(msgspec.convert(line["Error"], shapes.Failure)) == error
+    assert failure_of(msgspec.convert(line["Error"], veil.Failure)) == error
     (failed,) = door.answer("Delete", {"Queue": "jobs", "Handles": ["h", "i"]}, Deleted(), error)["Failures"]
     assert failed["Index"] == 1
-    assert failure_of(msgspec.convert(failed["Error"], shapes.Failure)) == error
+    assert failure_of(msgspec.convert(failed["Error"], veil.Failure)) == error
 
 
 @for_each(
@@ -544,7 +544,7 @@ def test_a_receive_tells_all_there_is(door: Door) -> None:
         "LastError": {"Type": "ValueError", "Text": "bad zip"},
     }
     assert answer == {"Messages": [message], "Waited": 10.0}
-    wire = msgspec.convert(answer, shapes.MessagesResult)
+    wire = msgspec.convert(answer, veil.MessagesResult)
     received = received_of(wire.messages[0], 1_000 + wire.waited, None)
     assert received.lease_end == 1_040
     assert received.attributes == {"n": 1.5, "s": "é", "b": b"\x00\xff"}

@@ -64,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retry_s_max: float = 1.0
     """The longest pause between two attempts to connect."""
     write_buffer_bytes_max: int = 1024 * 1024
-    """Beyond, outcomes that the peer has not read count as unread (engine/unread.py)."""
+    """Beyond, outcomes that the peer has not read count as unread (engine/long_polls.py)."""
     backlog_bytes_max: int = 64 * 1024 * 1024
     """Beyond so many more bytes, the owner reads no further calls of a peer that does not read its outcomes."""
 

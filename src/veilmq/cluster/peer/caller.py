@@ -37,7 +37,7 @@ from veilmq.cluster.peer.frames import (
 )
 from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
 from veilmq.cluster.peer.port import count_trouble
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import (
     AnyCommand,
     DescribeQueue,

@@ -30,7 +30,7 @@ from veilmq.cluster.peer.frames import (
     settle,
 )
 from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import AnyCommand, Peek, Receive
 from veilmq.model.errors import Overloaded, StoreFailed
 from veilmq.model.outcomes import Outcome, Received

@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from veilmq.console.pages.jobs import JOB_PAGES
+from veilmq.console.pages.acts import JOB_PAGES, QUEUE_ACTS
 from veilmq.console.pages.message import MESSAGE_PAGES
 from veilmq.console.pages.queue import PAST_PAGES, QUEUE_PAGES
-from veilmq.console.pages.queue_acts import QUEUE_ACTS
 from veilmq.console.pages.server import SERVER_PAGES
 from veilmq.console.pages.start import START_PAGES
 from veilmq.console.pages.workers import WORKER_PAGES

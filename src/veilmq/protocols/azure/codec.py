@@ -23,9 +23,8 @@ from veilmq.protocols.azure.auth.sas import check_permission, policies_of, with_
 from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, Way, origin_of, service_queue
 from veilmq.protocols.azure.cors import CorsRule
 from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated
-from veilmq.protocols.azure.instants import print_iso
+from veilmq.protocols.azure.fields import CONTENT_TYPE, print_iso, write_error
 from veilmq.protocols.azure.operations.service import properties_from
-from veilmq.protocols.azure.xml import CONTENT_TYPE, write_error
 
 __all__ = ["Call", "Codec", "Endpoint"]
 

@@ -18,9 +18,8 @@ from veilmq.protocols.mns import errors, limits, operations
 from veilmq.protocols.mns.addresses import Endpoint, read_place, url_start
 from veilmq.protocols.mns.call import Asked, Call
 from veilmq.protocols.mns.errors import Fault, Refusal
-from veilmq.protocols.mns.parameters import read_query
+from veilmq.protocols.mns.fields import CONTENT_TYPE, error_body, read_query
 from veilmq.protocols.mns.signature import Verifier
-from veilmq.protocols.mns.xml import CONTENT_TYPE, error_body
 
 __all__ = ["Call", "Codec", "Endpoint"]
 

@@ -26,8 +26,8 @@ from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import Endpoint, queue_of_url
 from veilmq.protocols.sqs.auth import Caller
 from veilmq.protocols.sqs.errors import Refusal, fault_of, missing
-from veilmq.protocols.sqs.forms.shapes import BatchResultErrorEntry, SqsResult
-from veilmq.protocols.sqs.veil.shapes import VeilResult
+from veilmq.protocols.sqs.forms import BatchResultErrorEntry, SqsResult
+from veilmq.protocols.sqs.veil import VeilResult
 
 _URL_CHARACTERS_CACHED_MAX: Final = 512
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from veilmq.cluster.calls import Calls
 from veilmq.engine.engine import Engine
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.server.http.tls import Certificate
 from veilmq.server.port import Aliases

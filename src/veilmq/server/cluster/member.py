@@ -27,7 +27,7 @@ from veilmq.cluster.postgres.schema import Formats
 from veilmq.cluster.registry import Told
 from veilmq.cluster.status import Status, status
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, open_directory, open_follower
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key

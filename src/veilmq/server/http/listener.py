@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeAlias
 
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread
 from veilmq.model.instant import SECOND_US
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall

@@ -16,8 +16,7 @@ from collections import Counter
 from typing import Final
 
 from veilmq.engine import Limits
-from veilmq.engine.long_polls import WaitingRoom
-from veilmq.engine.unread import Unread
+from veilmq.engine.long_polls import Unread, WaitingRoom
 from veilmq.model.settings.queue import QueueKey
 
 LINES_MAX: Final = 10

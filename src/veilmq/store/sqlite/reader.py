@@ -14,12 +14,13 @@ from veilmq.store import Options
 from veilmq.store.directory import DataDirectory, Progress, Report
 from veilmq.store.reader import AccountCounts
 from veilmq.store.rollups import Rollup, SeenClients
+from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
 from veilmq.store.sqlite.reading import SqliteView
-from veilmq.store.sqlite.tools import backup, integrity
+from veilmq.store.sqlite.tools import backup
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
 
 _LONG: Final = 2
@@ -135,4 +136,4 @@ class SqliteReader:
     def check(self, progress: Progress) -> Report:
         """See `Reader.check`."""
         self._apply_log()
-        return integrity.check(self.directory.database, progress, is_owner=True)
+        return tools.check(self.directory.database, progress, is_owner=True)

@@ -37,17 +37,17 @@ from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge,
 from veilmq.model.messages.reports import Failure, Report, report_of
 from veilmq.model.settings.access import HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import FIFO_SUFFIX
-from veilmq.protocols.sqs.forms.shapes import CreateQueueInput, ListQueuesInput, ListQueuesResult
-from veilmq.protocols.sqs.veil import shapes
+from veilmq.protocols.sqs import veil
+from veilmq.protocols.sqs.forms import CreateQueueInput, ListQueuesInput, ListQueuesResult
 
 __all__ = ["VeilAccount", "VeilQueue"]
 
-_SEND: Final = operation("VeilMQ.Send", shapes.SendResult, repeatable=False)
-_RECEIVE: Final = operation("VeilMQ.Receive", shapes.MessagesResult, repeatable=False, brings_leases=True)
-_EXTEND: Final = operation("VeilMQ.Extend", shapes.FailuresResult, repeatable=True)
-_DELETE: Final = operation("VeilMQ.Delete", shapes.FailuresResult, repeatable=True)
-_PEEK: Final = operation("VeilMQ.Peek", shapes.MessagesResult, repeatable=True)
-DESCRIBE: Final = operation("VeilMQ.DescribeQueue", shapes.DescribeQueueResult, repeatable=True)
+_SEND: Final = operation("VeilMQ.Send", veil.SendResult, repeatable=False)
+_RECEIVE: Final = operation("VeilMQ.Receive", veil.MessagesResult, repeatable=False, brings_leases=True)
+_EXTEND: Final = operation("VeilMQ.Extend", veil.FailuresResult, repeatable=True)
+_DELETE: Final = operation("VeilMQ.Delete", veil.FailuresResult, repeatable=True)
+_PEEK: Final = operation("VeilMQ.Peek", veil.MessagesResult, repeatable=True)
+DESCRIBE: Final = operation("VeilMQ.DescribeQueue", veil.DescribeQueueResult, repeatable=True)
 
 
 def capabilities_of(name: str) -> Capabilities:
@@ -55,13 +55,13 @@ def capabilities_of(name: str) -> Capabilities:
     fifo = name.endswith(FIFO_SUFFIX)
     return Capabilities(
         protocol="veil",
-        body_bytes_max=shapes.REQUEST_BYTES_MAX,
-        batch_messages_max=shapes.ENTRIES_MAX,
-        receive_messages_max=shapes.RECEIVE_COUNT_MAX,
+        body_bytes_max=veil.REQUEST_BYTES_MAX,
+        batch_messages_max=veil.ENTRIES_MAX,
+        receive_messages_max=veil.RECEIVE_COUNT_MAX,
         lease_min=0.001,
-        lease_max=shapes.LEASE_SECONDS_MAX,
-        wait_max=shapes.WAIT_SECONDS_MAX,
-        delay_max=0 if fifo else shapes.DELAY_SECONDS_MAX,
+        lease_max=veil.LEASE_SECONDS_MAX,
+        wait_max=veil.WAIT_SECONDS_MAX,
+        delay_max=0 if fifo else veil.DELAY_SECONDS_MAX,
         batch_extend=True,
         handle_on_send=HandleOnSend.ALWAYS,
         body_replaceable=True,
@@ -103,7 +103,7 @@ class VeilQueue(CloudQueue["VeilAccount"]):
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """VeilMQ.Send, as often as needed."""
 
-        def made(message: str | Message) -> tuple[shapes.MessageIn, int]:
+        def made(message: str | Message) -> tuple[veil.MessageIn, int]:
             wire = _fitting(message, self._capabilities)
             return wire, wire_bytes(wire)
 
@@ -111,16 +111,16 @@ class VeilQueue(CloudQueue["VeilAccount"]):
             checks.batch(messages),
             made,
             self._send_piece,
-            shapes.ENTRIES_MAX,
-            shapes.REQUEST_BYTES_MAX,
+            veil.ENTRIES_MAX,
+            veil.REQUEST_BYTES_MAX,
             lambda entry: entry[1],
         )
 
-    def _send_piece(self, entries: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
+    def _send_piece(self, entries: Sequence[tuple[veil.MessageIn, int]]) -> list[Sent | VeilError]:
         return self._send([wire for wire, _ in entries], sum(size for _, size in entries))
 
-    def _send(self, messages: list[shapes.MessageIn], size_bytes: int) -> list[Sent | VeilError]:
-        given = shapes.SendInput(queue=self._path, messages=messages, want_handles=True)
+    def _send(self, messages: list[veil.MessageIn], size_bytes: int) -> list[Sent | VeilError]:
+        given = veil.SendInput(queue=self._path, messages=messages, want_handles=True)
         done = self._calls.call(_SEND, given, size_bytes=size_bytes)
         if len(done.result.results) != len(messages):
             raise _other_count()
@@ -129,10 +129,10 @@ class VeilQueue(CloudQueue["VeilAccount"]):
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """VeilMQ.Receive. Also returns an empty list if the queue is closed or interrupted meanwhile."""
         self._check_count(count_max)
-        checks.seconds(wait, "wait", 0, shapes.WAIT_SECONDS_MAX)
+        checks.seconds(wait, "wait", 0, veil.WAIT_SECONDS_MAX)
         if lease is not None:
             _check_lease(lease)
-        given = shapes.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
+        given = veil.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
         was_open, interrupts = not self._calls.closed, self._calls.interrupts
         started = self._clock.monotonic()
         try:
@@ -151,9 +151,9 @@ class VeilQueue(CloudQueue["VeilAccount"]):
         """Give back messages of a queue that was closed meanwhile, so that others can have them at once."""
         if not handles:
             return
-        entries = [shapes.ExtendEntry(handle=handle, lease=0) for handle in handles]
+        entries = [veil.ExtendEntry(handle=handle, lease=0) for handle in handles]
         try:
-            self._calls.late(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
+            self._calls.late(_EXTEND, veil.ExtendInput(queue=self._path, entries=entries))
         except VeilError as error:
             log.warning("queue %s: messages could not be released: %s", self._name, error)
 
@@ -162,34 +162,34 @@ class VeilQueue(CloudQueue["VeilAccount"]):
         _check_lease(lease)
         if body is not None:
             checks.body(body)
-        self._change(shapes.ExtendEntry(handle=checks.handle(handle), lease=lease, body=body))
+        self._change(veil.ExtendEntry(handle=checks.handle(handle), lease=lease, body=body))
         return handle
 
-    def _change(self, entry: shapes.ExtendEntry, report: Report | None = None) -> None:
-        given = shapes.ExtendInput(queue=self._path, entries=[entry])
+    def _change(self, entry: veil.ExtendEntry, report: Report | None = None) -> None:
+        given = veil.ExtendInput(queue=self._path, entries=[entry])
         self._raise_first(self._failures(_EXTEND, given, report))
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """VeilMQ.Extend, as often as needed. The handles do not change."""
 
-        def made(given: Extension) -> shapes.ExtendEntry:
+        def made(given: Extension) -> veil.ExtendEntry:
             extension = checks.extension(given)
             _check_lease(extension.lease)
-            return shapes.ExtendEntry(handle=extension.handle, lease=extension.lease)
+            return veil.ExtendEntry(handle=extension.handle, lease=extension.lease)
 
-        errors = batched(extensions, made, self._extend_piece, shapes.ENTRIES_MAX)
+        errors = batched(extensions, made, self._extend_piece, veil.ENTRIES_MAX)
         return [
             extension.handle if error is None else error for extension, error in zip(extensions, errors, strict=True)
         ]
 
-    def _extend_piece(self, entries: Sequence[shapes.ExtendEntry]) -> list[VeilError | None]:
-        failures = self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=list(entries)))
+    def _extend_piece(self, entries: Sequence[veil.ExtendEntry]) -> list[VeilError | None]:
+        failures = self._failures(_EXTEND, veil.ExtendInput(queue=self._path, entries=list(entries)))
         return [failures.get(index) for index in range(len(entries))]
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """VeilMQ.Extend to `delay` seconds."""
-        checks.seconds(delay, "delay", 0, shapes.LEASE_SECONDS_MAX)
-        self._change(shapes.ExtendEntry(handle=checks.handle(handle), lease=delay), report_of(delay, failure))
+        checks.seconds(delay, "delay", 0, veil.LEASE_SECONDS_MAX)
+        self._change(veil.ExtendEntry(handle=checks.handle(handle), lease=delay), report_of(delay, failure))
 
     def delete(self, handle: str) -> None:
         """VeilMQ.Delete of one."""
@@ -197,24 +197,24 @@ class VeilQueue(CloudQueue["VeilAccount"]):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """VeilMQ.Delete, as often as needed."""
-        return batched(handles, checks.handle, self._delete_piece, shapes.ENTRIES_MAX)
+        return batched(handles, checks.handle, self._delete_piece, veil.ENTRIES_MAX)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         failures = self._delete(list(handles))
         return [failures.get(index) for index in range(len(handles))]
 
     def _delete(self, handles: list[str]) -> dict[int, VeilError]:
-        return self._failures(_DELETE, shapes.DeleteInput(queue=self._path, handles=handles))
+        return self._failures(_DELETE, veil.DeleteInput(queue=self._path, handles=handles))
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """VeilMQ.Peek."""
         self._check_count(count_max)
-        answer = self._calls.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max)).result
+        answer = self._calls.call(_PEEK, veil.PeekInput(queue=self._path, count_max=count_max)).result
         return [peeked_of(message) for message in answer.messages]
 
     def stats(self) -> Stats:
         """VeilMQ.DescribeQueue."""
-        described = self._calls.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
+        described = self._calls.call(DESCRIBE, veil.QueueInput(queue=self._path)).result
         return Stats(
             visible=described.visible,
             delayed=described.delayed,
@@ -227,12 +227,12 @@ class VeilQueue(CloudQueue["VeilAccount"]):
 
     def recommended(self) -> Recommended | None:
         """VeilMQ.DescribeQueue."""
-        described = self._calls.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
+        described = self._calls.call(DESCRIBE, veil.QueueInput(queue=self._path)).result
         plan = described.plan
         return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
 
     def _failures(
-        self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput, report: Report | None = None
+        self, kind: Operation, given: veil.ExtendInput | veil.DeleteInput, report: Report | None = None
     ) -> dict[int, VeilError]:
         """The errors, by index in the request."""
         done = self._calls.call(kind, given, report=report)
@@ -249,7 +249,7 @@ class VeilQueue(CloudQueue["VeilAccount"]):
             raise failures[0]
 
 
-def _fitting(given: str | Message, able: Capabilities) -> shapes.MessageIn:
+def _fitting(given: str | Message, able: Capabilities) -> veil.MessageIn:
     """The message on the wire. Refuses what none of our servers supports, what is too large and what has no UTF-8."""
     message = given if isinstance(given, str) else as_message(given)
     if not isinstance(message, str):
@@ -259,8 +259,8 @@ def _fitting(given: str | Message, able: Capabilities) -> shapes.MessageIn:
             raise CapabilityMissing(capability="priorities")
     wire = wire_of(message)
     body = wire.body or ""
-    if len(body) > shapes.REQUEST_BYTES_MAX:
-        raise MessageTooLarge(size_bytes=wire_bytes(wire), limit_bytes=shapes.REQUEST_BYTES_MAX)
+    if len(body) > veil.REQUEST_BYTES_MAX:
+        raise MessageTooLarge(size_bytes=wire_bytes(wire), limit_bytes=veil.REQUEST_BYTES_MAX)
     if not body.isascii():
         try:
             body.encode()
@@ -270,7 +270,7 @@ def _fitting(given: str | Message, able: Capabilities) -> shapes.MessageIn:
 
 
 def _check_lease(lease: float) -> None:
-    checks.seconds(lease, "lease", 0, shapes.LEASE_SECONDS_MAX)
+    checks.seconds(lease, "lease", 0, veil.LEASE_SECONDS_MAX)
 
 
 def _other_count() -> TransportError:
@@ -284,8 +284,8 @@ _NOBODY: Final = "veilmq"
 """Key id and secret if none are given: development mode accepts any."""
 _PAGE_MAX: Final = 1_000
 
-_CREATE_QUEUE: Final = operation("VeilMQ.CreateQueue", shapes.CreateQueueResult, repeatable=True)
-_DELETE_QUEUE: Final = operation("VeilMQ.DeleteQueue", shapes.PurgeQueueResult, repeatable=False)
+_CREATE_QUEUE: Final = operation("VeilMQ.CreateQueue", veil.CreateQueueResult, repeatable=True)
+_DELETE_QUEUE: Final = operation("VeilMQ.DeleteQueue", veil.PurgeQueueResult, repeatable=False)
 _LIST: Final = operation("AmazonSQS.ListQueues", ListQueuesResult, repeatable=True)
 
 
@@ -350,7 +350,7 @@ class VeilAccount(CloudAccount):
         """An existing queue. Raises QueueMissing."""
         calls = self._new_calls(name)
         path = self._prefix + name
-        calls.call(DESCRIBE, shapes.QueueInput(queue=path))
+        calls.call(DESCRIBE, veil.QueueInput(queue=path))
         return self._opened(VeilQueue(self, calls, name, path, self._clock))
 
     def capabilities(self, name: str) -> Capabilities:
@@ -366,12 +366,12 @@ class VeilAccount(CloudAccount):
         return bool(done.result.created or done.again)
 
     def _arn(self, name: str) -> str:
-        found = self._new_calls(name).call(DESCRIBE, shapes.QueueInput(queue=self._prefix + name)).result
+        found = self._new_calls(name).call(DESCRIBE, veil.QueueInput(queue=self._prefix + name)).result
         return f"arn:aws:sqs:{found.region}:{found.account}:{found.name}"
 
     def delete(self, name: str) -> None:
         """VeilMQ.DeleteQueue. Raises QueueMissing."""
-        self._new_calls(name).call(_DELETE_QUEUE, shapes.QueueInput(queue=self._prefix + name))
+        self._new_calls(name).call(_DELETE_QUEUE, veil.QueueInput(queue=self._prefix + name))
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""

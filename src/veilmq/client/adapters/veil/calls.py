@@ -25,9 +25,9 @@ from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
 from veilmq.model.messages.reports import Report, write_header
 from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN
-from veilmq.protocols.sqs.forms.shapes import AttributeValue as WireValue
-from veilmq.protocols.sqs.veil import shapes
-from veilmq.protocols.sqs.veil.shapes import Failure, MessageIn, MessageOut, SentEntry
+from veilmq.protocols.sqs import veil
+from veilmq.protocols.sqs.forms import AttributeValue as WireValue
+from veilmq.protocols.sqs.veil import Failure, MessageIn, MessageOut, SentEntry
 
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0
@@ -262,9 +262,9 @@ class Calls:
 
 
 _DURATIONS: Final = (
-    ("delay", shapes.DELAY_SECONDS_MAX),
-    ("ttl", shapes.TIME_TO_LIVE_SECONDS_MAX),
-    ("lease_hint", shapes.LEASE_SECONDS_MAX),
+    ("delay", veil.DELAY_SECONDS_MAX),
+    ("ttl", veil.TIME_TO_LIVE_SECONDS_MAX),
+    ("lease_hint", veil.LEASE_SECONDS_MAX),
 )
 _NONE: Final[Mapping[str, AttributeValue]] = {}
 

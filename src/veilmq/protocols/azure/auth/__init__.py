@@ -32,7 +32,7 @@ from veilmq.protocols.azure.auth.shared_key import (
 )
 from veilmq.protocols.azure.call import Caller, Identity, Way, origin_of
 from veilmq.protocols.azure.errors import Refusal, show, unauthenticated
-from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
+from veilmq.protocols.azure.fields import print_rfc1123, read_rfc1123
 
 RESOURCE: Final = "https://storage.azure.com"
 _APPLICATION: Final = "e406a681-f3d4-42a8-90b6-c2b029497af1"

@@ -25,8 +25,15 @@ from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
 from veilmq.protocols.azure.auth.shared_key import matches, read_signature
 from veilmq.protocols.azure.call import Identity, Sas, Way
 from veilmq.protocols.azure.errors import Refusal, bad_xml, missing_node, show, unauthenticated
-from veilmq.protocols.azure.instants import print_rfc1123, read_iso, read_policy_time
-from veilmq.protocols.azure.xml import DECLARATION, members_of, only, read_document
+from veilmq.protocols.azure.fields import (
+    DECLARATION,
+    members_of,
+    only,
+    print_rfc1123,
+    read_document,
+    read_iso,
+    read_policy_time,
+)
 from veilmq.protocols.xml import Element, escape
 
 _LABEL: Final = "azure.policies"

@@ -21,8 +21,7 @@ from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import required, whole_number
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import NO_ID, Refusal, bad_node, dead_before_visible, missing_node, too_large
-from veilmq.protocols.azure.instants import print_rfc1123
-from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, members_of, read_document
+from veilmq.protocols.azure.fields import CONTENT_TYPE, DECLARATION, members_of, print_rfc1123, read_document
 from veilmq.protocols.xml import escape
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z", re.IGNORECASE)

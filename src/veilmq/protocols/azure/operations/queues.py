@@ -26,7 +26,7 @@ from veilmq.protocols.azure.addresses import service_endpoint, whole_number
 from veilmq.protocols.azure.auth.sas import policies_label, policies_of, read_policies, write_policies
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import Refusal, bad_parameter
-from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, escape_attribute
+from veilmq.protocols.azure.fields import CONTENT_TYPE, DECLARATION, escape_attribute
 from veilmq.protocols.xml import escape
 
 _COOLDOWN_US: Final = 30 * SECOND_US

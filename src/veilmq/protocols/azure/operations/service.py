@@ -24,8 +24,16 @@ from veilmq.protocols.azure.auth.sas import delegation_value
 from veilmq.protocols.azure.call import Asked, Call, Plan, service_queue
 from veilmq.protocols.azure.cors import CorsRule
 from veilmq.protocols.azure.errors import bad_node, bad_parameter, bad_xml, fault_of, missing_node
-from veilmq.protocols.azure.instants import print_iso, print_rfc1123, read_iso
-from veilmq.protocols.azure.xml import CONTENT_TYPE, DECLARATION, members_of, only, read_document
+from veilmq.protocols.azure.fields import (
+    CONTENT_TYPE,
+    DECLARATION,
+    members_of,
+    only,
+    print_iso,
+    print_rfc1123,
+    read_document,
+    read_iso,
+)
 from veilmq.protocols.xml import Element, escape
 
 LABEL_PREFIX: Final = "azure.service."

@@ -21,9 +21,8 @@ from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import Kind
 from veilmq.protocols.mns.call import Asked, Call, Operation, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import Refusal, bad
+from veilmq.protocols.mns.fields import document, elements, flag, members_of
 from veilmq.protocols.mns.operations import messages, queues, subscriptions, topics
-from veilmq.protocols.mns.parameters import flag
-from veilmq.protocols.mns.xml import document, elements, members_of
 
 ACCOUNT_QUEUE = "mns/account"
 """The hidden queue whose labels are the account's attributes; no protocol allows a slash in names."""

@@ -44,8 +44,7 @@ from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import arn
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole
 from veilmq.protocols.mns.errors import MESSAGE_NOT_EXIST, Refusal, bad, fault_of, malformed, show
-from veilmq.protocols.mns.parameters import boolean, whole_number
-from veilmq.protocols.mns.xml import document, members, number, read_root, word
+from veilmq.protocols.mns.fields import boolean, document, members, number, read_root, whole_number, word
 from veilmq.protocols.xml import Element, clean, escape
 
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}

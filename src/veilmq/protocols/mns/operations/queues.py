@@ -18,8 +18,18 @@ from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn, queue_of_text
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import bad
-from veilmq.protocols.mns.parameters import Page, marker_of, read_page
-from veilmq.protocols.mns.xml import document, elements, members, members_of, number, truth, word
+from veilmq.protocols.mns.fields import (
+    Page,
+    document,
+    elements,
+    marker_of,
+    members,
+    members_of,
+    number,
+    read_page,
+    truth,
+    word,
+)
 from veilmq.protocols.xml import Element
 
 LOGGING: Final = "mns.logging"

@@ -26,9 +26,8 @@ from veilmq.protocols.mns import errors
 from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import Refusal, bad
+from veilmq.protocols.mns.fields import Page, document, elements, marker_of, members_of, read_page, tag
 from veilmq.protocols.mns.operations.queues import RATE_POLICY, dead_letter_queue, located, rate_policy, read_rate
-from veilmq.protocols.mns.parameters import Page, marker_of, read_page
-from veilmq.protocols.mns.xml import document, elements, members_of, tag
 from veilmq.protocols.xml import Element
 
 Choice = TypeVar("Choice", bound=StrEnum)

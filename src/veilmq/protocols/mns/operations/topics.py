@@ -17,10 +17,20 @@ from veilmq.protocols import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import malformed
+from veilmq.protocols.mns.fields import (
+    Page,
+    document,
+    elements,
+    marker_of,
+    members,
+    members_of,
+    number,
+    read_page,
+    read_root,
+    tag,
+)
 from veilmq.protocols.mns.operations.messages import read_body, read_extras
 from veilmq.protocols.mns.operations.queues import located, logging_label, logging_text
-from veilmq.protocols.mns.parameters import Page, marker_of, read_page
-from veilmq.protocols.mns.xml import document, elements, members, members_of, number, read_root, tag
 from veilmq.protocols.xml import escape
 
 

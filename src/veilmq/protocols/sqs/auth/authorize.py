@@ -24,7 +24,7 @@ from veilmq.protocols.sqs.addresses import Endpoint, arn, user_arn
 from veilmq.protocols.sqs.auth.policy import AccessRequest, Decision, PolicyInvalid, evaluate, may_deny, read_policy
 from veilmq.protocols.sqs.call import Asked, Call, Operation
 from veilmq.protocols.sqs.errors import LABEL_PREFIX, Fault, Refusal, fault_of
-from veilmq.protocols.sqs.forms.shapes import AnyInput
+from veilmq.protocols.sqs.forms import AnyInput
 
 ACROSS_ACCOUNTS: Final = {
     "SendMessage": "SendMessage",

@@ -18,7 +18,7 @@ from veilmq.protocols import Response
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.call import Operation, Result
 from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, Refusal, binary_character
-from veilmq.protocols.sqs.forms.shapes import EMPTY
+from veilmq.protocols.sqs.forms import EMPTY
 from veilmq.protocols.sqs.operations import OPERATIONS
 from veilmq.protocols.sqs.veil.operations import VEIL_OPERATIONS
 

@@ -20,12 +20,11 @@ import msgspec
 
 from veilmq.protocols import Request, Response, address_used
 from veilmq.protocols.caches import Bounded
-from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.call import Form, Operation, Result
 from veilmq.protocols.sqs.errors import Refusal, invalid_value
-from veilmq.protocols.sqs.forms import shapes
-from veilmq.protocols.sqs.forms.shapes import (
+from veilmq.protocols.sqs.forms import (
     AttributeValueOut,
     Empty,
     ListQueuesResult,
@@ -388,7 +387,7 @@ def _pairs(name: str, texts: dict[str, str] | None) -> str:
     return "".join(f"<{name}><Name>{key}</Name><Value>{_escape(text)}</Value></{name}>" for key, text in texts.items())
 
 
-def _sent(operation: str, result: shapes.SendMessageResult | shapes.SendMessageBatchResultEntry) -> str:
+def _sent(operation: str, result: forms.SendMessageResult | forms.SendMessageBatchResultEntry) -> str:
     return (
         f"<MessageId>{result.message_id}</MessageId><MD5OfMessageBody>{result.md5_of_message_body}</MD5OfMessageBody>"
         + _optional("MD5OfMessageAttributes", result.md5_of_message_attributes)
@@ -397,11 +396,11 @@ def _sent(operation: str, result: shapes.SendMessageResult | shapes.SendMessageB
     )
 
 
-def _batch(operation: str, result: shapes.BatchResult) -> str:
+def _batch(operation: str, result: forms.BatchResult) -> str:
     name = f"{operation}ResultEntry"
     parts = []
     for line in result.successful:
-        more = _sent(operation, line) if isinstance(line, shapes.SendMessageBatchResultEntry) else ""
+        more = _sent(operation, line) if isinstance(line, forms.SendMessageBatchResultEntry) else ""
         parts.append(f"<{name}><Id>{line.id}</Id>{more}</{name}>")
     for failure in result.failed:
         parts.append(
@@ -415,11 +414,11 @@ def _batch(operation: str, result: shapes.BatchResult) -> str:
 _REPLACEMENT: Final = "\ufffd"
 
 
-def _messages(operation: str, result: shapes.ReceiveMessageResult) -> str:
+def _messages(operation: str, result: forms.ReceiveMessageResult) -> str:
     return "".join(_message(message) for message in result.messages or ())
 
 
-def _message(message: shapes.Message) -> str:
+def _message(message: forms.Message) -> str:
     start = (
         f"<Message><MessageId>{message.message_id}</MessageId><ReceiptHandle>{message.receipt_handle}</ReceiptHandle>"
         f"<MD5OfBody>{message.md5_of_body}</MD5OfBody><Body>{_escape(message.body)}</Body>"
@@ -434,7 +433,7 @@ def _message(message: shapes.Message) -> str:
     return f"{start}{_pairs('Attribute', message.attributes)}{digest}{attributes}</Message>"
 
 
-def _value(value: shapes.AttributeValueOut) -> str:
+def _value(value: forms.AttributeValueOut) -> str:
     if value.string_value is not None:
         content = f"<StringValue>{_escape(value.string_value)}</StringValue>"
     else:
@@ -442,41 +441,41 @@ def _value(value: shapes.AttributeValueOut) -> str:
     return f"{content}<DataType>{_escape(value.data_type)}</DataType>"
 
 
-def _tags(operation: str, result: shapes.ListQueueTagsResult) -> str:
+def _tags(operation: str, result: forms.ListQueueTagsResult) -> str:
     return "".join(
         f"<Tag><Key>{_escape(key)}</Key><Value>{_escape(value)}</Value></Tag>"
         for key, value in (result.tags or {}).items()
     )
 
 
-def _tasks(operation: str, result: shapes.ListMessageMoveTasksResult) -> str:
+def _tasks(operation: str, result: forms.ListMessageMoveTasksResult) -> str:
     return "".join(_task(entry) for entry in result.results)
 
 
-def _task(entry: shapes.MoveTaskEntry) -> str:
+def _task(entry: forms.MoveTaskEntry) -> str:
     members = msgspec.to_builtins(entry)
     inside = "".join(f"<{name}>{_escape(str(value))}</{name}>" for name, value in members.items())
     return f"<ListMessageMoveTasksResultEntry>{inside}</ListMessageMoveTasksResultEntry>"
 
 
-def _url_elements(operation: str, result: shapes.ListQueuesResult | shapes.ListDeadLetterSourceQueuesResult) -> str:
+def _url_elements(operation: str, result: forms.ListQueuesResult | forms.ListDeadLetterSourceQueuesResult) -> str:
     urls = "".join(f"<QueueUrl>{_escape(url)}</QueueUrl>" for url in result.queue_urls or ())
     return urls + _optional("NextToken", result.next_token)
 
 
 _WRITERS: Final[dict[type, Callable[[str, Any], str]]] = {
-    shapes.SendMessageResult: _sent,
-    shapes.BatchResult: _batch,
-    shapes.ReceiveMessageResult: _messages,
-    shapes.QueueUrlResult: lambda operation, result: f"<QueueUrl>{_escape(result.queue_url)}</QueueUrl>",
-    shapes.ListQueuesResult: _url_elements,
-    shapes.ListDeadLetterSourceQueuesResult: _url_elements,
-    shapes.ListQueueTagsResult: _tags,
-    shapes.StartMessageMoveTaskResult: lambda operation, result: _optional("TaskHandle", result.task_handle),
-    shapes.CancelMessageMoveTaskResult: lambda operation, result: _optional(
+    forms.SendMessageResult: _sent,
+    forms.BatchResult: _batch,
+    forms.ReceiveMessageResult: _messages,
+    forms.QueueUrlResult: lambda operation, result: f"<QueueUrl>{_escape(result.queue_url)}</QueueUrl>",
+    forms.ListQueuesResult: _url_elements,
+    forms.ListDeadLetterSourceQueuesResult: _url_elements,
+    forms.ListQueueTagsResult: _tags,
+    forms.StartMessageMoveTaskResult: lambda operation, result: _optional("TaskHandle", result.task_handle),
+    forms.CancelMessageMoveTaskResult: lambda operation, result: _optional(
         "ApproximateNumberOfMessagesMoved", str(result.approximate_number_of_messages_moved)
     ),
-    shapes.ListMessageMoveTasksResult: _tasks,
-    shapes.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
+    forms.ListMessageMoveTasksResult: _tasks,
+    forms.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
 }
 """Empty is not included: its response contains only metadata."""

@@ -15,12 +15,11 @@ from typing import Final, NamedTuple
 
 from veilmq.model.instant import milliseconds
 from veilmq.model.messages import Attribute, Delivery
-from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import arn
 from veilmq.protocols.sqs.attributes import NAMES, unknown_name
 from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, Refusal, check_text
-from veilmq.protocols.sqs.forms import shapes
-from veilmq.protocols.sqs.forms.shapes import AttributeValue, AttributeValueOut, ReceiveMessageInput
+from veilmq.protocols.sqs.forms import AttributeValue, AttributeValueOut, ReceiveMessageInput
 
 TRACE_HEADER: Final = "AWSTraceHeader"
 
@@ -195,7 +194,7 @@ def wanted_of(given: ReceiveMessageInput, fifo: bool) -> Wanted:
     return Wanted(system, attribute_filter(given.message_attribute_names or ()))
 
 
-def show_more(message: shapes.Message, delivery: Delivery, wanted: Wanted) -> None:
+def show_more(message: forms.Message, delivery: Delivery, wanted: Wanted) -> None:
     """Add what was asked for to a message of the result."""
     if wanted.system:
         shown = {name: text for name in wanted.system if (text := _SYSTEM[name](delivery)) is not None}

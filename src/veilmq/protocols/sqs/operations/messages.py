@@ -35,12 +35,11 @@ from veilmq.model.messages.reports import REPORT_HEADER, Report, read_header
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.settings.access import EVERYTHING, Action
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.call import Asked, Call, Entry, Operation, Plan, check_whole, failed, plan_entries, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
-from veilmq.protocols.sqs.forms import shapes
-from veilmq.protocols.sqs.forms.shapes import (
+from veilmq.protocols.sqs.forms import (
     AnyInput,
     ChangeMessageVisibilityBatchInput,
     ChangeMessageVisibilityInput,
@@ -114,13 +113,13 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
     return commands, _Batch(entries, system_md5s, mixed)
 
 
-def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendMessageResult:
+def answer_send(call: Call, outcomes: Sequence[Outcome]) -> forms.SendMessageResult:
     """SendMessageResult."""
     sent: Sent = sole(call, outcomes)
     command = call.commands[0]
     assert isinstance(command, Send)
     attributes = command.extras.attributes
-    return shapes.SendMessageResult(
+    return forms.SendMessageResult(
         command.md5.hex(),
         id_text(sent.id),
         attributes_md5(attributes) if attributes else None,
@@ -129,7 +128,7 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendMessageRe
     )
 
 
-def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchResult:
+def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> forms.BatchResult:
     """SendMessageBatchResult."""
     check_whole(call, outcomes)
     batch: _Batch = call.memo
@@ -144,7 +143,7 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchRe
             assert isinstance(outcome, VeilError)
             failures.append(failed(entry, _refusal_of_entry(outcome, command)))
             continue
-        line = shapes.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
+        line = forms.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
         if command.extras is not NO_EXTRAS:
             if command.extras.attributes:
                 line.md5_of_message_attributes = attributes_md5(command.extras.attributes)
@@ -154,7 +153,7 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchRe
         successful.append(line)
     if not successful:
         _check_identities(call, outcomes)
-    return shapes.BatchResult(successful, failures)
+    return forms.BatchResult(successful, failures)
 
 
 def _refusal_of_entry(error: VeilError, command: AnyCommand) -> Refusal:
@@ -324,20 +323,20 @@ def _attempt_id(attempt_id: str | None, queue: QueueKey) -> str | None:
     return attempt_id
 
 
-def answer_receive(call: Call, outcomes: Sequence[Outcome]) -> shapes.ReceiveMessageResult:
+def answer_receive(call: Call, outcomes: Sequence[Outcome]) -> forms.ReceiveMessageResult:
     """ReceiveMessageResult."""
     received: Received = sole(call, outcomes)
     if not received.messages:
-        return shapes.ReceiveMessageResult()
+        return forms.ReceiveMessageResult()
     wanted: Wanted | None = call.memo
     messages = [
-        shapes.Message(id_text(delivery.id), delivery.handle, delivery.md5.hex(), delivery.body)
+        forms.Message(id_text(delivery.id), delivery.handle, delivery.md5.hex(), delivery.body)
         for delivery in received.messages
     ]
     if wanted is not None:
         for message, delivery in zip(messages, received.messages, strict=True):
             show_more(message, delivery, wanted)
-    return shapes.ReceiveMessageResult(messages)
+    return forms.ReceiveMessageResult(messages)
 
 
 _VISIBILITY_ENTRY: Final = "ChangeMessageVisibilityBatchRequestEntry"
@@ -442,16 +441,16 @@ def _lease_refusal_of_entry(command: AnyCommand, error: VeilError) -> Refusal | 
     return refusal
 
 
-def answer_void(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
+def answer_void(call: Call, outcomes: Sequence[Outcome]) -> forms.Empty:
     """The empty result of DeleteMessage and ChangeMessageVisibility."""
     outcome = outcomes[0]
     refusal = _lease_refusal(call.commands[0], outcome) if isinstance(outcome, VeilError) else None
     if refusal is not None:
         raise refusal
-    return shapes.EMPTY
+    return forms.EMPTY
 
 
-def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchResult:
+def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> forms.BatchResult:
     """DeleteMessageBatchResult and ChangeMessageVisibilityBatchResult."""
     check_whole(call, outcomes)
     successful, failures = [], []
@@ -462,7 +461,7 @@ def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> shapes.BatchResult:
             if isinstance(outcome, VeilError):
                 refusal = _lease_refusal_of_entry(call.commands[entry.command], outcome)
         if refusal is None:
-            successful.append(shapes.IdEntry(entry.id))
+            successful.append(forms.IdEntry(entry.id))
         else:
             failures.append(failed(entry, refusal))
-    return shapes.BatchResult(successful, failures)
+    return forms.BatchResult(successful, failures)

@@ -18,12 +18,11 @@ from veilmq.model.instant import milliseconds
 from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.sqs import errors
+from veilmq.protocols.sqs import errors, forms
 from veilmq.protocols.sqs.addresses import arn, queue_of_arn
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
-from veilmq.protocols.sqs.forms import shapes
-from veilmq.protocols.sqs.forms.shapes import (
+from veilmq.protocols.sqs.forms import (
     CancelMessageMoveTaskInput,
     ListMessageMoveTasksInput,
     StartMessageMoveTaskInput,
@@ -77,7 +76,7 @@ def plan_start(asked: Asked, given: StartMessageMoveTaskInput) -> Plan:
     return (command,), None
 
 
-def answer_start(call: Call, outcomes: Sequence[Outcome]) -> shapes.StartMessageMoveTaskResult:
+def answer_start(call: Call, outcomes: Sequence[Outcome]) -> forms.StartMessageMoveTaskResult:
     """StartMessageMoveTaskResult."""
     outcome = outcomes[0]
     if isinstance(outcome, QueueMissing):
@@ -86,7 +85,7 @@ def answer_start(call: Call, outcomes: Sequence[Outcome]) -> shapes.StartMessage
         name = "SourceArn" if outcome.queue == str(command.queue) else "DestinationArn"
         raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name=name))
     started: MoveStarted = sole(call, outcomes)
-    return shapes.StartMessageMoveTaskResult(_handle_of(started.info))
+    return forms.StartMessageMoveTaskResult(_handle_of(started.info))
 
 
 def plan_cancel(asked: Asked, given: CancelMessageMoveTaskInput) -> Plan:
@@ -98,7 +97,7 @@ def plan_cancel(asked: Asked, given: CancelMessageMoveTaskInput) -> Plan:
     return (CancelMove(queue=source, origin=asked.caller.origin, task=handle.task_id.bytes),), None
 
 
-def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> shapes.CancelMessageMoveTaskResult:
+def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> forms.CancelMessageMoveTaskResult:
     """CancelMessageMoveTaskResult."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name="SourceArn"))
@@ -109,7 +108,7 @@ def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> shapes.CancelMessa
         status = cancelled.info.status.value.upper()
         text = f"Only a RUNNING message movement task can be cancelled; the status of this one is {status}."
         raise Refusal(errors.UNSUPPORTED_OPERATION, text)
-    return shapes.CancelMessageMoveTaskResult(cancelled.info.moved)
+    return forms.CancelMessageMoveTaskResult(cancelled.info.moved)
 
 
 def plan_list(asked: Asked, given: ListMessageMoveTasksInput) -> Plan:
@@ -121,16 +120,16 @@ def plan_list(asked: Asked, given: ListMessageMoveTasksInput) -> Plan:
     return (ListMoves(queue=source, origin=asked.caller.origin, count_max=count),), None
 
 
-def answer_list(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListMessageMoveTasksResult:
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> forms.ListMessageMoveTasksResult:
     """ListMessageMoveTasksResult."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name="SourceArn"))
     listed: MovesListed = sole(call, outcomes)
-    return shapes.ListMessageMoveTasksResult([_entry(info) for info in listed.tasks])
+    return forms.ListMessageMoveTasksResult([_entry(info) for info in listed.tasks])
 
 
-def _entry(info: MoveInfo) -> shapes.MoveTaskEntry:
-    return shapes.MoveTaskEntry(
+def _entry(info: MoveInfo) -> forms.MoveTaskEntry:
+    return forms.MoveTaskEntry(
         status=info.status.value.upper(),
         source_arn=arn(info.source),
         approximate_number_of_messages_moved=info.moved,

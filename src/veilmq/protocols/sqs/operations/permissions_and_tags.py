@@ -17,14 +17,13 @@ import msgspec
 from veilmq.model.commands import ChangeQueue, DescribeQueue
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueDescribed
 from veilmq.model.settings.queue import QueueInfo, SettingsChange
-from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import arn, partition
 from veilmq.protocols.sqs.auth.authorize import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.auth.policy import ACTIONS, VERSIONS, PolicyInvalid, read_policy, statements_of
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.errors import LABEL_PREFIX, Refusal, check_text, invalid_value, missing, policy_too_long
-from veilmq.protocols.sqs.forms import shapes
-from veilmq.protocols.sqs.forms.shapes import (
+from veilmq.protocols.sqs.forms import (
     AddPermissionInput,
     QueueInput,
     RemovePermissionInput,
@@ -44,16 +43,16 @@ def plan_edit(asked: Asked, queue_url: str | None, edit: Edit) -> Plan:
     return (command,), edit
 
 
-def answer_edit(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty | Call:
+def answer_edit(call: Call, outcomes: Sequence[Outcome]) -> forms.Empty | Call:
     """An empty result, or the next attempt."""
     outcome: QueueChanged = sole(call, outcomes)
     if outcome.changed:
         note(call.endpoint, outcome.info)
-        return shapes.EMPTY
+        return forms.EMPTY
     edit: Edit = call.memo
     change = edit(outcome.info)
     if not change:
-        return shapes.EMPTY
+        return forms.EMPTY
     (asked,) = call.commands
     assert isinstance(asked, ChangeQueue)
     expected = {name: getattr(outcome.info.settings, name) for name in change}
@@ -232,7 +231,7 @@ def plan_list_tags(asked: Asked, given: QueueInput) -> Plan:
     return (DescribeQueue(queue=asked.queue(given.queue_url), origin=asked.caller.origin),), None
 
 
-def answer_list_tags(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListQueueTagsResult:
+def answer_list_tags(call: Call, outcomes: Sequence[Outcome]) -> forms.ListQueueTagsResult:
     """ListQueueTagsResult."""
     described: QueueDescribed = sole(call, outcomes)
-    return shapes.ListQueueTagsResult(described.info.settings.tags or None)
+    return forms.ListQueueTagsResult(described.info.settings.tags or None)

@@ -20,14 +20,13 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.access import EVERYTHING
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
 from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change, spelled_as
 from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing, redrive_refused
-from veilmq.protocols.sqs.forms import shapes
-from veilmq.protocols.sqs.forms.shapes import (
+from veilmq.protocols.sqs.forms import (
     AnyInput,
     CreateQueueInput,
     GetQueueAttributesInput,
@@ -77,7 +76,7 @@ def _check_redrive(call: Call, outcomes: Sequence[Outcome]) -> None:
         raise redrive_refused(outcomes[0], call.memo)
 
 
-def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.QueueUrlResult | Call:
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> forms.QueueUrlResult | Call:
     """CreateQueueResult; or a further call, if the existing queue may differ only in the text of a label."""
     further = compared(call, outcomes)
     if further is not None:
@@ -85,7 +84,7 @@ def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.QueueUrlRes
     _check_redrive(call, outcomes)
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)
-    return shapes.QueueUrlResult(_url(call, created.info.key))
+    return forms.QueueUrlResult(_url(call, created.info.key))
 
 
 def _url(call: Call, queue: QueueKey) -> str:
@@ -119,12 +118,12 @@ def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
     return (DescribeQueue(queue=queue, origin=caller.origin),), absent
 
 
-def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> shapes.QueueUrlResult:
+def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> forms.QueueUrlResult:
     """GetQueueUrlResult; the memo is the message for a missing queue."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, call.memo)
     described: QueueDescribed = sole(call, outcomes)
-    return shapes.QueueUrlResult(_url(call, described.info.key))
+    return forms.QueueUrlResult(_url(call, described.info.key))
 
 
 def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
@@ -141,12 +140,12 @@ def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
     return (command,), count is not None
 
 
-def answer_list(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListQueuesResult:
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> forms.ListQueuesResult:
     """ListQueuesResult."""
     listed: QueuesListed = sole(call, outcomes)
     if not listed.queues:
-        return shapes.ListQueuesResult()
-    return shapes.ListQueuesResult(*_listed(call, listed))
+        return forms.ListQueuesResult()
+    return forms.ListQueuesResult(*_listed(call, listed))
 
 
 def _page(count: int | None) -> int | None:
@@ -173,14 +172,14 @@ def plan_list_sources(asked: Asked, given: ListDeadLetterSourceQueuesInput) -> P
     return (exists, command), count is not None
 
 
-def answer_list_sources(call: Call, outcomes: Sequence[Outcome]) -> shapes.ListDeadLetterSourceQueuesResult:
+def answer_list_sources(call: Call, outcomes: Sequence[Outcome]) -> forms.ListDeadLetterSourceQueuesResult:
     """ListDeadLetterSourceQueuesResult."""
     sole(call, outcomes)
     listed = outcomes[1]
     if isinstance(listed, VeilError):
         raise fault_of(listed, call.commands[1])
     assert isinstance(listed, QueuesListed)
-    return shapes.ListDeadLetterSourceQueuesResult(*_listed(call, listed))
+    return forms.ListDeadLetterSourceQueuesResult(*_listed(call, listed))
 
 
 def _token_of_name(name: str) -> str:
@@ -215,13 +214,13 @@ def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:
     return (DescribeQueue(queue=queue, origin=asked.caller.origin),), names
 
 
-def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> shapes.GetQueueAttributesResult:
+def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> forms.GetQueueAttributesResult:
     """GetQueueAttributesResult; only the queue's owner sees its policy."""
     described: QueueDescribed = sole(call, outcomes)
     found = attributes_of(described.info, call.memo)
     if described.info.key.account != call.key.account:
         found.pop("Policy", None)
-    return shapes.GetQueueAttributesResult(found or None)
+    return forms.GetQueueAttributesResult(found or None)
 
 
 def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
@@ -234,18 +233,18 @@ def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
     return (command,), given.attributes.get("RedrivePolicy")
 
 
-def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
+def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> forms.Empty:
     """The empty result."""
     _check_redrive(call, outcomes)
     changed: QueueChanged = sole(call, outcomes)
     note(call.endpoint, changed.info)
-    return shapes.EMPTY
+    return forms.EMPTY
 
 
-def answer_void(call: Call, outcomes: Sequence[Outcome]) -> shapes.Empty:
+def answer_void(call: Call, outcomes: Sequence[Outcome]) -> forms.Empty:
     """The empty result of DeleteQueue, PurgeQueue and SetQueueAttributes."""
     sole(call, outcomes)
-    return shapes.EMPTY
+    return forms.EMPTY
 
 
 class _Held(NamedTuple):

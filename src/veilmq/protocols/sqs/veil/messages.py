@@ -12,11 +12,10 @@ from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError, as
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
-from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs import limits, veil
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.errors import Refusal
 from veilmq.protocols.sqs.operations.message_attributes import body_md5, message_attributes
-from veilmq.protocols.sqs.veil import shapes
 
 _FIFO: Final = "is not for FIFO queues"
 _MEMBERS: Final = {
@@ -29,7 +28,7 @@ _MEMBERS: Final = {
 """Field of a command -> the member that it came from."""
 
 
-def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_handle: bool) -> Send:
+def message_of(given: veil.MessageIn, queue: QueueKey, origin: Origin, wants_handle: bool) -> Send:
     """Raises ParameterInvalid naming the member, MessageTooLarge."""
     if given.body is None:
         raise ParameterInvalid(parameter="Body", reason="must be given")
@@ -39,13 +38,13 @@ def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_h
         _check_fifo(given)
     extras, attributes_bytes = _extras(given, fifo)
     size_bytes = len(raw) + attributes_bytes
-    if size_bytes > shapes.REQUEST_BYTES_MAX:
-        raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=shapes.REQUEST_BYTES_MAX)
+    if size_bytes > veil.REQUEST_BYTES_MAX:
+        raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=veil.REQUEST_BYTES_MAX)
     delay_us, ttl_us = None, None
     if given.delay is not None:
-        delay_us = _microseconds("Delay", given.delay, shapes.DELAY_SECONDS_MAX)
+        delay_us = _microseconds("Delay", given.delay, veil.DELAY_SECONDS_MAX)
     if given.time_to_live is not None:
-        ttl_us = _microseconds("TimeToLive", given.time_to_live, shapes.TIME_TO_LIVE_SECONDS_MAX)
+        ttl_us = _microseconds("TimeToLive", given.time_to_live, veil.TIME_TO_LIVE_SECONDS_MAX)
         if not ttl_us:
             raise ParameterInvalid(parameter="TimeToLive", reason="must be above 0")
     priority = given.priority
@@ -68,11 +67,11 @@ def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_h
     )
 
 
-def failure_of(error: VeilError) -> shapes.Failure:
+def failure_of(error: VeilError) -> veil.Failure:
     """An entry's error on the wire."""
     if isinstance(error, ParameterInvalid):
         error = ParameterInvalid(parameter=_MEMBERS.get(error.parameter, error.parameter), reason=error.reason)
-    return shapes.Failure(name=type(error).__name__, fields=as_fields(error), message=str(error))
+    return veil.Failure(name=type(error).__name__, fields=as_fields(error), message=str(error))
 
 
 def checked_body(body: str) -> tuple[bytes, bytes]:
@@ -98,7 +97,7 @@ def _microseconds(name: str, seconds: float, seconds_max: int) -> int:
     return round(seconds * SECOND_US)
 
 
-def _check_fifo(given: shapes.MessageIn) -> None:
+def _check_fifo(given: veil.MessageIn) -> None:
     if not given.group:
         raise ParameterInvalid(parameter="Group", reason="must be given on a FIFO queue")
     if given.delay:
@@ -108,7 +107,7 @@ def _check_fifo(given: shapes.MessageIn) -> None:
     given.delay = None
 
 
-def _extras(given: shapes.MessageIn, fifo: bool) -> tuple[Extras, int]:
+def _extras(given: veil.MessageIn, fifo: bool) -> tuple[Extras, int]:
     """The message's fields beyond its body, and their size in bytes."""
     attributes: tuple[Attribute, ...] = ()
     size_bytes, lease_hint_us = 0, None
@@ -128,7 +127,7 @@ def _extras(given: shapes.MessageIn, fifo: bool) -> tuple[Extras, int]:
     if given.tag is not None:
         _check_label("Tag", given.tag)
     if given.lease_hint is not None:
-        lease_hint_us = _microseconds("LeaseHint", given.lease_hint, shapes.LEASE_SECONDS_MAX)
+        lease_hint_us = _microseconds("LeaseHint", given.lease_hint, veil.LEASE_SECONDS_MAX)
         if not lease_hint_us:
             raise ParameterInvalid(parameter="LeaseHint", reason="must be above 0")
     extras = Extras(
@@ -148,7 +147,7 @@ def _check_token(name: str, token: str) -> None:
 
 
 def _check_label(name: str, label: str) -> None:
-    if not 1 <= len(label) <= shapes.LABEL_CHARACTERS_MAX:
-        reason = f"must be of 1 to {shapes.LABEL_CHARACTERS_MAX} characters"
+    if not 1 <= len(label) <= veil.LABEL_CHARACTERS_MAX:
+        reason = f"must be of 1 to {veil.LABEL_CHARACTERS_MAX} characters"
         raise ParameterInvalid(parameter=name, reason=reason)
     _check_text(name, label)

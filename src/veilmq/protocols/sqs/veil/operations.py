@@ -27,15 +27,14 @@ from veilmq.model.messages import Delivery, id_text
 from veilmq.model.messages.reports import REPORT_HEADER, WORKING, read_header
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import PlanState, QueueKey
-from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs import errors, limits, veil
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
 from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
-from veilmq.protocols.sqs.forms.shapes import AttributeValue, CreateQueueInput
+from veilmq.protocols.sqs.forms import AttributeValue, CreateQueueInput
 from veilmq.protocols.sqs.operations import queues
 from veilmq.protocols.sqs.operations.queues import compared
-from veilmq.protocols.sqs.veil import shapes
 from veilmq.protocols.sqs.veil.messages import checked_body, failure_of, message_of
 
 Input = TypeVar("Input")
@@ -76,8 +75,8 @@ def _entries(
 ) -> tuple[tuple[AnyCommand, ...], Planned]:
     if not given:
         raise missing(member)
-    if len(given) > shapes.ENTRIES_MAX:
-        raise invalid_value(member, f"of {len(given)} entries", f"Must be at most {shapes.ENTRIES_MAX}.")
+    if len(given) > veil.ENTRIES_MAX:
+        raise invalid_value(member, f"of {len(given)} entries", f"Must be at most {veil.ENTRIES_MAX}.")
     commands: list[AnyCommand] = []
     planned: Planned = []
     for entry in given:
@@ -98,59 +97,59 @@ def _check_queue(call: Call, outcomes: Sequence[Outcome]) -> None:
         raise fault_of(outcomes[0], call.commands[0])
 
 
-def plan_send(asked: Asked, given: shapes.SendInput) -> Plan:
+def plan_send(asked: Asked, given: veil.SendInput) -> Plan:
     """VeilMQ.Send."""
     queue = _queue(asked, given.queue)
     origin, wants_handle = asked.caller.origin, given.want_handles
 
-    def command_of(message: shapes.MessageIn) -> Send:
+    def command_of(message: veil.MessageIn) -> Send:
         return message_of(message, queue, origin, wants_handle)
 
     commands, planned = _entries(asked, queue, given.messages, "Messages", command_of)
     total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
-    if total_bytes > shapes.REQUEST_BYTES_MAX:
-        text = f"Batch requests cannot be longer than {shapes.REQUEST_BYTES_MAX} bytes."
+    if total_bytes > veil.REQUEST_BYTES_MAX:
+        text = f"Batch requests cannot be longer than {veil.REQUEST_BYTES_MAX} bytes."
         raise Refusal(errors.BATCH_REQUEST_TOO_LONG, f"{text} You have sent {total_bytes} bytes.")
     return commands, planned
 
 
-def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
+def answer_send(call: Call, outcomes: Sequence[Outcome]) -> veil.SendResult:
     """One result per message."""
     _check_queue(call, outcomes)
     lines = []
     for place in call.memo:
         outcome = place if isinstance(place, VeilError) else outcomes[place]
         if isinstance(outcome, VeilError):
-            lines.append(shapes.SentEntry(error=failure_of(outcome)))
+            lines.append(veil.SentEntry(error=failure_of(outcome)))
             continue
         assert isinstance(outcome, Sent)
         command = call.commands[place]
         assert isinstance(command, Send)
         lines.append(
-            shapes.SentEntry(
+            veil.SentEntry(
                 id=id_text(outcome.id),
                 handle=outcome.handle or None,
                 sequence_number=outcome.sequence if is_fifo(command.queue.name) else None,
                 duplicate=outcome.duplicate,
             )
         )
-    return shapes.SendResult(results=lines)
+    return veil.SendResult(results=lines)
 
 
-def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
+def plan_extend(asked: Asked, given: veil.ExtendInput) -> Plan:
     """VeilMQ.Extend. On a standard queue a late one resumes the lease, as VeilMQ.Delete accepts it. Unless it reports
     that the message is given back, the worker continues, even with a shorter lease."""
     queue = _queue(asked, given.queue)
     after_expiry = _after_expiry(queue)
     report = read_header(asked.request.headers.get(REPORT_HEADER)) or WORKING
 
-    def command_of(entry: shapes.ExtendEntry) -> Extend:
+    def command_of(entry: veil.ExtendEntry) -> Extend:
         if not entry.handle:
             raise ParameterInvalid(parameter="Handle", reason="must be given")
         if entry.lease is None:
             raise ParameterInvalid(parameter="Lease", reason="must be given")
-        if not 0 <= entry.lease <= shapes.LEASE_SECONDS_MAX:
-            reason = f"must be from 0 to {shapes.LEASE_SECONDS_MAX} seconds, not {entry.lease}"
+        if not 0 <= entry.lease <= veil.LEASE_SECONDS_MAX:
+            reason = f"must be from 0 to {veil.LEASE_SECONDS_MAX} seconds, not {entry.lease}"
             raise ParameterInvalid(parameter="Lease", reason=reason)
         command = Extend(
             queue=queue,
@@ -170,7 +169,7 @@ def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
     return _entries(asked, queue, given.entries, "Entries", command_of)
 
 
-def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
+def plan_delete(asked: Asked, given: veil.DeleteInput) -> Plan:
     """VeilMQ.Delete. On a standard queue an expired handle is valid until the message is granted again."""
     queue = _queue(asked, given.queue)
     after_expiry = _after_expiry(queue)
@@ -184,34 +183,34 @@ def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
     return _entries(asked, queue, given.handles, "Handles", command_of)
 
 
-def answer_failures(call: Call, outcomes: Sequence[Outcome]) -> shapes.FailuresResult:
+def answer_failures(call: Call, outcomes: Sequence[Outcome]) -> veil.FailuresResult:
     """The failed entries of an Extend or Delete."""
     _check_queue(call, outcomes)
     failures = []
     for index, place in enumerate(call.memo):
         outcome = place if isinstance(place, VeilError) else outcomes[place]
         if isinstance(outcome, VeilError):
-            failures.append(shapes.FailedEntry(index=index, error=failure_of(outcome)))
-    return shapes.FailuresResult(failures=failures or None)
+            failures.append(veil.FailedEntry(index=index, error=failure_of(outcome)))
+    return veil.FailuresResult(failures=failures or None)
 
 
 # Messages out.
 
 
-def plan_receive(asked: Asked, given: shapes.ReceiveInput) -> Plan:
+def plan_receive(asked: Asked, given: veil.ReceiveInput) -> Plan:
     """VeilMQ.Receive."""
     _check_count(given.count_max)
     command = Receive(
         queue=_queue(asked, given.queue),
         origin=asked.caller.origin,
         count_max=given.count_max,
-        lease_us=_microseconds("Lease", given.lease, shapes.LEASE_SECONDS_MAX),
-        wait_us=_microseconds("Wait", given.wait, shapes.WAIT_SECONDS_MAX),
+        lease_us=_microseconds("Lease", given.lease, veil.LEASE_SECONDS_MAX),
+        wait_us=_microseconds("Wait", given.wait, veil.WAIT_SECONDS_MAX),
     )
     return (command,), asked.arrived
 
 
-def plan_peek(asked: Asked, given: shapes.PeekInput) -> Plan:
+def plan_peek(asked: Asked, given: veil.PeekInput) -> Plan:
     """VeilMQ.Peek."""
     _check_count(given.count_max)
     queue = _queue(asked, given.queue)
@@ -219,15 +218,15 @@ def plan_peek(asked: Asked, given: shapes.PeekInput) -> Plan:
 
 
 def _check_count(count: int) -> None:
-    if not 1 <= count <= shapes.RECEIVE_COUNT_MAX:
-        raise invalid_value("CountMax", count, f"Must be from 1 to {shapes.RECEIVE_COUNT_MAX}.")
+    if not 1 <= count <= veil.RECEIVE_COUNT_MAX:
+        raise invalid_value("CountMax", count, f"Must be from 1 to {veil.RECEIVE_COUNT_MAX}.")
 
 
-def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> shapes.MessagesResult:
+def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> veil.MessagesResult:
     """All fields of each message."""
     received: Received = sole(call, outcomes)
     if not received.messages:
-        return shapes.MessagesResult()
+        return veil.MessagesResult()
     command = call.commands[0]
     assert isinstance(command, Receive | Peek)
     fifo = is_fifo(command.queue.name)
@@ -235,13 +234,13 @@ def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> shapes.MessagesR
     first = received.messages[0]
     if first.due is not None and first.lease_us is not None:
         waited_us = max(0, first.due - first.lease_us - call.memo)
-    return shapes.MessagesResult(
+    return veil.MessagesResult(
         messages=[_message(delivery, fifo) for delivery in received.messages], waited=waited_us / SECOND_US
     )
 
 
-def _message(delivery: Delivery, fifo: bool) -> shapes.MessageOut:
-    message = shapes.MessageOut(
+def _message(delivery: Delivery, fifo: bool) -> veil.MessageOut:
+    message = veil.MessageOut(
         id=id_text(delivery.id),
         body=delivery.body,
         handle=delivery.handle,
@@ -267,7 +266,7 @@ def _message(delivery: Delivery, fifo: bool) -> shapes.MessageOut:
         message.dead_letter_source = extras.dead_letter_source.name
         message.dead_letter_receives = extras.dead_receives
     if extras.error_type or extras.error:
-        message.last_error = shapes.LastError(type=extras.error_type, text=extras.error)
+        message.last_error = veil.LastError(type=extras.error_type, text=extras.error)
     return message
 
 
@@ -278,17 +277,17 @@ def _unix(instant: Instant) -> float:
 # Queues.
 
 
-def plan_describe(asked: Asked, given: shapes.QueueInput) -> Plan:
+def plan_describe(asked: Asked, given: veil.QueueInput) -> Plan:
     """VeilMQ.DescribeQueue."""
     return (DescribeQueue(queue=_queue(asked, given.queue), origin=asked.caller.origin),), None
 
 
-def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> shapes.DescribeQueueResult:
+def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> veil.DescribeQueueResult:
     """Settings, counts and incarnation."""
     described: QueueDescribed = sole(call, outcomes)
     info = described.info
     settings, redrive = info.settings, info.settings.redrive
-    return shapes.DescribeQueueResult(
+    return veil.DescribeQueueResult(
         name=info.key.name,
         account=info.key.account,
         region=info.key.region,
@@ -312,11 +311,11 @@ def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> shapes.DescribeQ
     )
 
 
-def _plan_shown(plans: PlanState) -> shapes.PlanShown | None:
+def _plan_shown(plans: PlanState) -> veil.PlanShown | None:
     plan = plans.applied or plans.suggested
     if plan is None:
         return None
-    return shapes.PlanShown(
+    return veil.PlanShown(
         lease=None if plan.lease_us is None else plan.lease_us / SECOND_US,
         by_type={kind: lease_us / SECOND_US for kind, lease_us in plan.by_type.items()},
         why=plan.why,
@@ -324,35 +323,35 @@ def _plan_shown(plans: PlanState) -> shapes.PlanShown | None:
     )
 
 
-def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.CreateQueueResult | Call:
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> veil.CreateQueueResult | Call:
     """Whether the queue is new; or a further call, as in SQS's CreateQueue."""
     further = compared(call, outcomes)
     if further is not None:
         return further
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)
-    return shapes.CreateQueueResult(created=created.created, incarnation=created.info.incarnation)
+    return veil.CreateQueueResult(created=created.created, incarnation=created.info.incarnation)
 
 
 def _cooldown_us(asked: Asked) -> int:
     return limits.COOLDOWN_SECONDS * SECOND_US if asked.endpoint.cooldowns else 0
 
 
-def plan_delete_queue(asked: Asked, given: shapes.QueueInput) -> Plan:
+def plan_delete_queue(asked: Asked, given: veil.QueueInput) -> Plan:
     """VeilMQ.DeleteQueue."""
     return (DeleteQueue(queue=_queue(asked, given.queue), origin=asked.caller.origin),), None
 
 
-def plan_purge(asked: Asked, given: shapes.QueueInput) -> Plan:
+def plan_purge(asked: Asked, given: veil.QueueInput) -> Plan:
     """VeilMQ.PurgeQueue."""
     queue = _queue(asked, given.queue)
     return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=_cooldown_us(asked)),), None
 
 
-def answer_count(call: Call, outcomes: Sequence[Outcome]) -> shapes.PurgeQueueResult:
+def answer_count(call: Call, outcomes: Sequence[Outcome]) -> veil.PurgeQueueResult:
     """How many messages were deleted."""
     gone: Purged | QueueDeleted = sole(call, outcomes)
-    return shapes.PurgeQueueResult(count=gone.count)
+    return veil.PurgeQueueResult(count=gone.count)
 
 
 def _rows() -> tuple[Operation, ...]:
@@ -360,15 +359,15 @@ def _rows() -> tuple[Operation, ...]:
         return Operation(name, takes, plan, answer)
 
     return (
-        row("Send", shapes.SendInput, plan_send, answer_send),
-        row("Receive", shapes.ReceiveInput, plan_receive, answer_messages),
-        row("Extend", shapes.ExtendInput, plan_extend, answer_failures),
-        row("Delete", shapes.DeleteInput, plan_delete, answer_failures),
-        row("Peek", shapes.PeekInput, plan_peek, answer_messages),
-        row("DescribeQueue", shapes.QueueInput, plan_describe, answer_describe),
+        row("Send", veil.SendInput, plan_send, answer_send),
+        row("Receive", veil.ReceiveInput, plan_receive, answer_messages),
+        row("Extend", veil.ExtendInput, plan_extend, answer_failures),
+        row("Delete", veil.DeleteInput, plan_delete, answer_failures),
+        row("Peek", veil.PeekInput, plan_peek, answer_messages),
+        row("DescribeQueue", veil.QueueInput, plan_describe, answer_describe),
         row("CreateQueue", CreateQueueInput, queues.plan_create, answer_create),
-        row("DeleteQueue", shapes.QueueInput, plan_delete_queue, answer_count),
-        row("PurgeQueue", shapes.QueueInput, plan_purge, answer_count),
+        row("DeleteQueue", veil.QueueInput, plan_delete_queue, answer_count),
+        row("PurgeQueue", veil.QueueInput, plan_purge, answer_count),
     )
 
 

@@ -37,6 +37,7 @@ from veilmq.store.directory import (
     read_holder,
 )
 from veilmq.store.files import sync_directory, sync_file
+from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
@@ -53,7 +54,6 @@ from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salva
 from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import read
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
-from veilmq.store.sqlite.tools import integrity
 from veilmq.store.sqlite.tools.backup import made, renew
 from veilmq.store.sqlite.tools.books import Recorded
 from veilmq.store.sqlite.upkeep.snapshots import HELD, MESSAGES_MAX
@@ -362,7 +362,7 @@ class _Work:
                     apply_log(connection.execute, missing)
                 redo_file.note_size(connection, 0)
             connection.pragma("journal_mode", "DELETE")
-        report = integrity.check(self._part, self._progress, is_owner=True)
+        report = tools.check(self._part, self._progress, is_owner=True)
         problems = [f"{each.kind}: {each.text}" for each in report.problems if each.kind != "quarantine"]
         return _State(key, epoch, following, problems, later)
 
@@ -419,7 +419,7 @@ class _Work:
         if noted is not None and (state is None or noted.epoch == state.epoch or noted.offset > following):
             report.events_missing = max(0, noted.offset - following)
         report.may_miss |= report.events_missing > 0 or noted is None
-        checked = integrity.check(self._target, self._progress, is_owner=True)
+        checked = tools.check(self._target, self._progress, is_owner=True)
         report.problems = [f"{each.kind}: {each.text}" for each in checked.problems if each.kind != "quarantine"]
         with closing(open_reader(self._target, Options())) as connection:
             contents = {generation: report.of(name) for generation, name in read(connection, _QUEUE_NAMES)}

@@ -16,8 +16,8 @@ from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER, SETTINGS_ENCODER
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.repair.salvage import STRAYS, Salvage
 from veilmq.store.sqlite.repair.tables import read
+from veilmq.store.sqlite.tools import HIDDEN_US_MAX
 from veilmq.store.sqlite.tools.books import KEY_PARTS, incarnations
-from veilmq.store.sqlite.tools.integrity import HIDDEN_US_MAX
 
 _LIVE: Final = "(SELECT generation FROM queue WHERE deleted IS NULL)"
 _FIFO: Final = f"(SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '{FIFO_SUFFIX}')"

@@ -26,7 +26,7 @@ from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
 from veilmq.store.sqlite.effects import MOVE, position
-from veilmq.store.sqlite.tools.integrity import check
+from veilmq.store.sqlite.tools import check
 
 _PAGES_STEP: Final = 1_024
 _OWN: Final = ("console_session", "log_position", "shared")
