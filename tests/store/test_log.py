@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
+import apsw
 import msgspec
 import pytest
 from tests.support.contract.stage import Stage, bodies, sending
@@ -53,9 +54,13 @@ class MemoryLog:
 
     def bring(self, follower: SqliteFollower) -> None:
         """Apply what the follower lacks."""
-        for lsn, (epoch, record) in enumerate(self.records, 1):
-            if lsn > follower.position.lsn:
-                follower.apply(lsn, epoch, record)
+        lacking = [(lsn, *entry) for lsn, entry in enumerate(self.records, 1) if lsn > follower.position.lsn]
+        while lacking:
+            count = 3 if follower.position.lsn else 1
+            with follower.together() if count > 1 else nullcontext():
+                for entry in lacking[:count]:
+                    follower.apply(*entry)
+            del lacking[:count]
 
 
 class LoggedFactory(SqliteFactory):
@@ -237,6 +242,27 @@ class TestFollower:
 
     def queues(self, follower: SqliteFollower) -> object:
         return follower._connection.execute("SELECT name FROM queue").fetchall()
+
+    def test_of_records_applied_together_those_before_a_bad_one_stay(
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, tmp_path: Path
+    ) -> None:
+        more, before = stage.create("together"), len(factory.log.records)
+        factory.log.bring(follower)
+        for number in range(3):
+            stage.send(more, str(number))
+        (epoch, good), (_, bad) = factory.log.records[before], factory.log.records[before + 2]
+
+        def together() -> None:
+            with follower.together():
+                follower.apply(before + 1, epoch, good)
+                follower.apply(before + 2, epoch, bad)
+
+        with pytest.raises(Diverged, match="does not continue"):
+            together()
+        with closing(apsw.Connection(str(follower.directory.database))) as reading:
+            assert reading.execute("SELECT lsn FROM log_position").get == before + 1
+        factory.log.bring(follower)
+        equal(store_of(stage), follower)
 
     def test_a_copy_goes_on_from_its_last_record(
         self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, tmp_path: Path

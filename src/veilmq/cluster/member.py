@@ -13,7 +13,7 @@ the clocks of two machines are an hour apart.
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
@@ -40,6 +40,8 @@ TROUBLE_SECONDS: Final = 0.3
 """How long it waits more when PostgreSQL does not answer, or may not be trusted."""
 LOOKS_BETWEEN_TELLING: Final = 30
 """After so many looks it tells the cluster that it is there."""
+BATCH: Final = 64
+"""Records that a follower applies in one transaction, if so many are there."""
 LOOKS_BETWEEN: Final = 300
 """After so many looks a follower asks whether a snapshot is due."""
 SNAPSHOT_BYTES: Final = 1 << 30
@@ -305,13 +307,21 @@ class Copy:
         follower = self.follower
         try:
             entries = reader.read(follower.position)
-            for entry in entries:
-                changed = follower.apply(entry.lsn, entry.epoch, entry.record)
-                if changed.queues:
-                    self._watch.learnt(follower.queues(changed.queues))
-                if changed.shared:
+            more = bool(entries)
+            while entries:
+                queues, shared = set[int](), False
+                count = BATCH if follower.position.lsn else 1  # the first record may change what the tables are
+                with follower.together() if count > 1 else nullcontext():
+                    for entry in entries[:count]:
+                        changed = follower.apply(entry.lsn, entry.epoch, entry.record)
+                        queues |= changed.queues
+                        shared = shared or changed.shared
+                del entries[:count]
+                if queues:
+                    self._watch.learnt(follower.queues(queues))
+                if shared:
                     self._watch.shared(follower.shared())
-                self.lsn = entry.lsn
+                self.lsn = follower.position.lsn
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
         except (Diverged, LogDiverged, LogTrimmed) as error:
@@ -321,7 +331,7 @@ class Copy:
             for name in _COPY:
                 (self._directory / name).unlink(missing_ok=True)
             return True
-        return bool(entries)
+        return more
 
     def _filled(self) -> Follower:
         """Open the copy, filled from a snapshot if there is none. Raises Unfit if that is needed and cannot be had."""

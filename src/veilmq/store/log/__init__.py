@@ -7,6 +7,7 @@ store calls `append` between its statements and its COMMIT, and needs to know th
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from zlib import crc32
@@ -143,6 +144,11 @@ class Follower(Protocol):
 
         Raises Diverged, FormatUnknown, with nothing changed; StoreUnknown: close it, and open it again.
         """
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is applied in the block becomes one transaction, which takes less work. A record that fails changes
+        nothing, those before it stay. Not for the first record of all. Raises StoreUnknown at its end."""
         ...
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:

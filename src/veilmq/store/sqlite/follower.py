@@ -4,7 +4,8 @@ Strategy: the file is a cache of the log. So no commit is synced: after a power 
 and its position says which record comes next. A file that differs is not mended but replaced.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,12 +68,26 @@ class SqliteFollower:
         try:
             changed = effects.apply(self._connection, self._position, following, record)
             self._position = following
-            self._checkpointer.committed(self._wal_pages)
+            if not self._connection.in_transaction:
+                self._checkpointer.committed(self._wal_pages)
             return changed
         except apsw.CorruptError as error:
             raise Diverged(f"record {lsn}: {error}") from error
         except apsw.Error as error:
             raise StoreUnknown(reason=f"record {lsn}: {error}") from error
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Follower.together`."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                self._connection.execute("COMMIT")
+            self._checkpointer.committed(self._wal_pages)
+        except apsw.Error as error:
+            raise StoreUnknown(reason=f"records up to {self._position.lsn}: {error}") from error
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         """See `Follower.queues`."""
