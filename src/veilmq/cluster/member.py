@@ -166,7 +166,7 @@ class Member:
             dropping = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             writing = Snapshotting(self._directory, snapshots, dropping, self._snapshot_bytes)
             stack.callback(writing.end)
-            looked, told = 0, None
+            looked, told, silent = 0, None, ""
             while not stopping.is_set():
                 try:
                     copy.catch_up(reader)
@@ -177,6 +177,7 @@ class Member:
                         told = named
                     if looked % LOOKS_BETWEEN_TELLING == 0:
                         registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
+                    silent = _tell_silence(silent, sight, candidate.silent_us())
                     is_named = sight.holder is None and sight.owner == self._name
                     may = is_named or self._boot_ns() >= patient_until_ns
                     if may and not registry.drained and candidate.is_due():
@@ -256,6 +257,18 @@ class Member:
         elif self._trouble and not trouble:
             log.info("PostgreSQL answers again")
         self._trouble = trouble
+
+
+def _tell_silence(silent: str, sight: Sight, silent_us: int) -> str:
+    """Log when an owner becomes silent, and when it is not any more. Returns who is silent; "": nobody."""
+    if silent_us and not silent:
+        left_s = max(0, sight.lease_us - silent_us) / 1e6
+        log.warning("the owner, %s, is silent: its lease ends in %.1f s", sight.owner, left_s)
+        return sight.owner
+    if silent and not silent_us:
+        log.info("the owner, %s, gives signs of life again", silent)
+        return ""
+    return silent
 
 
 class Copy:

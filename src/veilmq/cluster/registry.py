@@ -41,9 +41,11 @@ _REGISTER: Final = """
        mine.drained and not %s, excluded.seen)
     returning drained
 """
-# It need not outlive anything, so it waits for no standby.
+# It need not outlive anything, so it waits for no standby; nor long for a lock, since an owner must renew its lease.
 _TELL: Final = """
-    with soon as materialized (select set_config('synchronous_commit', 'off', true))
+    with soon as materialized (
+        select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '200ms', true)
+    )
     update veilmq.server set address = %s, format = %s, record = %s, role = %s, seen = clock_timestamp()
     from soon where name = %s and holder = %s returning drained
 """

@@ -29,7 +29,7 @@ from veilmq.server.auth import DevelopmentKeyring, Hosts, Keys
 from veilmq.server.auth.tokens import IssuerTokens, tokens_of
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.clock_watch import ClockWatch
-from veilmq.server.cluster import Cluster, Following
+from veilmq.server.cluster import Cluster, ClusterRefused, Following
 from veilmq.server.config import queues_file
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.connection import OVERFLOW_MAX
@@ -234,7 +234,8 @@ class Service:
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled() and (error := running.exception()) is not None:
-            log.critical("no server of the cluster any more: %s", error, exc_info=error)
+            said = None if isinstance(error, ClusterRefused) else error
+            log.critical("no server of the cluster any more: %s", error, exc_info=said)
             self.failed.set_result(None)
 
     async def _lead(self, undo: AsyncExitStack, engine: Engine, store: Store) -> Shell:

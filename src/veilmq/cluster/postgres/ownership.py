@@ -118,6 +118,15 @@ class Candidate(Connected):
         self._sight = sight
         return sight
 
+    def silent_us(self) -> int:
+        """For how long another server that owns the shard has given no sign of life; 0: it has lately, or there is
+        none."""
+        sight = self._sight
+        if sight is None or sight.free_for(self.server):
+            return 0
+        stood_us = (self._boot_ns() - sight.since_ns) // 1_000
+        return stood_us if stood_us >= sight.lease_us * 2 // 3 else 0
+
     def is_due(self) -> bool:
         """Whether the shard may be taken over by what was seen last."""
         sight = self._sight
@@ -162,11 +171,21 @@ class Candidate(Connected):
         except Uncertain:
             self.close()
             raise
-        log.info("own the shard in epoch %d; the owner before was %s", epoch, shard.owner or "nobody")
+        is_wanted = sight.free_for(self.server)
+        log.log(logging.INFO if is_wanted else logging.WARNING, "took over in epoch %d: %s", epoch, self._why(sight))
         return Ownership(
             self._postgres, self.server, shard._replace(epoch=epoch), self._boot_ns, began_ns,
             Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, lease[3]),
         )  # fmt: skip
+
+    def _why(self, sight: Sight) -> str:
+        """Why the shard could be taken over."""
+        if sight.holder == self.server.holder:
+            return "it was this server's before"
+        if sight.holder is None:
+            return "it was handed over" if sight.epoch else "nobody owned it yet"
+        stood_s = (self._boot_ns() - sight.since_ns) / 1e9
+        return f"the lease of {sight.owner} has ended, which gave no sign of life for {stood_s:.1f} s"
 
     def _connected(self) -> Session:
         if self._session is None or self._session.closed:
@@ -305,7 +324,7 @@ class Ownership(Connected):
         From here on this server owns nothing, whatever is raised. Raises NotOwner, Unreachable (the lease has to run
         out), Unfit.
         """
-        self.lose(NotOwner(f"handed over to {to or 'any server'}"))
+        self.lose(NotOwner(f"handed over to {to or 'any server'}"), wanted=True)
         try:
             with self.postgres.connect() as session, session.certain(), session.transaction():
                 shard = look(session, incarnation=self.shard.incarnation, lock="for update")
@@ -315,14 +334,16 @@ class Ownership(Connected):
                 session.execute(_RENEW, (clock, SHARD, epoch))
         except psycopg.Error as error:
             raise Unreachable(f"PostgreSQL did not take the hand-over: {error}") from error
+        log.info("handed over to %s, which begins epoch %d", to or "any server", epoch + 1)
 
-    def lose(self, why: NotOwner) -> None:
-        """End it here: nothing is answered or appended any more."""
+    def lose(self, why: NotOwner, *, wanted: bool = False) -> None:
+        """End it here: nothing is answered or appended any more. wanted: this server wanted it."""
         with self._lock:
             self._until_ns = 0
             if self._lost is None:
                 self._lost = why
-                log.warning("no longer the owner: %s", why)
+                if not wanted:
+                    log.warning("no longer the owner: %s", why)
 
     def _stay(self, shard: Shard) -> None:
         if shard.holder != self.server.holder:

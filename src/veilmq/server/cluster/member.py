@@ -247,7 +247,8 @@ class ClusterServer:
         self.aliases.known = store.reader.aliases
         self.front.lead(shell)
         self._port.lead(shell, self.unread)
-        log.info("serving, in epoch %d", ownership.epoch)
+        since_s = ownership.before.seen_us / 1e6 + (boot_ns() - taken_ns) / 1e9
+        log.info("serving in epoch %d: %.2f s after the owner's last sign of life", ownership.epoch, since_s)
         ended = asyncio.ensure_future(self._ended.wait())
         await asyncio.wait((ended, shell.failed, keeping), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
@@ -261,7 +262,7 @@ class ClusterServer:
                 ownership.hand_over(self._wanted or "", self._clock.now())
                 self._handovers += 1
             except (Unreachable, Unfit) as error:
-                log.warning("not handed over, the lease has to run out: %s", error)
+                log.warning("not handed over, so others wait until the lease has ended: %s", error)
 
     async def _keep(self, ownership: Ownership, shared_log: PostgresLog, shell: Shell) -> None:
         """Renew the lease until cancelled, until it is to be handed over, or until the shard is lost, which ends the
@@ -274,7 +275,8 @@ class ClusterServer:
 
         def renew(now: Instant) -> str | None:
             wanted = ownership.renew(now)
-            registry.tell(Told("owner", shared_log.format, shared_log.last))
+            with suppress(Unreachable):
+                registry.tell(Told("owner", shared_log.format, shared_log.last))
             shared_log.prepare()
             return "" if wanted is None and registry.drained else wanted
 
