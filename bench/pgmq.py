@@ -32,7 +32,6 @@ from sqs import CallFailed
 from cluster import Member, postgres_pair
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from psycopg.conninfo import make_conninfo
 from tests.support.postgres import Pair
 
 VERSION = "1.1.4"
@@ -62,14 +61,13 @@ class Turn(NamedTuple):
 
 
 class Pgmq:
-    """pgmq in a database of its own on the primary."""
+    """pgmq on the primary, in the cluster's database: a transaction holds xmin back for its own database alone."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         python = Path(install.python_package("pgmq", VERSION))
         (sql,) = python.parent.parent.glob("lib/python*/site-packages/pgmq/sql/pgmq.sql")
-        pair.primary.query("create database pgmq")
-        self._dsn = make_conninfo(pair.primary.dsn, dbname="pgmq")
+        self._dsn = pair.primary.dsn
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             connection.execute(sql.read_text())
             connection.execute("select pgmq.create('jobs')")
