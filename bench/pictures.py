@@ -347,7 +347,7 @@ def states() -> str:
 def places() -> str:
     """Where a message is kept, and the usual ways from one place to another, from the table of the store."""
     from veilmq.model.messages.states import State
-    from veilmq.store.sqlite.messages import places as at
+    from veilmq.store.sqlite import messages as at
 
     boxes = {
         at.MEMTABLE: (70, 70), at.MEMTABLE_LEASED: (540, 70), at.IN_LINE: (70, 190), at.IN_FLIGHT: (540, 190),

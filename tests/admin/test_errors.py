@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import pytest
 
+from veilmq.admin import app
 from veilmq.admin.api import STATUS, described, inputs
-from veilmq.admin.app import upkeep
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.settings.queue import TYPES_MAX
@@ -112,7 +112,7 @@ def test_a_pattern_is_told_in_words(shape: type[msgspec.Struct], members: dict[s
         (inputs.ChangeInput, {"retention_us": 5}, "Expected at least 1m (60000000 microseconds)"),
         (inputs.ReceiveInput, {"wait_us": 60_000_000}, "Expected at most 30s (30000000 microseconds)"),
         (inputs.ReceiveInput, {"wait_us": -1}, "Expected at least 0"),
-        (upkeep.ClockInput, {"advance_us": 0}, "Expected at least 1 microseconds"),
+        (app.ClockInput, {"advance_us": 0}, "Expected at least 1 microseconds"),
         (inputs.ReceiveInput, {"count": 1_000}, "Expected at most 100"),
         (inputs.EventsInput, {"follow": "70"}, "Expected at most 60"),
     ],

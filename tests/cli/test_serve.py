@@ -29,7 +29,7 @@ from veilmq.cli.serve.admin_port import HEAD_S
 from veilmq.model.events import EventRecord
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, read_holder
-from veilmq.store.sqlite.disk.connections import open_reader
+from veilmq.store.sqlite.disk import open_reader
 from veilmq.store.sqlite.reading import SqliteView
 
 KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from veilmq.model.messages.states import STEPS, State, Step
-from veilmq.store.sqlite.messages.places import FLUSH, PLACES, WAYS
+from veilmq.store.sqlite.messages import FLUSH, PLACES, WAYS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-it-works.md"

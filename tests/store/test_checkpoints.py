@@ -13,8 +13,8 @@ from veilmq.model.commands import PurgeQueue, Sweep
 from veilmq.model.instant import SECOND_US
 from veilmq.store import MIB
 from veilmq.store.directory import DATABASE
-from veilmq.store.sqlite.disk import connections
-from veilmq.store.sqlite.disk.connections import Checkpointer
+from veilmq.store.sqlite import disk
+from veilmq.store.sqlite.disk import Checkpointer
 
 TEXT = "x" * 4_000
 
@@ -63,9 +63,9 @@ def test_what_gathered_behind_a_long_read_is_no_commits_to_copy(stage: Stage, mo
         connection.execute("SELECT count(*) FROM mark").fetchall()
         write(stage, 60)
         gathered = checkpointer.wal_pages
-        assert gathered > 4 * connections._REMAINDER_PAGES
+        assert gathered > 4 * disk._REMAINDER_PAGES
     write(stage, 40)
-    assert max(copied.by_commits, default=0) <= connections._REMAINDER_PAGES
+    assert max(copied.by_commits, default=0) <= disk._REMAINDER_PAGES
     assert max(copied.by_threads) >= gathered // 2
     assert checkpointer.wal_pages < gathered // 4, "the WAL has begun anew"
 
@@ -85,13 +85,13 @@ def test_commits_behind_a_long_read_do_not_each_ask_whether_it_has_ended(
             assert bulk is not None
             bulk.join()
         grown = store_of(stage).checkpointer.wal_pages - began
-    assert len(copied.by_threads) - asked <= grown // connections._REMAINDER_PAGES + 1 < 10
+    assert len(copied.by_threads) - asked <= grown // disk._REMAINDER_PAGES + 1 < 10
 
 
 def test_a_remainder_is_copied_at_last_though_the_writer_is_faster(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_REMAINDER_PAGES", 0)
+    monkeypatch.setattr(disk, "_REMAINDER_PAGES", 0)
     copied = Copied(monkeypatch)
     write(stage, 40)
     assert copied.by_commits, "each bulk left something, and still the WAL begins anew"
@@ -111,7 +111,7 @@ def test_a_commit_does_not_wait_for_a_checkpoint_that_has_not_let_the_wal_grow(
         run(checkpointer)
 
     monkeypatch.setattr(Checkpointer, "_run", held)
-    monkeypatch.setattr(connections, "_WAIT_S", 0.001)
+    monkeypatch.setattr(disk, "_WAIT_S", 0.001)
     checkpointer = store_of(stage).checkpointer
     queue = stage.create()  # delayed messages: what is unflushed comes into the tables many pages at once
     while checkpointer._bulk is None:

@@ -15,7 +15,7 @@ from veilmq.model.messages import Delivery
 from veilmq.model.messages.reports import Report, Reported, failure_of
 from veilmq.model.outcomes import Received
 from veilmq.store.rollups import CLIENT_COUNTS
-from veilmq.store.sqlite.batch.rollups import clients
+from veilmq.store.sqlite.batch import rollups
 
 FAILED = Report(Reported.RETRY, failure_of("raised", "ValueError", "no"))
 BUSY = Report(Reported.RETRY, failure_of("busy"))
@@ -97,7 +97,7 @@ def test_an_hour_is_kept(stage: Stage) -> None:
 
 
 def test_the_number_of_clients_is_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "CLIENTS_MAX", 10)
+    monkeypatch.setattr(rollups, "CLIENTS_MAX", 10)
     (queue,) = stage.store.reader.queues
     for number in range(15):
         stage.send(queue)

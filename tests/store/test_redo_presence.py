@@ -12,7 +12,7 @@ from tests.support.faults import full
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.store.directory import NotOurs
-from veilmq.store.sqlite.batch import writer
+from veilmq.store.sqlite import batch
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
@@ -75,7 +75,7 @@ def test_a_stop_that_cannot_note_it_is_a_stop(
     queue = started(stage)
     stage.send(queue, "acknowledged")
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "note_size", raising(error))
+        patched.setattr(batch, "note_size", raising(error))
         stage.store.close()
     assert "unclean shutdown" not in caplog.text
     stage.open()
@@ -86,7 +86,7 @@ def test_a_stop_on_a_full_disk_still_needs_the_log(stage: Stage, monkeypatch: py
     queue = started(stage)
     stage.send(queue, "acknowledged")
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "apply_log", raising(full()))
+        patched.setattr(batch, "apply_log", raising(full()))
         stage.store.close()
     log = store_of(stage).directory.redo
     log.rename(log.with_suffix(".away"))

@@ -18,7 +18,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages.states import STEPS, State
 from veilmq.model.outcomes import Outcome
 from veilmq.store import Options
-from veilmq.store.sqlite.messages.places import MEMTABLE, MEMTABLE_LEASED, PLACES, ROWS_OF_A_MESSAGE
+from veilmq.store.sqlite.messages import MEMTABLE, MEMTABLE_LEASED, PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.store import SqliteStore
 
 _STEPS: Final = {(step.source, step.event): step for step in STEPS}

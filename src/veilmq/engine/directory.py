@@ -8,8 +8,7 @@ from veilmq.engine import Limits
 from veilmq.engine.engine import Engine
 from veilmq.store import Options, Store
 from veilmq.store.log import Follower, Log
-from veilmq.store.sqlite.disk import schema
-from veilmq.store.sqlite.disk.connections import SqliteError
+from veilmq.store.sqlite.disk import SqliteError, schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import backup

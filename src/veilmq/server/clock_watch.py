@@ -1,7 +1,7 @@
 """Accepts steps of the clock that are known to be right, and warns of the others.
 
 Strategy: the store holds its expiry clock back if the lease clock is far ahead of its mark at the first batch
-(store/sqlite/batch/writer.py). The watch runs that batch at the start, before the ports open. Wall time counts as right
+(store/sqlite/batch). The watch runs that batch at the start, before the ports open. Wall time counts as right
 in development mode, and once the system says that its clock is synchronised; it is asked again every second, because a
 time service needs some seconds after a boot. Otherwise an operator accepts the step.
 """

@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Events older than this are trimmed."""
     clock_step_us_max: int = HOUR_US
     """If the first batch after opening is further ahead of the stored mark than this, the expiry clock does not take
-    the step until somebody accepts it (store/sqlite/batch/writer.py)."""
+    the step until somebody accepts it (store/sqlite/batch)."""
     history_bytes_max: int = 1024 * MIB
     """The oldest events beyond this size are trimmed."""
     rollup_minutes_us_max: int = DAY_US

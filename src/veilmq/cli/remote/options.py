@@ -82,7 +82,7 @@ def _names(target: "Target", account: str | None, region: str | None, prefix: st
 def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:
     from veilmq.store import Options
     from veilmq.store.directory import DATABASE
-    from veilmq.store.sqlite.disk.connections import SqliteError, open_reader
+    from veilmq.store.sqlite.disk import SqliteError, open_reader
     from veilmq.store.sqlite.reading import SqliteView
 
     with suppress(SqliteError):

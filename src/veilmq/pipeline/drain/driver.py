@@ -27,8 +27,7 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
 from veilmq.pipeline.drain import bad_records, batches
 from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
-from veilmq.pipeline.drain.batches.deleting import Cleanup, Deleter
-from veilmq.pipeline.drain.batches.receiving import Room, each_chunk, gather
+from veilmq.pipeline.drain.batches.exchange import Cleanup, Deleter, Room, each_chunk, gather
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, rows_default

@@ -19,8 +19,7 @@ from veilmq.store.directory import DataDirectory
 from veilmq.store.log import Changed, Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import schema
-from veilmq.store.sqlite.disk.connections import Checkpointer, check_version, close_unchecked, open_writer
+from veilmq.store.sqlite.disk import Checkpointer, check_version, close_unchecked, open_writer, schema
 from veilmq.store.sqlite.tools.backup import copy_checked
 
 _QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"

@@ -49,10 +49,9 @@ from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import CloseSession, OpenSession, Share, UseSession
 from veilmq.model.settings.queue import DropTemplate, KeepTemplate, ListTemplates
 from veilmq.store.sqlite import leases, upkeep
-from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.leases import handles
-from veilmq.store.sqlite.messages import dead_letters, sends
-from veilmq.store.sqlite.messages.places import flush
+from veilmq.store.sqlite.messages import dead_letters, flush, sends
 from veilmq.store.sqlite.settings import queue_commands, topic_commands
 from veilmq.store.sqlite.upkeep import jobs, operators
 from veilmq.store.sqlite.upkeep.jobs import move_tasks

@@ -20,8 +20,7 @@ from veilmq.model.settings.topic import (
 )
 from veilmq.store import Options
 from veilmq.store.directory import DataDirectory
-from veilmq.store.sqlite.batch import queues
-from veilmq.store.sqlite.batch.writer import Mark, Writer
+from veilmq.store.sqlite.batch import Mark, Writer, queues
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.effects import Shipping

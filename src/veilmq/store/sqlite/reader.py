@@ -15,10 +15,10 @@ from veilmq.store.directory import DataDirectory, Progress, Report
 from veilmq.store.reader import AccountCounts
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite import tools
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
-from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
+from veilmq.store.sqlite.disk import Checkpointer, Readers
 from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools import backup
 from veilmq.store.sqlite.upkeep.trimming import ReadPins

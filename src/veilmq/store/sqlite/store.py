@@ -25,23 +25,21 @@ from veilmq.store import Options
 from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs, holds_database
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
-from veilmq.store.sqlite.batch import queues
-from veilmq.store.sqlite.batch.writer import DELIVERED_BYTES_MAX, Writer
-from veilmq.store.sqlite.disk import schema
-from veilmq.store.sqlite.disk.connections import (
+from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer, queues
+from veilmq.store.sqlite.disk import (
     Checkpointer,
     Readers,
     check_version,
     close_unchecked,
     open_writer,
+    schema,
     unusable,
     verdict,
 )
 from veilmq.store.sqlite.effects import shipping_of
 from veilmq.store.sqlite.handlers import serial_order
 from veilmq.store.sqlite.loading import load
-from veilmq.store.sqlite.messages import groups
-from veilmq.store.sqlite.messages.places import flush
+from veilmq.store.sqlite.messages import flush, groups
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.upkeep.trimming import Origins, ReadPins

@@ -1,5 +1,5 @@
 """The batches under way: which ids are known and not certainly deleted, and the leases that each batch holds.
-`receiving` and `deleting`, beside this, call the queue from threads of their own, so that the next batch is received
+`exchange`, beside this, calls the queue from threads of their own, so that the next batch is received
 while the last one is deleted.
 
 Strategy: without Spark. An id is forgotten when the queue confirmed its delete under a lease that was held without a

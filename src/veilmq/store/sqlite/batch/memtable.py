@@ -5,7 +5,7 @@ in the `memtable` row of the batch that sent it (the journal), and the history r
 give its state (`replay`), after a crash and after a rollback. If a batch is only in the redo log so far, its entry
 there holds both. In memory a queue keeps unflushed messages in lines of their own. Messages in the tables (also those
 too long or too deep in the queue to stay unflushed) come before, between and after them, ordered by sequence. Code that
-needs a message in the tables first asks for a flush (messages/places.py). All are flushed at each sweep, and when there
+needs a message in the tables first asks for a flush (messages/). All are flushed at each sweep, and when there
 are many, so there are never more than those of a few moments. See docs/decisions/0013-unflushed-messages.md.
 """
 

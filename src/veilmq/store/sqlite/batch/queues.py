@@ -153,7 +153,7 @@ class LiveQueue:
         self.grouped = 0
         """Messages in flight that belong to a group."""
         self.passed_over = 0
-        """Messages delivered in a row before the one that has waited longest: see leases/fair_claims.py."""
+        """Messages delivered in a row before the one that has waited longest: see leases/group_claims.py."""
         self.groups: Groups | None = None
         """None: a standard queue that never had a message with a group."""
         self.woken = 0

@@ -1,1 +1,340 @@
-"""Files and connections: the redo log (redo/), the schema. This room knows nothing of queues."""
+"""Files and connections to the database, and what SQLite's errors mean. Beside it are the redo log (redo/) and the
+schema; this room knows nothing of queues.
+
+Strategy: one connection writes, one checkpoints, a few read. Every SQLite error is either *failed* (rolled back, the
+state is known) or *unknown* (after a failed write or fsync nobody knows what the disk holds, though SQLite itself would
+go on). An unknown state ends the process.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import apsw
+import msgspec
+
+from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
+from veilmq.store import Options
+from veilmq.store.directory import COMMITTED, REDO, DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
+from veilmq.store.disk import Job
+from veilmq.store.sqlite.disk import redo, schema
+from veilmq.store.sqlite.disk.redo import last_commit
+from veilmq.store.sqlite.disk.redo.file import is_given_up
+from veilmq.store.sqlite.disk.rows import add_functions
+
+SQLITE_OLDEST: Final = 3_051_003
+"""3.51.3 fixes a corruption after a WAL reset."""
+_READERS_MAX: Final = 4
+_WAIT_S: Final = 0.02
+"""How long a commit waits for a running checkpoint during which the WAL grew by `checkpoint_bytes`. At twice that
+growth the commit waits until the checkpoint ends."""
+_REMAINDER_PAGES: Final = 256
+"""At most this many pages are copied between two batches; a longer remainder is left to another bulk."""
+_BULKS_MAX: Final = 4
+"""After this many bulks that left a large remainder, it is copied between batches anyway: the writer is faster than the
+copying."""
+_STATEMENTS: Final = 512
+"""Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
+of some hundred rows would evict all other statements."""
+_KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
+
+logger = logging.getLogger("veilmq.store")
+
+
+def check_version() -> None:
+    """Raises SqliteTooOld for SQLite before 3.51.3."""
+    if apsw.SQLITE_VERSION_NUMBER < SQLITE_OLDEST:
+        raise SqliteTooOld(f"SQLite {apsw.sqlite_lib_version()} may corrupt its WAL: 3.51.3 or later is needed")
+
+
+def verdict(error: apsw.Error) -> StoreError:
+    """What an SQLite error means for the open batch."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, _KNOWN):
+        return StoreFailed(reason=reason)
+    return StoreUnknown(reason=reason)
+
+
+SqliteError: TypeAlias = apsw.Error
+"""What any statement may raise, for rooms that do not import apsw."""
+
+
+def open_writer(path: Path, options: Options) -> apsw.Connection:
+    """Open the writing connection: WAL, every commit synced, manual checkpoints; migrate the tables.
+
+    Raises SchemaRefused (SchemaOlder: `Options.migrates`) or NotOurs, with nothing changed; DatabaseUnusable.
+    """
+    wal = Path(f"{path}-wal")
+    if _is_empty(path) and not _is_empty(wal):
+        raise _orphaned(path, wal)  # SQLite would delete it
+    log, committed = path.with_name(REDO), path.with_name(COMMITTED)
+    try:
+        noted = last_commit.read(committed)
+        connection = apsw.Connection(str(path), vfs=options.disk.vfs, statementcachesize=_STATEMENTS)
+        connection.set_busy_timeout(5_000)
+        found = schema.check(connection)
+        if 0 < found < schema.VERSION and not options.migrates:
+            raise SchemaOlder(found, schema.VERSION)
+        if not found and not redo.is_blank(log):
+            connection.close()
+            raise _orphaned(path, log)
+        if not found and noted is not None and noted.offset:
+            connection.close()
+            raise _orphaned(path, committed)
+        if found and schema.is_begun(connection):
+            _refuse_losses(path, connection)
+        _configure(connection, options)
+        os.chmod(path, 0o600)
+        schema.migrate(connection, found if found and options.schema is not None else options.schema)
+    except apsw.NotADBError:
+        raise NotOurs(
+            f"{path} is not a database, or its first page is damaged: see what `veilmq check --repair` brings back"
+        ) from None
+    except (apsw.Error, msgspec.MsgspecError, OSError) as error:
+        raise unusable(path, error) from error
+    if 0 < found < schema.VERSION and options.schema is None:
+        logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
+    return connection
+
+
+def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
+    """Raises NotOurs, with the connection closed, if something that was acknowledged is missing."""
+    try:
+        losses = last_commit.losses(path, connection, last_commit.find(path, connection))
+    except redo.KeyMissing as error:
+        losses = [] if is_given_up(path.with_name(REDO)) else [str(error)]
+    except apsw.Error:
+        close_unchecked(connection)
+        raise
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+    if losses:
+        close_unchecked(connection)
+        raise NotOurs(losses[0])
+
+
+def _is_empty(path: Path) -> bool:
+    return not path.exists() or not path.stat().st_size
+
+
+def _orphaned(path: Path, left: Path) -> NotOurs:
+    return NotOurs(
+        f"{path} is empty or missing, but {left} shows that something was acknowledged: restore all files of one"
+        " moment, or see what `veilmq check --repair` brings back; to begin anew, use an empty directory"
+    )
+
+
+def unusable(path: Path, error: Exception) -> DatabaseUnusable:
+    """Why the database cannot be opened. SQLite's errors say little when the files belong to another user."""
+    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_name(REDO), path.with_name(COMMITTED)):
+        if each.exists() and not os.access(each, os.R_OK | os.W_OK):
+            return DatabaseUnusable(
+                f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it, or chmod u+rw"
+            )
+    return DatabaseUnusable(
+        f"{path} cannot be opened ({type(error).__name__}: {error}):"
+        " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"
+    )
+
+
+def close_unchecked(connection: apsw.Connection) -> None:
+    """Close without a checkpoint, as a kill would: the WAL may hold something wrong, and closing the last connection
+    would checkpoint it."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.close()
+
+
+def _configure(connection: apsw.Connection, options: Options) -> None:
+    add_functions(connection)
+    connection.pragma("auto_vacuum", "INCREMENTAL")
+    connection.pragma("journal_mode", "WAL")
+    connection.pragma("synchronous", options.synchronous)
+    connection.pragma("cache_size", -(options.cache_bytes // 1024))
+    connection.pragma("mmap_size", 0)
+    connection.pragma("temp_store", "MEMORY")
+    connection.pragma("journal_size_limit", 4 * options.checkpoint_bytes)
+    connection.wal_autocheckpoint(0)
+    # Without this SQLite compiles a select anew at each execution, as its plan might depend on bound values (decision
+    # 0003).
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+
+
+def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
+    """Open the connection that copies the WAL into the database."""
+    connection = apsw.Connection(str(path), vfs=options.disk.vfs)
+    connection.pragma("synchronous", options.synchronous)
+    connection.wal_autocheckpoint(0)
+    return connection
+
+
+def open_reader(path: Path, options: Options) -> apsw.Connection:
+    """Open a read-only connection. Raises NotOurs for an empty file: SQLite would delete its WAL."""
+    if _is_empty(path):
+        raise NotOurs(f"{path} is empty or missing")
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.disk.vfs)
+    add_functions(connection)
+    connection.set_busy_timeout(5_000)
+    connection.pragma("query_only", True)
+    connection.wal_autocheckpoint(0)
+    return connection
+
+
+class Readers:
+    """A few read-only connections that threads borrow."""
+
+    def __init__(self, path: Path, options: Options, before: Callable[[], None]) -> None:
+        """before: called in the reading thread, so that the database has everything that was committed."""
+        self._path = path
+        self._options = options
+        self._before = before
+        self._idle: list[apsw.Connection] = []
+        self._free = threading.BoundedSemaphore(_READERS_MAX)
+        self._closed = False
+
+    @contextmanager
+    def lend(self) -> Iterator[apsw.Connection]:
+        """Borrow a connection in a read transaction: one consistent, committed state. Waits while all are lent."""
+        with self._free:
+            self._before()
+            connection = self._idle.pop() if self._idle else open_reader(self._path, self._options)
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if self._closed:
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close idle connections; a lent one is closed when it is returned."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Checkpointer:
+    """Copies the WAL into the database while the writer works, and lets the WAL restart between two batches.
+
+    A passive checkpoint never waits for the writer, so it never finishes while the writer is busy. Therefore the bulk
+    is copied in a thread of its own, and the short remainder after a commit, when no batch is open. A long read keeps
+    the WAL from being copied beyond the point where the read began; what has gathered when it ends is copied as a bulk
+    again, whatever its size.
+    """
+
+    def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
+        self._path = path
+        self._disk = options.disk
+        self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
+        self.page_bytes = page_bytes
+        self.wal_pages = 0
+        # Open it now: the process may have no file descriptor left later, and the store would fail.
+        self._connection = open_checkpointer(path, options)
+        self._bulk: Job | None = None
+        self._began = 0
+        """WAL pages when the latest bulk began."""
+        self._copied = 0
+        """WAL pages copied as of the latest step."""
+        self._ended = False
+        """A bulk ended and its remainder is not handled yet."""
+        self._ahead = False
+        """Whether the latest bulk copied anything."""
+        self._bulks = 0
+        self._full = False
+        self.failed: apsw.Error | None = None
+
+    @property
+    def wal_bytes(self) -> int:
+        """Size of the WAL as last seen."""
+        return self.wal_pages * self.page_bytes
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next `committed` may wait for the bulk, or copy its remainder."""
+        if self._ended or self.failed is not None:
+            return True
+        bulk = self._bulk
+        return bulk is not None and bulk.is_alive() and self.wal_pages - self._began >= self._pages_max // 2
+
+    def committed(self, wal_pages: int) -> None:
+        """Call after each commit and before the next batch opens; in the commit's thread if `is_behind` was true."""
+        self.wal_pages = wal_pages
+        if self.failed is not None:
+            error, self.failed = self.failed, None
+            raise error
+        if self._bulk is not None and self._bulk.is_alive():
+            growth = wal_pages - self._began
+            if growth < self._pages_max:
+                return
+            # Keep the WAL within what the reserve can take.
+            self._bulk.join(_WAIT_S if growth < 2 * self._pages_max else None)
+            if self._bulk.is_alive():
+                return
+        if self._ended:
+            self._follow(wal_pages)
+        elif wal_pages >= self._pages_max:
+            self._begin(wal_pages)
+
+    def give_back(self) -> None:
+        """Truncate the file by the pages that the database has freed, however short the WAL is. Call when no batch is
+        open.
+
+        Only a checkpoint truncates it. A checkpoint with nothing to truncate would only let the file grow, so none is
+        run then.
+        """
+        if self._bulk is not None and self._bulk.is_alive():
+            return
+        if os.stat(self._path).st_size > int(self._connection.pragma("page_count")) * self.page_bytes:
+            self._bulks = 0
+            self._begin(self.wal_pages)
+
+    def _follow(self, wal_pages: int) -> None:
+        """After a bulk: copy the remainder, or start another bulk for it."""
+        is_much = wal_pages - self._copied > _REMAINDER_PAGES
+        if is_much and not self._ahead and wal_pages - self._began < _REMAINDER_PAGES:
+            return  # a long read; checking whether it has ended would cost a thread per commit
+        self._ended = False
+        if is_much and not (self._ahead and self._bulks >= _BULKS_MAX):
+            self._begin(wal_pages)
+            return
+        self._bulks = 0
+        self._run()
+
+    def _begin(self, wal_pages: int) -> None:
+        self._began = wal_pages
+        self._bulk = self._disk.beside(self._run_bulk, "veilmq-checkpoint")
+
+    def _run_bulk(self) -> None:
+        before = self._copied
+        try:
+            self._run()
+            self._ended, self._full, self._ahead = True, False, self._copied != before
+            self._bulks += self._ahead
+        except apsw.FullError:
+            if not self._full:  # every commit tries again, so warn once
+                logger.warning("checkpoint: the disk is full; the WAL keeps growing until space returns")
+            self._full = True
+        except apsw.Error as error:
+            self.failed = error
+
+    def _run(self) -> None:
+        _, self._copied = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def finish(self) -> None:
+        """Copy the whole WAL, so that it restarts. Call when no batch is open and the disk is full."""
+        if self._bulk is not None:
+            self._bulk.join()
+        self._ended = False
+        self._run()
+
+    def close(self) -> None:
+        """Wait for a running bulk, then close."""
+        if self._bulk is not None:
+            self._bulk.join()
+        self._connection.close()

@@ -1,7 +1,7 @@
 """The rows of a message: in the tables, and before it has any; how they are read, and how many are inserted at once.
 
 Strategy: a `MessageRow` is a row of `message`, a `LeaseRow` a new row of `lease`, and an `Unflushed` a message that has
-no rows yet. What is read of a stored message is a `Place` or a `StoredMessage` (messages/places.py). What readers are
+no rows yet. What is read of a stored message is a `Place` or a `StoredMessage` (messages/). What readers are
 shown is a `HeldMessage` (veilmq.model.events) or a `ListedMessage` (veilmq.store.reader). No other shape is in
 the store.
 

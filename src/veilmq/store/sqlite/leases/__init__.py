@@ -13,9 +13,9 @@ from veilmq.model.commands import Receive
 from veilmq.model.errors import RateExceeded
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.leases import claims, fair_claims, fifo_claims
+from veilmq.store.sqlite.leases import claims, group_claims
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
 from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.messages.groups import update_rows
@@ -48,8 +48,8 @@ def _receive(writer: Writer, queue: LiveQueue | None, command: Receive) -> Outco
         look_for_due(writer, queue, claims.RETURNS_MAX)
     update_rows(writer, queue)
     if queue.settings.fifo:
-        return fifo_claims.receive(writer, queue, command)
-    return fair_claims.receive(writer, queue, command)
+        return group_claims.receive_fifo(writer, queue, command)
+    return group_claims.receive_fair(writer, queue, command)
 
 
 def receive_within(

@@ -31,8 +31,8 @@ from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.model.settings.topic import is_hidden
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import (
     INSERT_LEASE,
     LEASE_COLUMNS,
@@ -42,8 +42,8 @@ from veilmq.store.sqlite.disk.rows import (
     intact,
 )
 from veilmq.store.sqlite.leases.expiry import expire, look_for_due
+from veilmq.store.sqlite.messages import MANY, STORED_COLUMNS, StoredMessage, Turn, flush, numbers
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
-from veilmq.store.sqlite.messages.places import MANY, STORED_COLUMNS, StoredMessage, Turn, flush, numbers
 
 DETOURS_MAX: Final = 64
 """How many candidates one receive may expire, quarantine or dead-letter."""

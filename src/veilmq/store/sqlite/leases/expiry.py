@@ -10,10 +10,10 @@ from veilmq.model.commands import SERVER
 from veilmq.model.events import ENDED_BY_ITSELF, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.settings.topic import is_hidden
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages import Place, event_of, flush, numbers, packed_places, read_places, uncount
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, remove
-from veilmq.store.sqlite.messages.places import Place, event_of, flush, numbers, packed_places, read_places, uncount
 
 RETURNS_OF_BATCH: Final = 1_024
 """How many leases may be ended by the commands of one batch; beyond, `RETURNS_MIN` a command."""

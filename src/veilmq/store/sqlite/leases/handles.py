@@ -26,12 +26,11 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages import Receipt
 from veilmq.model.messages.reports import Reported
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, pack_failure
 from veilmq.store.sqlite.leases.expiry import end_lease, expire
-from veilmq.store.sqlite.messages.dead_letters import error_detail, remove_rows
-from veilmq.store.sqlite.messages.places import (
+from veilmq.store.sqlite.messages import (
     MANY,
     Place,
     event_of,
@@ -40,6 +39,7 @@ from veilmq.store.sqlite.messages.places import (
     numbers,
     uncount,
 )
+from veilmq.store.sqlite.messages.dead_letters import error_detail, remove_rows
 from veilmq.store.sqlite.messages.sends import as_stored
 
 # Looking up a member of an enum is a call each time; these are needed for every message.

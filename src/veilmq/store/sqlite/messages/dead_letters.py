@@ -16,9 +16,9 @@ from veilmq.model.events import Kind
 from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Deleted, Outcome
 from veilmq.model.settings.topic import is_hidden
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.set_apart import Damaged
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import (
     INSERT_LEASE,
     INSERT_MESSAGE,
@@ -28,8 +28,8 @@ from veilmq.store.sqlite.disk.rows import (
     intact,
     pack_extras,
 )
+from veilmq.store.sqlite.messages import MANY, Place, event_of, numbers, read_stored, uncount
 from veilmq.store.sqlite.messages.groups import is_grouped, join
-from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, read_stored, uncount
 from veilmq.store.sqlite.messages.sends import detail_of
 
 _SET_APART: Final = (

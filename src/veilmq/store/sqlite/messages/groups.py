@@ -30,10 +30,10 @@ import apsw
 
 from veilmq.model.messages.states import Blocked, BlockedGroup, HeldLease
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, Groups, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Execute, Row, rows_of
-from veilmq.store.sqlite.messages.places import flush, numbers
+from veilmq.store.sqlite.messages import flush, numbers
 
 _FIND: Final = (
     "SELECT g.name, g.number, g.free IS NULL OR g.since >= ? FROM carray(?) c CROSS JOIN message_group g"

@@ -27,10 +27,10 @@ from veilmq.model.instant import MINUTE_US, Instant, after
 from veilmq.model.messages import NO_EXTRAS, decode_xml_body, marked_id
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, DeduplicationScope, QueueSettings, XmlBody
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.history_index import deduplication_name
 from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import (
     INSERT_LEASE,
     INSERT_MESSAGE,

@@ -31,10 +31,10 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
+from veilmq.store.sqlite.messages import PRIORITIES, numbers, oldest_sent
 from veilmq.store.sqlite.messages.groups import blocked_of
 from veilmq.store.sqlite.messages.groups import heads as heads_of
 from veilmq.store.sqlite.messages.groups import leases as leases_of
-from veilmq.store.sqlite.messages.places import PRIORITIES, numbers, oldest_sent
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.reading.history import Names, bounds, events_from
 from veilmq.store.sqlite.upkeep import jobs, snapshots

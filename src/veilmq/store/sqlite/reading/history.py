@@ -1,6 +1,6 @@
 """Reads the history, and the rollups that were made of it: of one queue, and of all queues those with failures.
 
-Strategy: the writer appends one row per commit to the history (batch/writer.py), the sweeper drops whole rows from the
+Strategy: the writer appends one row per commit to the history (batch/), the sweeper drops whole rows from the
 old end (upkeep/trimming.py). Reads of it go row by row. Of rollups the ids of the rows of a range are known, so each is
 a seek, and the other queues' rows are never read. What a queue held before the range is in the last row before it: of a
 minute if one is kept, else of an hour.
@@ -19,7 +19,7 @@ from veilmq.model.messages import id_text
 from veilmq.store.reader import View
 from veilmq.store.rollups import FailingRollups, MinutesOfMany, Rollup, State, StoredRollups, unpacked
 from veilmq.store.sqlite.batch.rollups import HOURS, INCARNATION, MINUTES, PERIOD_SHIFT, row_id
-from veilmq.store.sqlite.messages.places import numbers
+from veilmq.store.sqlite.messages import numbers
 from veilmq.store.sqlite.upkeep.rollups import periods_ran
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])

@@ -26,8 +26,8 @@ from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue, Queues
 from veilmq.store.sqlite.disk.rows import MESSAGE_COLUMNS, Unflushed, intact, rows_of
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
-from veilmq.store.sqlite.leases.fair_claims import PASSED_OVER_MAX
-from veilmq.store.sqlite.messages.places import STORED, STORED_COLUMNS, StoredMessage, numbers
+from veilmq.store.sqlite.leases.group_claims import PASSED_OVER_MAX
+from veilmq.store.sqlite.messages import STORED, STORED_COLUMNS, StoredMessage, numbers
 
 _READY: Final = (
     f"SELECT {MESSAGE_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
@@ -250,7 +250,7 @@ def _by_turns(
     passed_over: int,
     count: int,
 ) -> list[int]:
-    """What `fair_claims` would take, one by one. alone: the messages without a group, with their priorities."""
+    """What `receive_fair` would take, one by one. alone: the messages without a group, with their priorities."""
     found = [turn for priority, turn in alone if priority < PRIORITY_DEFAULT]
     in_flight += len(found)
     usual = [turn for priority, turn in alone if priority == PRIORITY_DEFAULT]

@@ -41,8 +41,7 @@ from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import schema
-from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk import check_version, open_reader, schema
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted

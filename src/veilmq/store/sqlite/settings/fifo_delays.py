@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from veilmq.model.commands import SERVER
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, Row
 
 AT_ONCE: Final = 1_000

@@ -71,8 +71,8 @@ from veilmq.model.settings.queue import (
     with_change,
 )
 from veilmq.model.settings.topic import is_hidden
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.settings.fifo_delays import retime
 

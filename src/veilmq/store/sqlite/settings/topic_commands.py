@@ -72,11 +72,10 @@ from veilmq.model.settings.topic import (
     TopicSettings,
     hidden_queue,
 )
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages import sends
+from veilmq.store.sqlite.messages import find_place, sends
 from veilmq.store.sqlite.messages.dead_letters import dead_letter
-from veilmq.store.sqlite.messages.places import find_place
 from veilmq.store.sqlite.settings import queue_commands
 
 SUBSCRIPTIONS_MAX: Final = 100

@@ -27,12 +27,11 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
 from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
-from veilmq.store.sqlite.disk import redo, schema
-from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk import check_version, open_reader, redo, schema
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
+from veilmq.store.sqlite.messages import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
-from veilmq.store.sqlite.messages.places import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.reading.history import bounds, events_from
 from veilmq.store.sqlite.tools.books import Books, Recorded, incarnations
 from veilmq.store.sqlite.upkeep.snapshots import newest

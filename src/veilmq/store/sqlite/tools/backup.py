@@ -20,8 +20,7 @@ from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.log import Diverged, Point, Position
-from veilmq.store.sqlite.disk import redo
-from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk import check_version, open_reader, redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret

@@ -16,12 +16,12 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import ClockChecked, Outcome, Recorded, Swept
 from veilmq.store import MIB, Options
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.expiry import expire, return_due
+from veilmq.store.sqlite.messages import Place, find_places, numbers
 from veilmq.store.sqlite.messages.dead_letters import remove_rows
 from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, update_rows
-from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.upkeep import jobs, operators, trimming
 from veilmq.store.sqlite.upkeep.jobs import move_tasks

@@ -41,7 +41,7 @@ from veilmq.model.settings.queue import (
     Template,
 )
 from veilmq.store import MIB
-from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.batch import Writer
 
 KEPT_US: Final = DAY_US
 COMMANDS_MAX: Final = 10_000

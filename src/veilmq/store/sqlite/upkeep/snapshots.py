@@ -17,8 +17,7 @@ import msgspec
 from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind, Part
 from veilmq.store import Options
-from veilmq.store.sqlite.batch import history_index
-from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.batch import Writer, history_index
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Row
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 

@@ -32,9 +32,9 @@ from veilmq.model.commands import SERVER
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.store import MIB, Options
 from veilmq.store.reader import HOLD_S_MAX
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.history_index import NAME_BYTES
-from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.places import numbers
+from veilmq.store.sqlite.messages import numbers
 
 _TICK_S: Final = 10
 

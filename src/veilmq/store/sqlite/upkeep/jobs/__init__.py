@@ -37,13 +37,13 @@ from veilmq.model.moves import (
 from veilmq.model.outcomes import JobCancelled, JobStarted, Outcome, Purged
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import MIB
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row
 from veilmq.store.sqlite.leases.expiry import expire, return_due
 from veilmq.store.sqlite.leases.handles import release_all
+from veilmq.store.sqlite.messages import Place, event_of, find_places, numbers
 from veilmq.store.sqlite.messages.dead_letters import remove
-from veilmq.store.sqlite.messages.places import Place, event_of, find_places, numbers
 from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.sqlite.upkeep.jobs.move_tasks import allowance, move, used_at_start, wrong_destination
 

@@ -29,13 +29,13 @@ from veilmq.model.moves import (
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store import MIB
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.rows import Row, intact, pack_extras
 from veilmq.store.sqlite.leases.expiry import expire, return_due
+from veilmq.store.sqlite.messages import Place, event_of, find_places, read_stored
 from veilmq.store.sqlite.messages.dead_letters import put_elsewhere, quarantine
 from veilmq.store.sqlite.messages.groups import update_rows
-from veilmq.store.sqlite.messages.places import Place, event_of, find_places, read_stored
 
 STEP_MESSAGES_MAX: Final = 64
 STEP_BYTES_MAX: Final = MIB

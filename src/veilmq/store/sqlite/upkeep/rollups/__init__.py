@@ -17,6 +17,7 @@ import apsw
 from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.store import Options
 from veilmq.store.rollups import Rollup, State, unpacked
+from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups import (
     HOUR_PERIODS,
@@ -31,9 +32,8 @@ from veilmq.store.sqlite.batch.rollups import (
     row_id,
 )
 from veilmq.store.sqlite.batch.rollups.worst import counted_in
-from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages import numbers, oldest_of_each, oldest_sent
 from veilmq.store.sqlite.messages.groups import heads
-from veilmq.store.sqlite.messages.places import numbers, oldest_of_each, oldest_sent
 
 ROWS_MIN: Final = 512
 """A sweep stores so many rows,"""
