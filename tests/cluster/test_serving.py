@@ -326,15 +326,45 @@ def test_every_server_says_how_its_cluster_stands(servers: Servers) -> None:
     until(lambda: (found := shown(second))["takeovers_total"] == found["owned"] == 1 and found["epoch"] == 3)
 
 
-def test_the_admin_port_of_a_follower_says_who_owns_the_queues(servers: Servers) -> None:
+def test_console_and_api_are_on_every_server(servers: Servers, run: Run, tmp_path: Path) -> None:
+    """A server that does not own the queues passes requests on, and who signed in at one server is signed in at all."""
     first, second = servers.start("one"), servers.start("two")
-    assert httpx.get(f"{first.admin}/api/v1/queues", headers=token(first)).status_code == 200
-    refused = httpx.get(f"{second.admin}/api/v1/queues", headers=token(second))
-    assert (refused.status_code, refused.json()["message"]) == (503, "server one owns the queues: ask its admin port")
+    until(lambda: token(first) == token(second))
+    with httpx.Client(base_url=second.admin, timeout=30) as http:
+        assert http.get("/api/v1/queues", headers={"X-Veilmq-Client": "9.9.9.9 https"}).status_code == 401
+        until(lambda: "/api/v1/queues from 127.0.0.1: refused with 401" in first.log.read_text())
+        http.headers.update(token(second))
+        queue = "/api/v1/queues/000000000000/us-east-1/orders"
+        assert http.put(queue).status_code == 201
+        bodies = [{"body": f"{number} " + "x" * 50_000} for number in range(10)]
+        sent = http.post(f"{queue}/messages", content=iter([json.dumps({"messages": bodies}).encode()]))  # chunked
+        assert sent.status_code == 200, sent.text
+        shown = http.get(f"{queue}/peek", params={"count": 10})
+        assert [message["body"] for message in shown.json()["messages"]] == [each["body"] for each in bodies]
+        assert http.head("/api/v1/queues").content == b""
+        assert http.get("/api/v1/nothing").status_code == 404
+        with ThreadPoolExecutor(1) as pool:
+            # A request that waits at the owner.
+            last = http.get("/api/v1/events", params={"from": "next"}).headers["veilmq-next-offset"]
+            following = pool.submit(http.get, "/api/v1/events", params={"from": last, "follow": 20})
+            Client(first).send("news")
+            assert '"kind":"' in following.result().text
+    listed = run("queues", "list", "--admin", second.admin, "--token-file", str(second.data / "admin-token"))
+    assert "orders" in listed.out, listed
+    with httpx.Client(base_url=second.admin) as browser:
+        origin = {"Origin": second.admin}
+        secret = (second.data / "admin-token").read_text().strip()
+        entered = browser.post("/console/sign-in", data={"secret": secret}, headers=origin)
+        assert entered.status_code == 303, entered.text
+        cookies = dict(browser.cookies)
+        assert "orders" in browser.get("/console/").text
+    for server in (first, second):
+        assert httpx.get(f"{server.admin}/console/", cookies=cookies).status_code == 200
     assert httpx.get(f"{second.admin}/health/live").status_code == 200
     assert "veilmq_cluster_ready 1.0" in httpx.get(f"{second.admin}/metrics").text
     first.kill()
-    until(lambda: httpx.get(f"{second.admin}/api/v1/queues", headers=token(second)).status_code == 200)
+    assert httpx.get(f"{second.admin}{queue}", headers=token(second), timeout=20).status_code == 200  # it waited
+    assert httpx.get(f"{second.admin}/console/", cookies=cookies).status_code == 200
     assert "veilmq_queue_messages" in httpx.get(f"{second.admin}/metrics", headers=token(second)).text
 
 

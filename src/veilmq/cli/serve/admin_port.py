@@ -37,6 +37,7 @@ from veilmq.cli.serve import BACKLOG, AdminEntry
 from veilmq.cli.serve.following import by_role
 from veilmq.console import application
 from veilmq.protocols import absolute_form
+from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.refusals import RefusalLog
 from veilmq.server.service import Service
@@ -154,6 +155,20 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
 
+class PassedOn(Connection):
+    """Another server of the cluster passes a request on. It has proved itself, and says who the client is."""
+
+    def on_headers_complete(self) -> None:
+        scope: Any = self.scope
+        given = [value for name, value in self.headers if name == CLIENT_HEADER]
+        self.headers[:] = [each for each in self.headers if each[0] != CLIENT_HEADER]
+        scope[PASSED_ON] = True
+        if given:
+            host, _, scheme = given[0].decode("latin-1").rpartition(" ")
+            self.client, scope["client"], scope["scheme"] = (host, 0), (host, 0), scheme
+        super().on_headers_complete()
+
+
 class _Unframed(RequestResponseCycle):
     """An exchange with an HTTP/1.0 client: an answer without a length ends where its connection does."""
 
@@ -197,8 +212,12 @@ class _Server(uvicorn.Server):
             for each in sockets or []
         ]
 
-    def _connection(self) -> asyncio.Protocol:
-        return Connection(self.config, self.server_state, self.lifespan.state)
+    def _connection(self, kind: type[Connection] = Connection) -> asyncio.Protocol:
+        return kind(self.config, self.server_state, self.lifespan.state)
+
+    def passed_on(self) -> asyncio.Protocol:
+        """What serves a request that another server passes on."""
+        return self._connection(PassedOn)
 
 
 def _cancellable(app: ASGIApp) -> ASGIApp:
@@ -237,10 +256,14 @@ class AdminPort:
 
     async def __aenter__(self) -> None:
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        if self._service.cluster is not None:
+            self._service.cluster.admin = self._server.passed_on
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._service.cluster is not None:
+            self._service.cluster.admin = None
         self._server.should_exit = True
         await self._service.turn_away()
         if self._service.leads:

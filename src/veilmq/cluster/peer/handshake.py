@@ -27,6 +27,9 @@ _TEXT_MAX: Final = 300
 _REASONS: Final = frozenset({"no peer", "version", "cluster", "itself", "other server", "secret", "slow", "full"})
 
 
+CALLS: Final = "calls"
+
+
 class Role(StrEnum):
     """The two ends of a connection."""
 
@@ -51,6 +54,8 @@ class _Hello(msgspec.Struct, array_like=True):
     cluster: str
     server: str
     nonce: bytes
+    purpose: str = CALLS
+    """Else it is no connection for frames, and what follows the handshake is whatever the port serves instead."""
 
 
 class _Proof(msgspec.Struct, array_like=True, tag=1):
@@ -75,22 +80,21 @@ def refused(refusal: Refusal) -> bytes:
 class Handshake:
     """One side of one handshake.
 
-    done: the peer has proved itself. peer: its name, from its hello on. version: of the frames to send it.
+    done: the peer has proved itself. peer, purpose: its name and what it wants. version: of the frames to send it.
     """
 
-    def __init__(self, role: Role, identity: Identity, secret: bytes, expects: str | None = None) -> None:
+    def __init__(self, role: Role, identity: Identity, secret: bytes, expects: str | None = None, wants: str = CALLS):
         """expects: the server that the caller means to reach. Raises ValueError for a secret that is too short or a
         name that is too long."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the peer secret must have at least {SECRET_BYTES_MIN} bytes")
         self._role, self._identity, self._secret, self._expects = role, identity, secret, expects
         names, nonce = (identity.cluster, identity.server), secrets.token_bytes(_NONCE_BYTES)
-        self.hello: Final = ENCODER.encode(_Hello(_MAGIC, VERSION, VERSION_OLDEST, *names, nonce))
+        self.hello: Final = ENCODER.encode(_Hello(_MAGIC, VERSION, VERSION_OLDEST, *names, nonce, wants))
         if len(self.hello) > HELLO_BYTES_MAX:
             raise ValueError(f"the name of this server is too long: {identity.server}")
         self.done = False
-        self.peer = ""
-        self.version = 0
+        self.peer, self.purpose, self.version = "", CALLS, 0
         self._peers_hello = b""
 
     def receive(self, frame: bytes) -> bytes | None:
@@ -125,7 +129,7 @@ class Handshake:
             hello = _HELLO.decode(frame)
         except MALFORMED as error:
             raise Refusal("no peer", f"its hello is malformed: {error}") from error
-        self.peer, self.version = hello.server, min(newest, VERSION)
+        self.peer, self.purpose, self.version = hello.server, hello.purpose, min(newest, VERSION)
         self._peers_hello = frame
         mine = self._identity
         if hello.cluster != mine.cluster:

@@ -29,7 +29,7 @@ from veilmq.cluster.peer.frames import (
     outcomes_of,
     settle,
 )
-from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
+from veilmq.cluster.peer.handshake import CALLS, Handshake, Refusal, Role
 from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import AnyCommand, Peek, Receive
 from veilmq.model.errors import Overloaded, StoreFailed
@@ -71,6 +71,8 @@ class PeerPort:
         self.heard = heard
         self.refused: Counter[str] = Counter()
         self.shell: Calls | None = None
+        self.take: Callable[[Connection], None] | None = None
+        """Takes a connection that is for something else."""
         self.unread = Unread(0)
         self.owner: str | None = None
         self._connections: set[_Peer] = set()
@@ -165,7 +167,7 @@ class PeerPort:
             count_trouble(self.refused, why.reason, f"peer port: refused {peer.address}: {why}")
         elif isinstance(why, Garbage):
             count_trouble(self.refused, "garbage", f"peer port: dropped server {name} at {peer.address}: {why}")
-        elif peer.handshake.done and not self._closing:
+        elif peer.handshake.done and peer.handshake.purpose == CALLS and not self._closing:
             log.info("peer port: server %s at %s left: %s", name, peer.address, why)
 
 
@@ -195,7 +197,12 @@ class _Peer(Connection):
             self.end(refusal)
 
     def proved(self) -> None:
-        self._port.proved(self)
+        if self.handshake.purpose == CALLS:
+            self._port.proved(self)
+        elif self._port.shell is not None and self._port.take is not None:
+            self._port.take(self)
+        else:
+            self.finish(ConnectionResetError("this server does not own the shard"))
 
     def leave(self, why: Exception) -> None:
         """Carry out no more calls, and tell the peer which was the last that was read: it passes later ones on, and

@@ -1,5 +1,6 @@
 """A server of a cluster: what the rest of the server needs of its cluster, and learns of it. See docs/cluster.md."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -16,6 +17,7 @@ from veilmq.store.directory import DataDirectory
 
 if TYPE_CHECKING:
     from veilmq.cluster.status import Status
+    from veilmq.server.cluster.admin import Owner
 
 Lead = Callable[[AsyncExitStack, Engine, Store], Awaitable[Shell]]
 """Serve with an engine and a store until the stack is closed."""
@@ -74,6 +76,8 @@ class Cluster(Protocol):
     """Set by the server: called with each queue that this server learns about, and when it changes."""
     opened: Callable[[DataDirectory], None]
     """Set by the server: called when the data directory was opened, or opened anew."""
+    admin: Callable[[], asyncio.Protocol] | None
+    """Set by the admin port: makes what serves a connection over which another server passes a request on."""
     shared: Callable[[dict[str, bytes]], None]
     """Set by the server: called with what all servers have, when this one learns or changes it."""
 
@@ -112,6 +116,10 @@ class Cluster(Protocol):
 
     async def run(self, lead: Lead) -> None:
         """Follow, and serve while this server owns the data, until `stop`. Raises as `join` and `open_directory`."""
+        ...
+
+    async def reach_admin(self) -> "Owner":
+        """Connect to the owner's admin port. Raises Unreached."""
         ...
 
     def answer_parked(self) -> None:

@@ -19,6 +19,8 @@ import msgspec
 from veilmq.cluster.member import FOR_GOOD, Member, Watch, begins_at
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
+from veilmq.cluster.peer.connection import Connection
+from veilmq.cluster.peer.handshake import Handshake, Role
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
@@ -33,6 +35,7 @@ from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
 from veilmq.server.cluster import ClusterRefused, ClusterReport, Following, Lead
+from veilmq.server.cluster.admin import Owner, Unreached, connect
 from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
@@ -118,6 +121,7 @@ class ClusterServer:
         self._asked = _Asked()
         self.noted: Callable[[QueueInfo], None] = lambda info: None
         self.opened: Callable[[DataDirectory], None] = lambda directory: None
+        self.admin: Callable[[], asyncio.Protocol] | None = None
         self.shared: Callable[[dict[str, bytes]], None] = lambda values: None
         try:
             self.member = Member(
@@ -186,6 +190,7 @@ class ClusterServer:
         undo.push_async_callback(asyncio.to_thread, self.member.registry.leave)
         self._identity, self._secret = Identity(str(shard.incarnation), settings.server_name), shard.secret
         self._port = PeerPort(self._identity, self._secret, heard=self._heard)
+        self._port.take = self._take
         context = None if certificate is None else certificate.context()
         await self._port.open(settings.peer.host, settings.peer.port, context)
         undo.push_async_callback(self._port.close)
@@ -302,6 +307,30 @@ class ClusterServer:
             if isinstance(outcome, QueueCreated | QueueChanged):
                 self.noted(outcome.info)
 
+    def _take(self, peer: Connection) -> None:
+        """Another server passes a request for the admin port on."""
+
+        def hand_on() -> None:
+            if peer.why is not None:
+                return
+            peer.connection_lost(None)  # its frames have ended
+            if self.admin is None:
+                peer.transport.close()
+            else:
+                served = self.admin()
+                peer.transport.set_protocol(served)
+                served.connection_made(peer.transport)
+
+        asyncio.get_running_loop().call_soon(hand_on)  # not amid the bytes of the handshake
+
+    async def reach_admin(self) -> Owner:
+        """See `Cluster.reach_admin`."""
+        caller, owner = self.front.caller, self.owner
+        if caller is None:
+            raise Unreached("nobody owns the queues at present")
+        wants = Handshake(Role.CALLER, self._identity, self._secret, owner or None, "admin")
+        return await connect(caller.address, wants, self._context())
+
     def answer_parked(self) -> None:
         """Answer receives of this server's clients that wait elsewhere."""
         self.front.answer_parked()
@@ -337,11 +366,13 @@ class ClusterServer:
                 self.noted(info)
 
     def _caller(self, address: tuple[str, int], returned: OnReturned) -> Caller:
-        context = None if self._settings.tls_cert is None else _client_context(self._settings)
         return Caller(
             address, self._identity, self._secret, self._clock, returned,
-            expects=self.owner or None, context=context, unread=self.unread,
+            expects=self.owner or None, context=self._context(), unread=self.unread,
         )  # fmt: skip
+
+    def _context(self) -> ssl.SSLContext | None:
+        return None if self._settings.tls_cert is None else _client_context(self._settings)
 
 
 def _client_context(settings: Settings) -> ssl.SSLContext:

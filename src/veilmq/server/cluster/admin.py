@@ -1,0 +1,218 @@
+"""Passes requests for the admin port on to the owner, over a connection to its peer port.
+
+Strategy: console and API are the owner's, whichever server an operator asks: it has the newest state, and checks who
+may do what. Such a connection begins with the handshake of the peer port, and its hello says what it is for; from then
+on it carries one HTTP request and its answer, both streamed. Until a request has gone out it waits for an owner; after
+that it is sent again only if it reads.
+
+The owner sees the address and the scheme of the client in a header of ours, which no client can bring in.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from veilmq.cluster.peer.frames import LENGTH_BYTES
+from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal
+
+CLIENT_HEADER: Final = b"x-veilmq-client"
+"""Address and scheme of the client, from one server to another."""
+PASSED_ON: Final = "veilmq.passed_on"
+"""In the scope of a request that another server has passed on."""
+HANDSHAKE_SECONDS: Final = 5.0
+OWNER_SECONDS: Final = 10.0
+"""How long a request waits for an owner."""
+AGAIN_SECONDS: Final = 0.1
+_READ_BYTES: Final = 64 * 1024
+_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", CLIENT_HEADER}
+)  # fmt: skip
+"""Headers of one connection (RFC 9110, 7.6.1), and ours."""
+_READS: Final = frozenset({"GET", "HEAD"})
+
+
+class Unreached(Exception):
+    """The owner cannot be reached, and has been sent nothing: why, in a sentence."""
+
+
+class Broken(Exception):
+    """The connection to the owner ended before its answer did."""
+
+
+class Owner(NamedTuple):
+    """Streams to the owner's admin port."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+async def connect(address: tuple[str, int], handshake: Handshake, context: ssl.SSLContext | None) -> Owner:
+    """Connect to a peer port, for an admin request. Raises Unreached."""
+    writer = None
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            reader, writer = await asyncio.open_connection(*address, ssl=context)
+            await _shake(Owner(reader, writer), handshake)
+            return Owner(reader, writer)
+    except (OSError, EOFError, TimeoutError, Refusal) as error:
+        if writer is not None:
+            writer.close()
+        raise Unreached(f"the owner cannot be reached: {error}") from error
+
+
+async def _shake(owner: Owner, handshake: Handshake) -> None:
+    reply: bytes | None = handshake.hello
+    while not handshake.done:
+        if reply is not None:
+            owner.writer.write(len(reply).to_bytes(LENGTH_BYTES, "big") + reply)
+        size = int.from_bytes(await owner.reader.readexactly(LENGTH_BYTES), "big")
+        if size > HELLO_BYTES_MAX:
+            raise Refusal("no peer", "it does not speak the peer protocol: check --advertise")
+        reply = handshake.receive(await owner.reader.readexactly(size))
+
+
+class _Answer:
+    """What httptools calls."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.begun = self.complete = False
+        self.parts: list[bytes] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() not in _HOP:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.begun = True
+
+    def on_body(self, part: bytes) -> None:
+        self.parts.append(part)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIApp | None]) -> ASGIApp:
+    """An application that asks the owner. connect: raises Unreached. here: the own one, if this server owns."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        began = False
+
+        async def sending(message: object) -> None:
+            nonlocal began
+            began = True
+            await send(message)  # type: ignore[arg-type]
+
+        loop = asyncio.get_running_loop()
+        end = loop.time() + OWNER_SECONDS
+        while (own := here()) is None:
+            try:
+                owner = await connect()
+            except Unreached as error:
+                if loop.time() >= end:
+                    await _refuse(send, "NotOwner", str(error))
+                    return
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            try:
+                await _exchange(owner, scope, receive, sending)
+                return
+            except (Broken, OSError) as error:
+                if began:
+                    raise asyncio.CancelledError from error  # the client sees an answer that is cut off
+                if scope["method"] not in _READS or loop.time() >= end:
+                    text = "the owner went away amid the request: look whether it was carried out, then try again"
+                    await _refuse(send, "StoreUnknown", text)
+                    return
+                await asyncio.sleep(AGAIN_SECONDS)
+            finally:
+                owner.writer.close()
+        await own(scope, receive, send)
+
+    return app
+
+
+async def _exchange(owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send the request, and its answer back. Raises Broken, OSError."""
+    owner.writer.write(_head(scope))
+    asking = asyncio.ensure_future(_send_body(owner.writer, scope, receive))
+    ending = asyncio.ensure_future(_end_input(owner.writer, scope))
+    try:
+        await _answer(owner.reader, scope, send)
+    finally:
+        asking.cancel()
+        ending.cancel()
+        await asyncio.gather(asking, ending, return_exceptions=True)
+
+
+def _head(scope: Scope) -> bytes:
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    lines = [b"%s %s HTTP/1.1" % (scope["method"].encode("ascii"), target), b"connection: close"]
+    lines += [b"%s: %s" % (name, value) for name, value in scope["headers"] if name not in _HOP]
+    if _is_chunked(scope):
+        lines.append(b"transfer-encoding: chunked")
+    host = scope["client"][0] if scope.get("client") else "unknown"
+    lines.append(b"%s: %s %s" % (CLIENT_HEADER, host.encode("ascii", "replace"), scope["scheme"].encode("ascii")))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_chunked(scope: Scope) -> bool:
+    return any(name == b"transfer-encoding" for name, _ in scope["headers"])
+
+
+async def _send_body(writer: asyncio.StreamWriter, scope: Scope, receive: Receive) -> None:
+    """Then wait until the client is gone, and hang up, too."""
+    chunked = _is_chunked(scope)
+    with suppress(OSError):
+        while (message := await receive())["type"] == "http.request":
+            part = message.get("body", b"")
+            if chunked:
+                part = b"%x\r\n%s\r\n" % (len(part), part) if part else b""
+                part += b"" if message.get("more_body") else b"0\r\n\r\n"
+            writer.write(part)
+            await writer.drain()
+        writer.close()
+
+
+async def _end_input(writer: asyncio.StreamWriter, scope: Scope) -> None:
+    """The client has ended its input: a receive that waits shall be answered."""
+    ended: asyncio.Event | None = scope.get("veilmq.input_ended")
+    if ended is not None:
+        await ended.wait()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+async def _answer(reader: asyncio.StreamReader, scope: Scope, send: Send) -> None:
+    found = _Answer()
+    parser = httptools.HttpResponseParser(found)
+    started = False
+    while not found.complete:
+        data = await reader.read(_READ_BYTES)
+        if not data:
+            raise Broken
+        parser.feed_data(data)
+        if found.begun and not started:
+            started = True
+            await send({"type": "http.response.start", "status": parser.get_status_code(), "headers": found.headers})
+        if scope["method"] == "HEAD" and started:
+            break  # it has no body, whatever its headers say
+        for part in found.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        found.parts.clear()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _refuse(send: Send, error: str, message: str) -> None:
+    body = json.dumps({"error": error, "field": None, "message": message, "data": {}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
