@@ -39,6 +39,12 @@ def test_what_is_wrong_with_the_place_is_refused(
         make(shared_pair).connect()
 
 
+def test_an_old_release_of_postgresql_is_refused(shared_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilmq.cluster.postgres.VERSION_MIN", 99)
+    with pytest.raises(Unfit, match=r"PostgreSQL \d+ is too old: use 99 or later"):
+        Postgres(shared_pair.primary.dsn).connect()
+
+
 def test_without_a_synchronous_standby_a_server_must_be_told_so(breakable: Cluster) -> None:
     primary = breakable.pair.primary
     owner = breakable.owner("one", Clock(), single_copy=False)

@@ -162,10 +162,11 @@ STORY_OF_A_HAND_OVER = (
 
 
 def told(server: ServerProcess, before: int, story: tuple[str, ...]) -> None:
-    """That its log goes on with these lines, and at first no others."""
-    until(lambda: len(server.log.read_text().splitlines()) >= before + len(story))
-    lines = server.log.read_text().splitlines()[before : before + len(story)]
-    for expected in story:  # two threads write them
+    """That its log goes on with these lines. Two threads write them, and a peer may join meanwhile."""
+    until(lambda: "serving in epoch" in "".join(server.log.read_text().splitlines()[before:]))
+    lines = server.log.read_text().splitlines()[before:]
+    lines = [line for line in lines if not line.endswith(" joined")][: len(story)]
+    for expected in story:
         assert any(re.search(expected, line) for line in lines), "\n".join(lines)
 
 
@@ -424,32 +425,6 @@ def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(servers:
 
 def token(server: ServerProcess) -> dict[str, str]:
     return {"Authorization": f"Bearer {(server.data / 'admin-token').read_text().strip()}"}
-
-
-class TestRefused:
-    """What a server or command says that cannot be part of a cluster."""
-
-    def ends(self, server: ServerProcess) -> str:
-        assert server.process.wait(20) in {1, 2, 3}
-        return server.log.read_text()
-
-    def test_the_data_of_a_server_alone_is_not_a_copy(self, servers: Servers, tmp_path: Path) -> None:
-        (tmp_path / "one").mkdir()
-        ServerProcess(tmp_path / "one").start().stop()
-        assert "holds the data of a server alone" in self.ends(servers.begin("one"))
-
-    def test_a_copy_is_not_served_alone(self, servers: Servers, tmp_path: Path) -> None:
-        servers.start("one").stop()
-        with pytest.raises(RuntimeError, match="start it with --cluster"):
-            ServerProcess(tmp_path / "one").start()
-
-    def test_no_cluster_was_made(self, servers: Servers) -> None:
-        servers.pair.primary.query("drop schema veilmq cascade")
-        assert "veilmq cluster init" in self.ends(servers.begin("one"))
-
-    def test_another_format(self, servers: Servers) -> None:
-        servers.pair.primary.query("update veilmq.shard set format = format + 1")
-        assert "upgrade this server" in self.ends(servers.begin("one"))
 
 
 def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tmp_path: Path) -> None:

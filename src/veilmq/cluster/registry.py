@@ -140,7 +140,7 @@ class Registry(Connected):
                 self.drained = row[0]
         except psycopg.Error as error:
             self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+            raise Unreachable(f"PostgreSQL did not take that this server is there: {error}") from error
         except Unreachable:
             self.close()
             raise
@@ -161,7 +161,7 @@ class Registry(Connected):
             ).fetchone()
         except psycopg.Error as error:
             self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+            raise Unreachable(f"PostgreSQL did not take that this server is there: {error}") from error
         if row is None:  # an operator took it for gone
             self.register(again=True)
         elif row[0] != self.drained:

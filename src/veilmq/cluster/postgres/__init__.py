@@ -52,7 +52,9 @@ _STATE: Final = """
            (select system_identifier from pg_control_system()),
            btrim(current_setting('synchronous_standby_names')),
            current_setting('fsync'),
-           coalesce(current_setting('transaction_timeout', true), '0')
+           coalesce(current_setting('transaction_timeout', true), '0'),
+           (select case when count(*) = count(sync_state) then count(*) filter (where sync_state <> 'async') end
+            from pg_stat_replication)
 """
 _CHOSEN: Final = "select " + ", ".join(f"current_setting('{name}')" for name in _SETTINGS)
 
@@ -98,6 +100,8 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     """Limit for each exchange."""
     timeline: int = 0
     """The primary's timeline when it was checked last."""
+    missing: str = ""
+    """The standbys that must confirm commits, if none of them was connected when that was checked last."""
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: RowFactory[tuple[Any, ...]] = tuple_row) -> None:
         super().__init__(pgconn, row_factory)
@@ -122,7 +126,8 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         found = socket.poll(max(0.0, end - perf_counter()) * 1_000)
         if not found:
             self.close()
-            raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s")
+            why = f": it waits for its standby {self.missing}, which was not connected" if self.missing else ""
+            raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s{why}")
         [(_, ready)] = found  # an error, too, is read
         return (1 if ready & ~select.POLLOUT else 0) | (2 if ready & select.POLLOUT else 0)
 
@@ -230,7 +235,7 @@ class Postgres:
         """Look again at what an operator may have changed. Raises Unfit; psycopg's errors if the session is lost."""
         row = session.execute(_STATE, prepare=True).fetchone()
         assert row is not None
-        standby, timeline, system, names, fsync, transaction_timeout = row
+        standby, timeline, system, names, fsync, transaction_timeout, confirming = row
         if standby:
             raise IsStandby("this PostgreSQL is a standby: name the primary")
         session.timeline = int(timeline, 16)
@@ -239,6 +244,7 @@ class Postgres:
             raise Unfit(
                 "no standby confirms commits: set synchronous_standby_names in PostgreSQL, or start with --single-copy"
             )
+        session.missing = names if confirming == 0 else ""
         if fsync != "on":
             raise Unfit("PostgreSQL does not sync its files: set fsync = on")
         if transaction_timeout != "0":

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from veilmq.cluster.postgres import Postgres, Session, Unfit
+from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable
 from veilmq.model.instant import SECOND_US
 
 LAYOUT: Final = 1
@@ -150,6 +150,8 @@ def init(
                 f"the role {session.info.user!r} may not create the tables: grant it CREATE on the database "
                 f"{session.info.dbname!r} ({error.diag.message_primary})"
             ) from error
+        except psycopg.OperationalError as error:
+            raise Unreachable(f"PostgreSQL did not create the tables: {error}") from error
         return look(session, incarnation=incarnation)
 
 

@@ -10,7 +10,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,8 @@ from veilmq.cluster.member import FOR_GOOD, Member, Watch, begins_at
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.connection import Connection
-from veilmq.cluster.peer.handshake import Handshake, Role
+from veilmq.cluster.peer.frames import LENGTH_BYTES
+from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal, Role
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
@@ -46,6 +47,8 @@ from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 _RENEWALS: Final = 3
 """Renewals in the time of one lease."""
 _PATIENCE_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 5.0
+"""For the own peer port to answer at the address that others are told."""
 _PAUSE_SECONDS: Final = 0.5
 """After a time as the owner that failed."""
 _ANSWER_SECONDS: Final = 1.0
@@ -196,9 +199,35 @@ class ClusterServer:
         undo.push_async_callback(self._port.close)
         undo.push_async_callback(self.front.close)
         advertised = settings.advertise or Address(settings.peer.host, self._port.address[1])
+        if settings.advertise is None and settings.peer.unspecified:
+            raise ClusterRefused(
+                f"other servers cannot reach this one at {advertised}: say where they can with --advertise HOST:PORT"
+            )
         self.member.address = str(advertised)
         log.info("peers reach this server, %s, at %s", settings.server_name, advertised)
+        looking = asyncio.create_task(self._look_at_oneself(advertised))
+        undo.callback(looking.cancel)
         return True
+
+    async def _look_at_oneself(self, advertised: Address) -> None:
+        """Warn if the address at which others are to reach this server leads elsewhere."""
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                reader, writer = await asyncio.open_connection(*advertised, ssl=self._context())
+                with closing(writer):
+                    size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+                    hello = await reader.readexactly(min(size, HELLO_BYTES_MAX))
+            Handshake(Role.CALLER, self._identity, self._secret).receive(hello)
+            why = "another server of the cluster answers there"
+        except Refusal as refusal:
+            if refusal.reason == "itself":
+                return
+            why = str(refusal)
+        except TimeoutError:
+            why = "nobody answers there"
+        except (OSError, asyncio.IncompleteReadError) as error:
+            why = str(error)
+        log.warning("others cannot reach this server at %s, correct --advertise: %s", advertised, why)
 
     async def run(self, lead: Lead) -> None:
         """Follow and own by turns until `stop`. Raises ClusterRefused, and as the opening of the data directory."""

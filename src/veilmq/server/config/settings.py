@@ -97,6 +97,14 @@ class Address(NamedTuple):
         except ValueError:
             return self.host.lower() == "localhost"
 
+    @property
+    def unspecified(self) -> bool:
+        """Whether it means all addresses of this machine, and so none to which another one could connect."""
+        try:
+            return ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
 
 AtLeast1 = Annotated[int, Meta(ge=1, le=2**53)]
 Bytes = Annotated[int, Meta(ge=0, le=2**53)]

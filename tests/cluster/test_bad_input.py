@@ -1,0 +1,202 @@
+"""What a server of a cluster says of what cannot work: refused or waited for, in a sentence that says what to do."""
+
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from psycopg.conninfo import make_conninfo
+from tests.cluster.test_serving import Client, Servers, ready, run, servers
+from tests.support.commands import Run
+from tests.support.postgres import Pair, Programs, Server, until
+
+from veilmq.cluster.postgres import Postgres, Unreachable
+from veilmq.cluster.postgres.schema import init
+from veilmq.engine.directory import STATE_FORMAT
+from veilmq.testing.for_each import for_each
+from veilmq.testing.local import ServerProcess
+
+__all__ = ["run", "servers"]
+pytestmark = pytest.mark.slow
+
+
+def refused(server: ServerProcess) -> str:
+    """The last line of one that does not start."""
+    assert server.process.wait(20) == 2
+    return server.log.read_text().splitlines()[-1]
+
+
+class TestRefused:
+    """The server does not start, and nothing is half made."""
+
+    def test_the_data_of_a_server_alone(self, servers: Servers, tmp_path: Path) -> None:
+        (tmp_path / "one").mkdir()
+        ServerProcess(tmp_path / "one").start().stop()
+        assert "holds the data of a server alone: give this server an empty" in refused(servers.begin("one"))
+
+    def test_a_copy_is_not_served_alone(self, servers: Servers, tmp_path: Path) -> None:
+        servers.start("one").stop()
+        with pytest.raises(RuntimeError, match="start it with --cluster"):
+            ServerProcess(tmp_path / "one").start()
+
+    @for_each(
+        "statement, said",
+        [
+            ("drop schema veilmq cascade", "run `veilmq cluster init` once"),
+            ("update veilmq.shard set format = format + 1", "upgrade this server"),
+            ("update veilmq.shard set layout = layout + 1", "a newer VeilMQ made this cluster"),
+        ],
+    )
+    def test_what_is_in_the_database(self, servers: Servers, statement: str, said: str) -> None:
+        servers.pair.primary.query(statement)
+        try:
+            assert said in refused(servers.begin("one"))
+        finally:
+            servers.pair.primary.query("drop schema if exists veilmq cascade")
+            init(Postgres(servers.pair.dsn), state_format=STATE_FORMAT)
+
+    def test_another_cluster_in_the_place_of_the_one_before(self, servers: Servers) -> None:
+        servers.start("one").stop()
+        servers.pair.primary.query("drop schema veilmq cascade")
+        init(Postgres(servers.pair.dsn), state_format=STATE_FORMAT)
+        said = refused(servers.begin("one"))
+        assert "name the right database, or remove the data directory that was of the other one" in said
+        assert servers.pair.primary.query("select count(*) from veilmq.server") == [(0,)]
+
+    @for_each(
+        "changed, said",
+        [
+            ({"user": "nobody"}, "correct the role, its password or the database, or create what is missing"),
+            ({"dbname": "nothing"}, "correct the role, its password or the database, or create what is missing"),
+            ({"user": "outsider"}, "use the role that created them"),
+            ({"host": "standby"}, "this PostgreSQL is a standby: name the primary"),
+        ],
+    )
+    def test_what_is_named(self, servers: Servers, run: Run, changed: dict[str, str], said: str) -> None:
+        """By a server as by a command."""
+        pair = servers.pair
+        changed = {key: str(pair.standby.home) if value == "standby" else value for key, value in changed.items()}
+        pair.primary.query("drop role if exists outsider")
+        pair.primary.query("create role outsider login")
+        dsn = make_conninfo(pair.primary.dsn, **changed)
+        shown = run("cluster", "status", "--cluster", dsn)
+        assert (shown.code, said in shown.err) == (1, True)
+        if "host" in changed:
+            assert said in refused(servers.begin("one", "--cluster", dsn))
+
+    def test_asynchronous_replication(self, servers: Servers) -> None:
+        primary = servers.pair.primary
+        primary.set("synchronous_standby_names", "")
+        try:
+            assert "set synchronous_standby_names in PostgreSQL, or start with" in refused(servers.begin("one"))
+        finally:
+            primary.set("synchronous_standby_names", servers.pair.standby.name)
+
+    def test_a_peer_port_at_all_addresses_without_one_for_the_others(
+        self, servers: Servers, run: Run, tmp_path: Path
+    ) -> None:
+        keys = tmp_path / "keys.toml"
+        run("keys", "new", "--into", str(keys))
+        options = ("--peer", "0.0.0.0:0", "--insecure", "--credentials", str(keys))
+        assert "say where they can with --advertise HOST:PORT" in refused(servers.begin("one", *options))
+
+
+def test_a_postgresql_that_is_not_there_yet_is_waited_for(own_pair: Pair, tmp_path: Path) -> None:
+    """As long as it takes. A signal ends the wait."""
+    init(Postgres(own_pair.dsn), state_format=STATE_FORMAT)
+    own_pair.primary.stop("fast")
+    servers = Servers(tmp_path, own_pair)
+    try:
+        first, second = (servers.begin(name) for name in ("one", "two"))
+        for each in (first, second):
+            until(lambda each=each: "PostgreSQL cannot be reached: " in each.log.read_text())
+        assert second.stop() == 0
+        own_pair.primary.start()
+        Client(first.opened()).send("hello")
+        assert "PostgreSQL answers again" in first.log.read_text()
+    finally:
+        servers.close()
+
+
+def test_a_missing_standby_is_named(own_pair: Pair) -> None:
+    own_pair.standby.stop()
+    until(lambda: own_pair.primary.query("select count(*) from pg_stat_replication") == [(0,)])
+    with pytest.raises(Unreachable, match=r"within 1 s: it waits for its standby b[0-9]+, which was not connected"):
+        init(Postgres(own_pair.primary.dsn, seconds_max=1.0), state_format=STATE_FORMAT)
+
+
+def test_peers_of_another_secret_are_not_ready_and_say_why(servers: Servers) -> None:
+    servers.start("one")
+    servers.pair.primary.query("update veilmq.shard set secret = sha256('another')")
+    second = servers.begin("two").opened()
+    until(lambda: "another secret" in reasons(second))
+    assert "start both again, so that they read that of their cluster" in reasons(second)
+    assert not ready(second)
+
+
+def test_an_address_that_leads_nowhere_is_told_at_both_ends(servers: Servers) -> None:
+    first = servers.begin("one", "--advertise", "127.0.0.1:1").opened()
+    until(lambda: "others cannot reach this server at 127.0.0.1:1, correct --advertise: " in first.log.read_text())
+    second = servers.begin("two").opened()
+    until(lambda: "cannot reach the owner at 127.0.0.1:1: " in reasons(second))
+    assert not ready(second)
+    third = servers.begin("three", "--advertise", second_address(second)).opened()
+    until(lambda: "another server of the cluster answers there" in third.log.read_text())
+
+
+def second_address(server: ServerProcess) -> str:
+    """Where others reach a server."""
+    (line,) = (line for line in server.log.read_text().splitlines() if "peers reach this server" in line)
+    return line.rpartition(" at ")[2]
+
+
+def reasons(server: ServerProcess) -> str:
+    return str(httpx.get(f"{server.admin}/health/ready").json()["reasons"])
+
+
+def test_the_peer_port_speaks_tls_where_the_server_has_a_certificate(servers: Servers, tmp_path: Path) -> None:
+    key, chain = tmp_path / "key.pem", tmp_path / "chain.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-keyout", key, "-out", chain, "-days", "2", "-subj", "/CN=veil", "-addext", "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    key.chmod(0o600)
+    options = ("--tls-cert", str(chain), "--tls-key", str(key))
+    first, second = (servers.begin(name, *options).opened() for name in ("one", "two"))
+    until(lambda: "connected to server one" in second.log.read_text())
+    assert "others cannot reach" not in first.log.read_text()
+    # Who has no certificate speaks no TLS, and is not let in.
+    third = servers.begin("three").opened()
+    until(lambda: "cannot reach the owner" in third.log.read_text())
+
+
+def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run) -> None:
+    """And no table is left. Mounting takes root."""
+    server = Server(postgres_programs, "full")
+    server.make()
+    server.start()
+    mount = server.home / "small"
+    mount.mkdir()
+    owner = server.data.stat()
+    options = f"size=2m,uid={owner.st_uid},gid={owner.st_gid},mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", mount], check=True)
+    try:
+        server.query(f"create tablespace small location '{mount}'")
+        server.query("alter database postgres set default_tablespace = 'small'")
+        with suppress(OSError), (mount / "filled").open("wb", buffering=0) as filled:
+            while True:
+                filled.write(bytes(4096))
+        refused = run("cluster", "init", "--cluster", server.dsn, "--single-copy")
+        assert refused.code == 1
+        assert re.search("PostgreSQL did not create the tables: .*No space left on device", refused.err)
+        assert server.query("select to_regnamespace('veilmq')") == [(None,)]
+        (mount / "filled").unlink()
+        assert run("cluster", "init", "--cluster", server.dsn, "--single-copy").code == 0
+    finally:
+        server.stop()
+        subprocess.run(["umount", mount], check=True)
