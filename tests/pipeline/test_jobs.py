@@ -21,7 +21,6 @@ from veilmq.pipeline.estimates import (
     Curve,
     Sample,
     at_bounds,
-    lognormal_fit,
     sample_of,
     schedule_price,
     steady,
@@ -426,11 +425,11 @@ class TestCurves:
         )
         assert both.count() < one.count() + two.count()
 
-    def test_the_fit_of_nothing_is_none(self) -> None:
+    def test_nothing_has_no_law(self) -> None:
         nothing = np.zeros(len(BOUNDS))
-        assert lognormal_fit(nothing, nothing) is None
         empty = Curve(Sample(nothing, nothing, 0.0, 0.0))
-        assert empty.quantile(0.5) == (None, "at least")
+        assert empty.quantile(0.5) == (None, 0.0, None, "at least")
+        assert empty.law is None
         assert empty.reach_s == 0
 
     def test_a_curve_is_straight_between_its_bounds(self) -> None:

@@ -5,13 +5,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.support.histories import Law, bimodal, lognormal, pareto
+from tests.pipeline.histories_stage import frame
+from tests.support.histories import Law, Workload, bimodal, history, lognormal, pareto
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.estimates import Curve, sample_of, timeout_price
-from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of
-from veilmq.pipeline.jobs.survival import _quantiles
+from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of, histogram
+from veilmq.pipeline.jobs.attempts import attempts
+from veilmq.pipeline.jobs.survival import _quantiles, quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
+from veilmq.testing.for_each import for_each
 
 BELIEVED = Costs(crashes_per_second=1 / 1_000)
 DRAWS = 12
@@ -107,10 +110,85 @@ def test_crash_rates_are_not_biased(law: str, lease: float, extend: float | None
 def test_the_end_of_a_small_sample_does_not_refute_its_law() -> None:
     """All sixty are done: the curve is 0 there, with no error by its own reckoning."""
     random = np.random.default_rng(3)
-    fits = [Curve(sample_of(cells(lognormal(20, 0.8), 1e-9, 60, 600.0, None, random))).fits for _ in range(DRAWS)]
+    fits = [
+        Curve(sample_of(cells(lognormal(20, 0.8), 1e-9, 60, 600.0, None, random))).law is not None for _ in range(DRAWS)
+    ]
     assert sum(fits) >= DRAWS - 1
     refuted = Curve(sample_of(cells(bimodal(2, 60, 0.2), 1e-9, 1_000, 600.0, None, random)))
-    assert not refuted.fits
+    assert refuted.law is None
+
+
+def weibull(scale: float, power: float) -> Law:
+    """Exponential for a power of 1."""
+    return Law(
+        f"Weibull, {scale:g} s, power {power:g}",
+        lambda random, done: scale * random.weibull(power, len(done)),
+        lambda t: np.exp(-((np.asarray(t) / scale) ** power)),
+    )
+
+
+def erlang(mean: float) -> Law:
+    """The gamma law of shape 3."""
+    return Law(
+        f"gamma, {mean:g} s",
+        lambda random, done: random.gamma(3.0, mean / 3, len(done)),
+        lambda t: (
+            (1 + 3 * np.asarray(t) / mean + 4.5 * (np.asarray(t) / mean) ** 2) * np.exp(-3 * np.asarray(t) / mean)
+        ),
+    )
+
+
+TAILS: dict[str, tuple[Law, set[str]]] = {
+    "exponential": (weibull(20, 1), {"weibull", "gamma"}),
+    "Weibull": (weibull(20, 0.6), {"weibull"}),
+    "gamma": (erlang(20), {"gamma", "weibull"}),
+    "lognormal": (lognormal(12, 0.8), {"lognormal"}),
+    "Pareto": (pareto(5, 1.5), {"curve", "at least"}),
+    "two humps": (bimodal(5, 60, 0.2), {"curve", "at least"}),
+}
+"""A law, and on what its p99 may rest."""
+
+
+@for_each("tail", TAILS)
+def test_the_tail_chooses_the_law(tail: str) -> None:
+    """400 messages of exponential work of 20 s have a p99 of 92 s, and of 199 s by the lognormal law that fits best."""
+    law, bases = TAILS[tail]
+    random = np.random.default_rng(11)
+    found = [Curve(sample_of(cells(law, 1e-9, 400, 600.0, None, random))).quantile(0.99) for _ in range(DRAWS)]
+    assert sum(each.basis in bases for each in found) >= DRAWS - 1, [each.basis for each in found]
+    if bases != {"curve", "at least"}:
+        ratio = np.median([each.seconds for each in found if each.seconds is not None]) / law.quantile(0.99)
+        assert ratio == pytest.approx(1, rel=0.1)
+
+
+def covered(law: Law, share: float, found: list[tuple[float, float | None]]) -> int:
+    true = law.quantile(share)
+    return sum(low <= true and (high is None or true <= high) for low, high in found)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_whoever_owns_the_length(spark: Any) -> None:
+    """100 histories each; a lease of 15 s runs out under two fifths of 250 messages, some workers crash, late ones say
+    so. Counted by lease, the median of those whose length is their own comes out too long in all of them."""
+    law = lognormal(12, 0.8)
+    how: dict[str, Any] = {"type": "t", "messages": 250, "lease": 15.0, "crashes_per_second": 1 / 1_000}
+    owners = {"message": True, "attempt": False}
+    workloads = [
+        Workload(f"{owner}-{seed}", law, keeps=keeps, receives_max=9, **how)
+        for owner, keeps in owners.items()
+        for seed in range(100)
+    ]
+    rows = quantiles(histogram(attempts(frame(spark, history(workloads, seed=23))))).toPandas()
+    for owner in owners:
+        mine = rows[rows.queue.str.startswith(owner)]
+        assert len(mine) == 100
+        for share in (0.5, 0.9, 0.99):
+            ends = mine[[f"p{round(100 * share)}_low_s", f"p{round(100 * share)}_high_s"]]
+            pairs = [(low, None if high != high else high) for low, high in ends.itertuples(index=False, name=None)]
+            assert 90 <= covered(law, share, pairs) <= 98, (owner, share, covered(law, share, pairs))
+        assert (mine.length_of == owner).sum() >= 98
+        longer = float((mine.by_attempt_p50_s / law.quantile(0.5)).median())
+        assert longer > 1.2 if owner == "message" else 0.95 < longer < 1.05
 
 
 @pytest.mark.parametrize("rate", [1 / 400, 1 / 2_000])

@@ -236,7 +236,9 @@ class Loop:
             if before is not None:
                 kept = [_key(row) not in grown for row in before[group].itertuples(index=False, name=None)]
                 anew = pd.concat([before[kept].astype(object), anew.astype(object)])
-            anew = anew.sort_values(group, na_position="first")
+            # A table of an earlier release has fewer columns.
+            names = [part.split()[0] for part in timeouts.SCHEMA.split(", ")]
+            anew = anew.reindex(columns=names).sort_values(group, na_position="first")
             rows = [
                 tuple(None if value is None or value != value else value for value in row)
                 for row in anew.itertuples(index=False, name=None)
@@ -251,7 +253,7 @@ class Loop:
 
         if len(groups) <= _LOCALLY_MAX:
             rows = [timeouts.recommend(rows, costs) for rows in groups]
-            return pd.DataFrame(rows, columns=[part.split()[0] for part in timeouts.SCHEMA.split(", ")])
+            return pd.DataFrame(rows)
         frame = spark.createDataFrame(pd.concat(groups), buckets.SCHEMA)
         return timeouts.recommended(frame, costs).toPandas()
 

@@ -3,26 +3,36 @@
 Strategy: the survival curve comes from a histogram of leases. A crash is censored not at the lease's end but where it
 happened: between the last sign of life and the moment when the next was due. Its place in that interval follows from
 the curve itself (the attempt had not finished yet), so the code alternates between curve and crashes. In the same way
-it decides whether an attempt whose lease runs on at the history's end is still working or has crashed. The lognormal
-fit maximises the likelihood of exact and censored times by EM; it is used beyond the curve's reach only if it agrees
-with the curve within it.
+it decides whether an attempt whose lease runs on at the history's end is still working or has crashed. A law (laws.py)
+is used beyond the curve's reach, and where few attempts are left, if it agrees with the curve.
 
 A policy is a plain timeout or a schedule of extensions. Its costs are the client's (`Costs`: a second of recovery
 delay, a duplicate start, an extension), so that the pipeline and AdaptiveTimeout agree. An attempt is alive at age t if
 its work takes longer and its worker has not crashed. Curves are arrays of shape (..., LAST + 1): many at a time, for
 confidence intervals.
 
-Source: Kaplan and Meier 1958; Greenwood 1926; Dempster, Laird and Rubin 1977 (EM, with a censored normal as an
-example).
+Source: Kaplan and Meier 1958; Greenwood 1926; Brookmeyer and Crowley 1982; Mantel 1966 (log-rank test).
 """
 
-from math import erfc, sqrt
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from veilmq.estimate.schedule import Costs, Schedule
-from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, LAST, MIDDLES, STOPPED, WATCHED, bucket_of
+from veilmq.pipeline.estimates import laws
+from veilmq.pipeline.estimates.buckets import (
+    AGAIN,
+    AGAIN_DONE,
+    BOUNDS,
+    CRASHED,
+    DONE,
+    LAST,
+    MIDDLES,
+    STOPPED,
+    WATCHED,
+    bucket_of,
+)
 
 AT_RISK_MIN: Final = 10.0
 """A point of the curve needs at least this many attempts under way."""
@@ -33,16 +43,19 @@ FINISHED_MIN: Final = 30.0
 _CUT_OFF: Final = 0.5
 """Fewer censored attempts than this count as none."""
 _PLACINGS: Final = 8
-_EM_STEPS_MAX: Final = 2_000
-_EM_SETTLED: Final = 1e-7
-_AGREES: Final = 4.0
+_AGREES: Final = 3.5
 """Standard errors by which a fit may differ from the curve at any point."""
-_COARSE: Final = 0.004
-"""Additional tolerance for the error of the buckets themselves."""
-_ERFC: Final = (
-    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807,
-    -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223,
-)  # fmt: skip
+_COARSE: Final = 0.01
+"""Share by which it may differ, too, for the error of the buckets themselves."""
+RESAMPLES: Final = 120
+_AGAIN_MIN: Final = 10
+_LIKELY: Final = 2.58
+"""Standard errors that chance exceeds once in a hundred times."""
+_CONFIDENT: Final = 1.96
+_UNLIKELY: Final = 0.025
+_ROUNDING: Final = 1e-12
+_BUCKET: Final = float(np.sqrt(BOUNDS[1] / BOUNDS[0]))
+"""From the middle of a bucket to its end."""
 
 
 class Sample(NamedTuple):
@@ -96,6 +109,29 @@ def doubted(rows: Any) -> "Curve | None":
     return Curve(sample_of(rows.assign(ended=rows.ended.where(~watched, CRASHED))))
 
 
+def length_of(rows: Any) -> tuple[str | None, float | None]:
+    """Whose the length of work is, from histogram rows: `message` if messages that were received again take longer than
+    others, else `attempt`; None: too few were. And the median if each lease counted (None: nobody knows)."""
+    done, cut, done_again, cut_again = (np.zeros(LAST + 1) for _ in range(4))
+    for ended, into in ((DONE, done), (AGAIN_DONE, done_again), (AGAIN, cut_again)):
+        part = rows[rows.ended == ended]
+        np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
+    others = rows[~rows.ended.isin((DONE, AGAIN, AGAIN_DONE))]
+    np.add.at(cut, others.bucket.to_numpy(), others.leases.to_numpy())
+    median = _within(kaplan_meier(done + done_again, cut + cut_again), 0.5)
+    if done_again.sum() < _AGAIN_MIN:
+        return None, median
+    at_risk, again = (np.cumsum(each[::-1])[::-1] for each in (done + cut, done_again + cut_again))
+    every, over = at_risk + again, done + done_again
+    several = every > 1
+    share = again[several] / every[several]
+    expected = over[several] * share
+    left = (every[several] - over[several]) / (every[several] - 1)
+    spread = float((expected * (1 - share) * left).sum())
+    fewer = float((expected - done_again[several]).sum())
+    return "message" if spread > 0 and fewer / spread**0.5 > _LIKELY else "attempt", median
+
+
 def _with_crashes(
     finished: Any, stopped: Any, alive: Any, until: Any, count: Any, watched: Any, exposure: float
 ) -> Sample:  # fmt: skip
@@ -132,8 +168,20 @@ def kaplan_meier(finished: Any, censored: Any) -> Any:
     return np.cumprod(1 - hazard, axis=-1)
 
 
+class Quantile(NamedTuple):
+    """Seconds within which a share of the messages finishes, and the 95 % interval."""
+
+    seconds: float | None
+    """None: nobody knows; `low` or more."""
+    low: float
+    high: float | None
+    """None: longer than anything that was seen."""
+    basis: str
+    """`curve`, the name of a law, or `at least`."""
+
+
 class Curve:
-    """A survival curve with its reach, its error and, if it fits, the lognormal law behind it."""
+    """A survival curve with its reach, its error and, if one fits, the law behind it."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
@@ -144,14 +192,25 @@ class Curve:
         exposed = np.maximum(at_risk - censored / 2, finished)
         left = np.maximum(exposed - finished, 1e-9)
         steps = np.divide(finished, exposed * left, out=np.zeros_like(exposed), where=(finished > 0) & (left > 0.5))
-        self.error = self.alive * np.sqrt(np.cumsum(steps))
+        self._ends = np.flatnonzero((finished > 0) & (left <= 0.5))
+        self._spread = np.sqrt(np.cumsum(steps))
+        self.error = self.alive * self._spread
         rests = np.flatnonzero(at_risk >= AT_RISK_MIN)
         self.last = int(rests[-1]) if len(rests) else -1
-        if float(censored[self.last + 1 :].sum()) < _CUT_OFF and self.last >= 0:
-            # No attempt beyond was censored: the curve comes down to its end.
+        self.comes_down = self.last >= 0 and float(censored[self.last + 1 :].sum()) < _CUT_OFF
+        """No attempt beyond was censored: the curve comes down to its end."""
+        if self.comes_down:
             self.last = int(np.flatnonzero(finished + censored)[-1])
-        self.law = lognormal_fit(finished, censored) if self.finished >= FINISHED_MIN else None
-        self.fits = self.law is not None and self._agrees(self.law)
+        several = len(np.flatnonzero(finished)) > 1 and self.finished >= FINISHED_MIN
+        self._counts = laws.Counts(finished, censored, self.alive, self.error) if several else None
+        found = [] if self._counts is None else laws.fitted(self._counts)
+        self.laws = [each for each in found if self._agrees(each)]
+        """Those that agree with the curve, the likeliest tail first."""
+
+    @property
+    def law(self) -> "laws.Law | None":
+        """The likeliest law, if one agrees."""
+        return self.laws[0] if self.laws else None
 
     @property
     def finished(self) -> float:
@@ -168,23 +227,68 @@ class Curve:
         """Seconds up to which the curve rests on observed attempts; 0: none observed."""
         return float(BOUNDS[self.last]) if self.last >= 0 else 0.0
 
-    def _agrees(self, law: tuple[float, float]) -> bool:
+    def _agrees(self, law: laws.Law) -> bool:
         bound = np.flatnonzero(self.sample.finished[: self.last + 1] > 0)
-        expected = normal_survival(law, BOUNDS[bound])
+        expected = law.alive()[bound]
         # At its end the curve's error seems to be 0; the law itself gives the error of that many attempts.
         error = np.maximum(self.error[bound], np.sqrt(expected * (1 - expected) / self.attempts))
         apart = np.abs(self.alive[bound] - expected)
-        return bool(len(bound)) and bool(np.all(apart <= _AGREES * error + _COARSE))
+        return bool(len(bound)) and bool(np.all(apart <= _AGREES * error + _COARSE * expected))
 
-    def quantile(self, share: float) -> tuple[float | None, str]:
-        """Seconds within which that share finishes, and the basis: `curve`, `lognormal`; None: `at least`."""
+    def quantile(self, share: float) -> Quantile:
+        """By the curve where it rests on many attempts or no law fits. The interval is the curve's (Greenwood's on the
+        scale of log(-log), inverted as Brookmeyer and Crowley do) unless its upper end is unknown: then it ends where
+        the laws that fit other samples do."""
         wanted = 1 - share
-        below = np.flatnonzero(self.alive[: self.last + 1] <= wanted)
-        if len(below) and (not self.fits or self.at_risk[below[0]] >= _AT_RISK_GOOD):
-            return float(np.exp(_crossing(np.log(BOUNDS), self.alive, int(below[0]), wanted))), "curve"
-        if self.fits and self.law is not None:
-            return float(np.exp(_normal_quantile(self.law, wanted))), "lognormal"
-        return None, "at least"
+        value = _within(self.alive[: self.last + 1], wanted)
+        low, high = (_within(each[: self.last + 1], wanted) for each in self.between)
+        # No finer than a bucket: a law may end within one.
+        low = self.reach_s if low is None else low / _BUCKET
+        high = high and high * _BUCKET
+        if self.law is None or (value is not None and self.at_risk[bucket_of(value)] >= _AT_RISK_GOOD):
+            return Quantile(value, low, high, "at least" if value is None else "curve")
+        by_law = _within(self.extended(), wanted) or float(BOUNDS[-1])
+        if high is None:
+            several = [_within(each, wanted) or float(BOUNDS[-1]) for each in self.resampled[0]]
+            ends = np.quantile(np.reshape(several, (len(self.laws), RESAMPLES)), [_UNLIKELY, 1 - _UNLIKELY], axis=1)
+            low, high = min(low, float(ends[0].min())), float(ends[1].max())
+        return Quantile(by_law, min(low, by_law), max(high, by_law), self.law.name)
+
+    @cached_property
+    def between(self) -> tuple[Any, Any]:
+        """The lower and the upper end of the curve's 95 % interval."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = np.exp(_CONFIDENT * self._spread / -np.log(np.clip(self.alive, 1e-300, 1 - 1e-12)))
+        # Before the first message finished and after the last, the binomial law alone says what may be.
+        first = _UNLIKELY ** (1 / max(self.attempts, 1.0))
+        low = np.where(self.alive >= 1, first, self.alive**width)
+        high = np.where(self.alive >= 1, 1.0, self.alive ** (1 / width))
+        if len(self._ends):
+            end = int(self._ends[0])
+            before = high[end - 1] if end else 1.0
+            low[end:], high[end:] = 0.0, before * (1 - _UNLIKELY ** (1 / max(float(self.at_risk[end]), 1.0)))
+        return low, np.minimum.accumulate(high)
+
+    @cached_property
+    def resampled(self) -> tuple[Any, Any]:
+        """Curves and numbers of crashes, as other messages might have shown them; of shape (n, LAST + 1) and (n,) for n
+        of `RESAMPLES` times the number of laws, or once if there is none.
+
+        A bootstrap by message (each counts a number of times, by Poisson's law). The same history gives the same
+        samples.
+        """
+        random = np.random.default_rng(4)
+        sample = self.sample
+        shape = (RESAMPLES, len(sample.finished))
+        finished = random.poisson(sample.finished, shape).astype(float)
+        censored = random.poisson(sample.censored, shape).astype(float)
+        alive = kaplan_meier(finished, censored)
+        crashes = random.poisson(sample.crashes, RESAMPLES)
+        if self._counts is None or not self.laws:
+            alive[:, self.last :] = alive[:, self.last : self.last + 1]
+            return alive, crashes
+        several = [laws.resampled(self._counts, law, finished, censored) for law in self.laws]
+        return np.concatenate([self._followed(alive, law) for law in several]), np.tile(crashes, len(several))
 
     def extended(self) -> Any:
         """The survival at all bounds: the curve while it rests on many attempts, then the law's if it fits.
@@ -194,34 +298,42 @@ class Curve:
         alive = self.alive.copy()
         if self.last < 0:
             return np.ones_like(alive)
-        if self.fits and self.law is not None:
-            return self.followed(alive, *self.law)
+        if self.law is not None:
+            return self._followed(alive, self.law.alive())
         alive[self.last :] = alive[self.last]
         return alive
 
     def ended(self) -> Any:
         """The same, as if all work that went on beyond the reach had ended there; with a law that fits, the law."""
         alive = self.extended()
-        if not self.fits and self.last >= 0:
+        if self.law is None and self.last >= 0:
             alive[self.last :] = 0.0
         return alive
 
-    def followed(self, alive: Any, mean: Any, deviation: Any) -> Any:
-        """Curves of shape (..., LAST + 1) that follow lognormal laws (shape ...) from where few attempts are under
-        way."""
+    def _followed(self, alive: Any, law: Any) -> Any:
+        """Curves that follow laws from where few attempts are under way; both of shape (..., LAST + 1)."""
         many = np.flatnonzero(self.at_risk >= _AT_RISK_GOOD)
         place = int(many[-1]) if len(many) else 0
-        tail = _tail((np.log(BOUNDS[place:]) - np.asarray(mean)[..., None]) / np.asarray(deviation)[..., None])
-        tail = alive[..., place : place + 1] * tail / np.maximum(tail[..., :1], 1e-300)
-        return np.concatenate([alive[..., :place], tail], axis=-1)
+        after = alive[..., place : place + 1] * law[..., place:] / np.maximum(law[..., place : place + 1], 1e-300)
+        return np.concatenate([alive[..., :place], after], axis=-1)
 
 
-def _crossing(x: Any, alive: Any, at: int, wanted: float) -> float:
-    """Where the curve passes `wanted` within bucket `at`, linear in the logarithm of time."""
-    before = alive[at - 1] if at else 1.0
-    low = x[at - 1] if at else x[0]
-    part = (before - wanted) / max(before - alive[at], 1e-12)
-    return float(low + part * (x[at] - low))
+def _within(alive: Any, wanted: float) -> float | None:
+    """Seconds until the curve is down at `wanted`, linear in the logarithm of time; None if it never is."""
+    below = np.flatnonzero(alive <= wanted + _ROUNDING)
+    if not len(below):
+        return None
+    at = int(below[0])
+    if at == 0:
+        return float(BOUNDS[0])
+    part = (alive[at - 1] - wanted) / max(alive[at - 1] - alive[at], 1e-300)
+    return float(BOUNDS[at - 1] * (BOUNDS[at] / BOUNDS[at - 1]) ** part)
+
+
+def _middle(values: Any) -> tuple[float, float]:
+    """Between which 95 of 100 values lie."""
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def at_bounds(alive: Any, seconds: Any) -> Any:
@@ -232,63 +344,6 @@ def at_bounds(alive: Any, seconds: Any) -> Any:
     )
     found = alive[..., place - 1] * (1 - part) + alive[..., place] * part
     return np.where(np.asarray(seconds) <= BOUNDS[0], 1 - (1 - alive[..., :1]) * np.asarray(seconds) / BOUNDS[0], found)
-
-
-def lognormal_fit(finished: Any, censored: Any) -> tuple[float, float] | None:
-    """Mean and standard deviation of the logarithm of time, by EM; None if nothing can be fitted."""
-    done, cut = np.flatnonzero(finished), np.flatnonzero(censored)
-    number = float(finished.sum())
-    total = number + float(censored.sum())
-    if len(done) < 2:
-        return None
-    x, weight = np.log(MIDDLES[done]), finished[done]
-    limit, weight_cut = np.log(MIDDLES[cut]), censored[cut]
-    mean = float((weight * x).sum() / number)
-    deviation = max(sqrt(float((weight * (x - mean) ** 2).sum() / number)), 1e-2)
-    first, second = float((weight * x).sum()), float((weight * x * x).sum())
-    for _ in range(_EM_STEPS_MAX):
-        z = (limit - mean) / deviation
-        hazard = _hazard(z)
-        expected = mean + deviation * hazard
-        squares = mean**2 + deviation**2 + deviation * hazard * (limit + mean)
-        new_mean = (first + float((weight_cut * expected).sum())) / total
-        variance = (second + float((weight_cut * squares).sum())) / total - new_mean**2
-        new_deviation = sqrt(max(variance, 1e-6))
-        moved = abs(new_mean - mean) + abs(new_deviation - deviation)
-        mean, deviation = new_mean, new_deviation
-        if moved < _EM_SETTLED:
-            break
-    return mean, deviation
-
-
-def normal_survival(law: tuple[float, float], seconds: Any) -> Any:
-    """1 - the distribution function of a lognormal law."""
-    return _tail((np.log(seconds) - law[0]) / law[1])
-
-
-def _normal_quantile(law: tuple[float, float], wanted: float) -> float:
-    low, high = -40.0, 40.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 0.5 * erfc(middle / sqrt(2)) > wanted else (low, middle)
-    return law[0] + law[1] * low
-
-
-def _tail(z: Any) -> Any:
-    """The normal distribution's upper tail; relative error below 2e-7 (Numerical Recipes, 2nd edition, erfcc)."""
-    x = np.abs(z) / sqrt(2)
-    t = 1 / (1 + 0.5 * x)
-    series = np.zeros_like(t)
-    for factor in _ERFC:
-        series = factor + t * series
-    upper = 0.5 * t * np.exp(np.clip(-x * x + series, -700, 700))
-    return np.where(np.asarray(z) >= 0, upper, 1 - upper)
-
-
-def _hazard(z: Any) -> Any:
-    """Density over upper tail of the normal distribution."""
-    density = np.exp(-np.clip(z * z / 2, 0, 700)) / sqrt(2 * np.pi)
-    return np.where(z > 30, z, density / np.maximum(_tail(np.minimum(z, 30)), 1e-300))
 
 
 _ENDS_MAX: Final = 200

@@ -4,7 +4,7 @@ Strategy: a bucket is a quarter of the planner's (veilmq.estimate.survival), so 
 bound is one of the planner's. A histogram row counts leases of one queue and type that ended alike; histograms of two
 stretches of history are added by summing. Only the first lease of a message tells how long work takes: a message whose
 lease runs out is received again, and would count again each time (docs/decisions/0026-estimate.md). Later leases are
-counted for what leases are like today.
+counted for what leases are like today, and to see whether those messages take longer than others.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ BOUNDS: Final = SHORTEST * np.exp(STEP * np.arange(LAST + 1))
 MIDDLES: Final = np.concatenate([[SHORTEST / 2], np.sqrt(BOUNDS[1:] * BOUNDS[:-1])])
 
 GROUP: Final = ("account", "region", "queue", "type")
-DONE, STOPPED, CRASHED, WATCHED, AGAIN = "done", "stopped", "crashed", "watched", "again"
+DONE, STOPPED, CRASHED, WATCHED, AGAIN, AGAIN_DONE = "done", "stopped", "crashed", "watched", "again", "again_done"
 """Took exactly that long; was alive at that time; was alive at that time and crashed before the next sign of life was
-due; was alive at that time, and is still working or crashed since; not the message's first, so it says nothing about
-how long messages take (`veilmq.estimate`)."""
+due; was alive at that time, and is still working or crashed since. Not the message's first, so it says nothing about
+how long messages take (`veilmq.estimate`): alive at that time, or took exactly that long."""
 CELL: Final = ("ended", "bucket", "until", "lease")
 SUMS: Final = ("leases", "held_s", "lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares")
 SCHEMA: Final = (
@@ -148,8 +148,7 @@ def bucket_column(seconds: "Column") -> "Column":
 def histogram(leases: "DataFrame") -> "DataFrame":
     """Leases (of `attempts`) counted by queue, type and how they ended; columns as in `SCHEMA`.
 
-    Leases that never reached a worker (undelivered) are left out; of those that were not their message's first only the
-    length is kept. `until` is the bucket of the lease's end for a crash,
+    Leases that never reached a worker (undelivered) are left out. `until` is the bucket of the lease's end for a crash,
     and of the history's end for a watched lease; `squares` sums the squared logarithms of exact times, `redeliveries`
     counts leases that were not their message's first.
     """
@@ -159,7 +158,11 @@ def histogram(leases: "DataFrame") -> "DataFrame":
     crashed, watched = F.col("outcome") == "crashed", F.col("watched_us").isNotNull()
     again = F.col("attempt") > 1
     ended = (
-        F.when(again, AGAIN).when(F.col("exact"), DONE).when(crashed, CRASHED).when(watched, WATCHED).otherwise(STOPPED)
+        F.when(again, F.when(F.col("exact"), AGAIN_DONE).otherwise(AGAIN))
+        .when(F.col("exact"), DONE)
+        .when(crashed, CRASHED)
+        .when(watched, WATCHED)
+        .otherwise(STOPPED)
     )
     until = F.when(crashed, F.col("lease_end_us")).otherwise(F.col("watched_us"))
     exact = F.when(F.col("exact"), F.pow(F.log(F.greatest(held, F.lit(1e-3))), 2)).otherwise(0.0)
@@ -168,7 +171,7 @@ def histogram(leases: "DataFrame") -> "DataFrame":
         .groupBy(
             *GROUP,
             ended.alias("ended"),
-            F.when(again, 0).otherwise(bucket_column(held)).alias("bucket"),
+            bucket_column(held).alias("bucket"),
             F.when(~again & (crashed | watched), bucket_column(until / 1e6)).otherwise(0).alias("until"),
             bucket_column(F.col("lease_us") / 1e6).alias("lease"),
         )

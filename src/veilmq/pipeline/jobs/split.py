@@ -86,7 +86,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
                 "parts": len(cuts),
                 "types": [kind for kind, _ in samples[low:high]],
                 "attempts": curve.attempts,
-                "median_s": curve.quantile(0.5)[0],
+                "median_s": curve.quantile(0.5).seconds,
                 "timeout_s": own,
                 "recovery_s": float(price.recovery_s) / crash,
                 "together_timeout_s": timeout,
@@ -129,7 +129,7 @@ def _together(samples: list[Any]) -> Any:
 def _best(curve: "Curve", costs: "Costs") -> float:
     from veilmq.pipeline.jobs.timeouts import LEASE_LONGEST_S, best_timeout
 
-    longest = LEASE_LONGEST_S if curve.fits else min(curve.reach_s, LEASE_LONGEST_S)
+    longest = LEASE_LONGEST_S if curve.law else min(curve.reach_s, LEASE_LONGEST_S)
     return best_timeout(curve.extended(), costs, longest)[0]
 
 

@@ -2,7 +2,8 @@
 
 Strategy: leases become a histogram (estimates/buckets.py), small however long the history is. Crashes are placed in it
 (estimates/), and window functions over the buckets of each group compute the Kaplan-Meier curve. `quantiles` summarises
-it in a row per group: a number where the curve reaches or a lognormal law agrees with it, "at least" beyond.
+it in a row per group: a number with its 95 % interval where the curve reaches or a law agrees with it, "at least"
+beyond. Whether messages that were received again take longer than others says whose the length of work is.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -25,14 +26,17 @@ QUANTILES: Final = (0.5, 0.9, 0.99)
 QUANTILES_SCHEMA: Final = (
     "account string, region string, queue string, type string, attempts double, finished double,"
     " censored_share double, crashes double, crashes_per_second double, reach_s double,"
-    " p50_s double, p50_basis string, p90_s double, p90_basis string, p99_s double, p99_basis string,"
-    " at_least_s double, log_mean double, log_deviation double, redelivered_share double, redone_share double"
+    " p50_s double, p50_low_s double, p50_high_s double, p50_basis string,"
+    " p90_s double, p90_low_s double, p90_high_s double, p90_basis string,"
+    " p99_s double, p99_low_s double, p99_high_s double, p99_basis string,"
+    " at_least_s double, law string, law_median_s double, law_spread double,"
+    " length_of string, by_attempt_p50_s double, redelivered_share double, redone_share double"
 )
 
 
 def survival(leases: "DataFrame") -> "DataFrame":
     """One row per bucket, queue and type: seconds (upper bound), finished, censored, at_risk, alive (the share
-    that takes longer), low and high (its 95 % interval, Greenwood), law (the lognormal fit's share), within_reach."""
+    that takes longer), low and high (its 95 % interval, Greenwood), law (the fitted law's share), within_reach."""
     return curve(histogram(leases))
 
 
@@ -70,8 +74,10 @@ def curve(cells: "DataFrame") -> "DataFrame":
 def quantiles(cells: "DataFrame") -> "DataFrame":
     """From a histogram, one row per queue and type; see `QUANTILES_SCHEMA`.
 
-    attempts: first leases, so each message counts once. A quantile's basis is `curve`, `lognormal` or `at least`: then
-    it is null, and the work takes `at_least_s` or more.
+    attempts: first leases, so each message counts once. A quantile's basis is `curve`, the name of a law, or
+    `at least`: then it is null, and the work takes `at_least_s` or more. Its 95 % interval is `low` to `high`; a high
+    of null is longer than anything seen. length_of: `message` if messages that were received again take longer than
+    others, else `attempt`; null if too few were. by_attempt_p50_s: the median if each lease counted, for comparison.
     """
     return by_group(cells, GROUP, _quantiles, QUANTILES_SCHEMA)
 
@@ -80,14 +86,14 @@ def _placed(rows: Any) -> Any:
     import numpy as np
     import pandas as pd
 
-    from veilmq.pipeline.estimates import Curve, normal_survival, sample_of
+    from veilmq.pipeline.estimates import Curve, sample_of
     from veilmq.pipeline.estimates.buckets import BOUNDS
 
     found = Curve(sample_of(rows))
     sample = found.sample
     seen = np.flatnonzero(sample.finished + sample.censored > 0)
     bucket = np.arange(seen[0], seen[-1] + 1) if len(seen) else np.arange(0)
-    law = normal_survival(found.law, BOUNDS[bucket]) if found.fits and found.law else np.full(len(bucket), np.nan)
+    law = np.full(len(bucket), np.nan) if found.law is None else found.law.alive()[bucket]
     return pd.DataFrame(
         names_of(rows)
         | {
@@ -105,10 +111,11 @@ def _placed(rows: Any) -> Any:
 def _quantiles(rows: Any) -> Any:
     import pandas as pd
 
-    from veilmq.pipeline.estimates import Curve, doubted, sample_of
+    from veilmq.pipeline.estimates import Curve, doubted, length_of, sample_of
 
     found = Curve(sample_of(rows))
     doubt = doubted(rows)
+    whose, by_attempt = length_of(rows)
     row: dict[str, Any] = names_of(rows) | {
         "attempts": found.attempts,
         "finished": found.finished,
@@ -117,15 +124,22 @@ def _quantiles(rows: Any) -> Any:
         "crashes_per_second": found.sample.crashes_per_second,
         "reach_s": found.reach_s,
         "at_least_s": None,
-        "log_mean": found.law[0] if found.fits and found.law else None,
-        "log_deviation": found.law[1] if found.fits and found.law else None,
+        "law": found.law and found.law.name,
+        "law_median_s": found.law and found.law.median_s,
+        "law_spread": found.law and found.law.spread,
+        "length_of": whose,
+        "by_attempt_p50_s": by_attempt,
         "redelivered_share": float(rows.redeliveries.sum() / max(rows.leases.sum(), 1.0)),
         "redone_share": float(rows.redone.sum() / max(rows.leases.sum(), 1.0)),
     }
     for share in QUANTILES:
         name = f"p{round(share * 100)}"
-        row[f"{name}_s"], row[f"{name}_basis"] = found.quantile(share)
-        if row[f"{name}_s"] is None and row["at_least_s"] is None:
-            low = found.reach_s if doubt is None else doubt.quantile(share)[0] or doubt.reach_s
+        one = found.quantile(share)
+        row |= {f"{name}_s": one.seconds, f"{name}_low_s": one.low, f"{name}_high_s": one.high}
+        row[f"{name}_basis"] = one.basis
+        if doubt is not None:
+            row[f"{name}_low_s"] = min(one.low, doubt.quantile(share).low)
+        if one.seconds is None and row["at_least_s"] is None:
+            low = found.reach_s if doubt is None else doubt.quantile(share).seconds or doubt.reach_s
             row["at_least_s"] = min(found.reach_s, low)
     return pd.DataFrame([row])
