@@ -24,9 +24,7 @@ import atheris
 with atheris.instrument_imports(include=["veilmq"]):
     from veilmq.model.instant import Instant
     from veilmq.model.outcomes import Applied
-    from veilmq.protocols import Request, Response
-    from veilmq.protocols.azure import codec as azure
-    from veilmq.protocols.mns import codec as mns
+    from veilmq.protocols import Request, Response, azure, mns
     from veilmq.protocols.sqs import codec as sqs
     from veilmq.server.auth import DevelopmentKeyring
     from veilmq.server.http import Limits

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.timeouts.calibration import calibrate, histogram
+from veilmq.client.timeouts import calibrate, histogram
 from veilmq.estimate.survival import Curve, Sample, rounded_up
 
 TIMES = st.floats(0, 10**5, allow_nan=False)

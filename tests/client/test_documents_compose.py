@@ -36,7 +36,7 @@ from veilmq.client.documents import (
     TopicMeta,
     queues,
 )
-from veilmq.client.documents.messages import received_of
+from veilmq.client.documents.values import received_of
 from veilmq.client.errors import StorageHeld, TransportError
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import LeaseTaken, ParameterInvalid, QueueMissing

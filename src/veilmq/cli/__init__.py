@@ -1,9 +1,9 @@
 """The command line, and the composition root: the one reader of arguments and environment.
 
 Strategy: this module declares the commands and imports almost nothing; a command's imports happen when it runs, so that
-`--help` and a server's first response come quickly. `serve` has a package, as have those that run a handler (`work`),
-the commands of Spark (`pipeline`), those on queues and messages (`remote`) and those that look (`history`); the ones on
-a directory are in directory.py.
+`--help` and a server's first response come quickly. `serve` has a package, as have those that run clients of a queue
+(`work`), the commands of Spark (`pipeline`), those on queues and messages (`remote`) and those that look (`history`);
+the ones on a directory are in directory.py.
 """
 
 import os
@@ -24,8 +24,8 @@ from veilmq.cli.cluster import register as register_cluster
 from veilmq.cli.history import register as register_history
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
-from veilmq.cli.verify import register as register_verify
 from veilmq.cli.work import register as register_work
+from veilmq.cli.work import register_verify
 
 _EPILOG: Final = (
     "Exit codes: 0 done; 1 found something wrong or was refused; 2 a flag, variable or file is wrong; 3 the data "

@@ -21,8 +21,8 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Shared
 from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueInfo
-from veilmq.protocols.azure import codec as azure_codec
-from veilmq.protocols.mns import codec as mns_codec
+from veilmq.protocols import azure as azure_codec
+from veilmq.protocols import mns as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.server.auth import DevelopmentKeyring, Hosts, Keys

@@ -26,8 +26,8 @@ from veilmq.model.commands import Peek
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey, NamedAccount
 from veilmq.protocols import Request, Response
+from veilmq.protocols.azure import Call, Codec, Endpoint
 from veilmq.protocols.azure.auth import TokenRefused
-from veilmq.protocols.azure.codec import Call, Codec, Endpoint
 from veilmq.server.port import denied_action
 
 ACCOUNT = "examplename"

@@ -25,7 +25,7 @@ from veilmq.model.commands import Peek
 from veilmq.model.instant import Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant
 from veilmq.protocols import Request, Response
-from veilmq.protocols.mns.codec import Call, Codec, Endpoint
+from veilmq.protocols.mns import Call, Codec, Endpoint
 from veilmq.server.port import denied_action
 
 KEY_ID, SECRET = "AKIDTESTS", "a secret of the tests"

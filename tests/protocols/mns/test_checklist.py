@@ -4,7 +4,7 @@ import base64
 from hashlib import md5
 from typing import Any
 
-from veilmq.protocols.mns.codec import Call
+from veilmq.protocols.mns import Call
 from veilmq.testing.for_each import for_each
 
 JOBS, MESSAGES, NEWS = "/queues/jobs", "/queues/jobs/messages", "/topics/news"

@@ -27,8 +27,8 @@ from veilmq.client.adapters.cloud import name_client
 from veilmq.client.adapters.connect import connect, parse_url
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
-from veilmq.client.timeouts.calibration import Calibration
-from veilmq.client.timeouts.calibration import calibrate as judge
+from veilmq.client.timeouts import Calibration
+from veilmq.client.timeouts import calibrate as judge
 from veilmq.client.worker import (
     Backoff,
     Checkpoints,

@@ -6,9 +6,7 @@ C# and Python names are its purpose. Source: documents 000, 001, 002; docs/from-
 """
 
 from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient, ServiceSettings
-from veilmq.client.documents.exceptions import ClientException, ServiceException
 from veilmq.client.documents.keeping import ChangeVisibilityTask, Manager, MessageReceiver
-from veilmq.client.documents.messages import Message, QueueMeta, RawTopicMessage, TopicMessage, TopicMeta
 from veilmq.client.documents.queues import (
     BigMessageSizeQueue,
     LocalDiskStorage,
@@ -18,6 +16,15 @@ from veilmq.client.documents.queues import (
     TransactionChecker,
     TransactionOperations,
     TransactionQueue,
+)
+from veilmq.client.documents.values import (
+    ClientException,
+    Message,
+    QueueMeta,
+    RawTopicMessage,
+    ServiceException,
+    TopicMessage,
+    TopicMeta,
 )
 
 __all__ = [

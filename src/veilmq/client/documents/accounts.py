@@ -16,8 +16,6 @@ from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 import msgspec
 
 from veilmq.client.adapters.connect import SCHEMES, connect_account
-from veilmq.client.documents.exceptions import documented
-from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.queues import (
     AnyQueue,
     MessageQueue,
@@ -27,6 +25,7 @@ from veilmq.client.documents.queues import (
     queue_of,
     with_wait_within,
 )
+from veilmq.client.documents.values import QueueMeta, TopicMessage, TopicMeta, documented
 from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account

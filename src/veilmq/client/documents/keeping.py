@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.documents.exceptions import documented
-from veilmq.client.documents.messages import Message, received_of
 from veilmq.client.documents.queues import AnyQueue, queue_of
+from veilmq.client.documents.values import Message, documented, received_of
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease, State
 from veilmq.client.messages import Received

@@ -33,8 +33,7 @@ from msgspec.structs import replace
 
 from veilmq.client import transaction as ours
 from veilmq.client.adapters.connect import connect
-from veilmq.client.documents.exceptions import documented
-from veilmq.client.documents.messages import Message, Sendable, outgoing
+from veilmq.client.documents.values import Message, Sendable, documented, outgoing
 from veilmq.client.encrypted import EncryptedQueue
 from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keys, add_key, new_key
 from veilmq.client.large import LargeMessageQueue
