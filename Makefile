@@ -52,6 +52,7 @@ setup: $(RUN_STAMP)
 setup-test: $(TEST_STAMP)
 	@tools/need.sh strace strace
 	@tools/need.sh openssl openssl
+	@PATH="$$PATH:/usr/sbin" tools/need.sh haproxy haproxy
 	@tools/need.sh java default-jre-headless
 
 $(RUN_STAMP): requirements/run.txt pyproject.toml tools/install.sh tools/need.sh
