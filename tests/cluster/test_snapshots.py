@@ -3,25 +3,33 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, begin
 from tests.support.contract.stage import Stage
 from tests.support.following import compare
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
-from veilmq.cluster.member import Copy, Snapshotting
+from veilmq.cluster.member import Copy
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.log import PostgresLog
-from veilmq.cluster.postgres.snapshots import PART_BYTES, Snapshots
+from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
+from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.instant import Instant
-from veilmq.store.log import Follower, Position
+from veilmq.store.archive.snapshots import PART_BYTES
+from veilmq.store.log import Diverged, Follower, Point, Position
 from veilmq.store.log.restoring import SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 
 CLOCK = Instant(5)
+POINT = Point(Position(7, 2, 99), CLOCK)
+
+
+def at_once(size: int) -> None:
+    """Upload without a pause."""
 
 
 @pytest.fixture
@@ -39,22 +47,22 @@ class TestUpload:
         return path
 
     def test_it_comes_back(self, snapshots: Snapshots, file: Path, tmp_path: Path) -> None:
-        snapshots.write(file, Position(7, 2, 99), CLOCK)
+        snapshots.write(file, POINT, "two", at_once)
         (found,) = snapshots.list()
-        assert (found.position, found.clock) == (Position(7, 2, 99), CLOCK)
+        assert (found.point, found.verified_by) == (POINT, "two")
         snapshots.read(found, tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == file.read_bytes()
 
     def test_half_an_upload_is_none(self, cluster: Cluster, snapshots: Snapshots, file: Path) -> None:
         cluster.pair.primary.query("insert into veilmq.snapshot_part values (7, 0, 'left by a kill')")
         assert snapshots.list() == []
-        snapshots.write(file, Position(7, 2, 99), CLOCK)
-        assert [found.position.lsn for found in snapshots.list()] == [7]
+        snapshots.write(file, POINT, "two", at_once)
+        assert [found.lsn for found in snapshots.list()] == [7]
 
     def test_two_are_kept(self, cluster: Cluster, snapshots: Snapshots, file: Path) -> None:
         for lsn in (3, 5, 9):
-            snapshots.write(file, Position(lsn, 1, 0), CLOCK)
-        assert [found.position.lsn for found in snapshots.list()] == [9, 5]
+            snapshots.write(file, Point(Position(lsn, 1, 0), CLOCK), "two", at_once)
+        assert [found.lsn for found in snapshots.list()] == [9, 5]
         rows = cluster.pair.primary.query("select distinct lsn from veilmq.snapshot_part order by lsn")
         assert rows == [(5,), (9,)]
 
@@ -72,7 +80,7 @@ class TestUpload:
     def test_damage_is_told(
         self, cluster: Cluster, snapshots: Snapshots, file: Path, tmp_path: Path, damage: str
     ) -> None:
-        snapshots.write(file, Position(7, 2, 99), CLOCK)
+        snapshots.write(file, POINT, "two", at_once)
         cluster.pair.primary.query(damage)
         with pytest.raises(SnapshotBad):
             snapshots.read(snapshots.list()[0], tmp_path / "back")
@@ -111,9 +119,21 @@ class TestCopy:
         for _ in range(records):
             stage.send(jobs, "more")
 
-    def snapshot(self, cluster: Cluster, snapshots: Snapshots, copy: Copy, tmp_path: Path) -> None:
+    def snapshotting(self, cluster: Cluster, directory: Path, name: str, **options: Any) -> Snapshotting:
+        """One server's part, ready to write at once."""
+        found = Snapshotting(
+            cluster.postgres(), cluster.shard.incarnation, name, directory, **{"owns": False, "bytes_min": 0} | options
+        )
+        return cluster.kept(found)
+
+    def snapshot(self, cluster: Cluster, copy: Copy, tmp_path: Path, asker: Snapshotting | None = None) -> None:
+        """The copy's, which the owner verifies at once. Raises as `Snapshotting.write`."""
         copy.catch_up(cluster.reader())
-        Snapshotting(tmp_path / "copy", snapshots, cluster.reader(), 0).write(copy.follower)
+        writing = begin((asker or self.snapshotting(cluster, tmp_path / "copy", "copy")).write)
+        owner = self.snapshotting(cluster, tmp_path / "owner", "owner")
+        while not writing.done():
+            owner.answer()
+        writing.result()
 
     def test_a_copy_that_has_diverged_is_filled_again(self, cluster: Cluster, stage: Stage, copy: Copy) -> None:
         copy.follower._connection.execute("UPDATE mark SET sequence = sequence + 1")  # type: ignore[attr-defined]
@@ -127,7 +147,7 @@ class TestCopy:
         """The log before the older snapshot is gone; a damaged newer snapshot is no harm."""
         for _ in range(2):
             self.work(stage, 100)
-            self.snapshot(cluster, snapshots, copy, tmp_path)
+            self.snapshot(cluster, copy, tmp_path)
         self.work(stage, 3)
         assert cluster.rows()[0][0] == 64
         cluster.pair.primary.query(
@@ -142,7 +162,7 @@ class TestCopy:
     ) -> None:
         for _ in range(2):
             self.work(stage, 100)
-            self.snapshot(cluster, snapshots, copy, tmp_path)
+            self.snapshot(cluster, copy, tmp_path)
         cluster.pair.primary.query("delete from veilmq.snapshot_part")
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new, pytest.raises(Unfit, match="no snapshot"):
             new.catch_up(cluster.reader())
@@ -151,9 +171,99 @@ class TestCopy:
         self, cluster: Cluster, snapshots: Snapshots, copy: Copy, tmp_path: Path
     ) -> None:
         copy.follower._connection.execute("UPDATE memtable SET messages = x'90'")  # type: ignore[attr-defined]
-        with pytest.raises(Exception, match="a check of the copy found"):
-            self.snapshot(cluster, snapshots, copy, tmp_path)
+        with pytest.raises(Diverged, match="a check of the copy found"):
+            self.snapshot(cluster, copy, tmp_path)
         assert snapshots.list() == []
+
+    def test_what_rotted_unseen_is_not_published(
+        self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path
+    ) -> None:
+        """A check finds nothing, but the owner's tables are others. The copy is filled again, and then published with
+        what was written meanwhile."""
+        asker = self.snapshotting(cluster, tmp_path / "copy", "copy")
+        copy.follower._connection.execute("UPDATE origin SET client = 'contrakt'")  # type: ignore[attr-defined]
+        with pytest.raises(Diverged, match="the tables of owner are not as here"):
+            self.snapshot(cluster, copy, tmp_path, asker)
+        assert snapshots.list() == []
+        copy.throw_away("it differs")
+        self.snapshot(cluster, copy, tmp_path, asker)
+        (found,) = snapshots.list()
+        assert found.verified_by == "owner"
+        assert found.point.clock == stage.now
+
+    def test_a_server_that_differs_twice_is_named(
+        self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The owner has rotted: the follower does not throw its copy away again and again."""
+        asker = self.snapshotting(cluster, tmp_path / "copy", "copy")
+        store_of(stage)._writer.connection.execute("UPDATE origin SET client = 'contrakt'")
+        for error in (Diverged, Unproven):
+            with pytest.raises(error, match="the tables of owner are not as here"):
+                self.snapshot(cluster, copy, tmp_path, asker)
+        assert snapshots.list() == []
+
+    def test_the_copy_is_brought_to_the_record_that_was_verified(
+        self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The owner is ahead when it answers."""
+        copy.catch_up(cluster.reader())
+        behind = copy.follower.position.lsn
+        self.work(stage, 3)
+        writing = begin(self.snapshotting(cluster, tmp_path / "copy", "copy").write)
+        owner = self.snapshotting(cluster, tmp_path / "owner", "owner")
+        while not writing.done():
+            owner.answer()
+        writing.result()
+        assert [found.lsn for found in snapshots.list()] == [behind + 3]
+
+    def test_a_follower_that_nobody_verifies_publishes_nothing_and_an_owner_alone_does(
+        self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path
+    ) -> None:
+        copy.catch_up(cluster.reader())
+        with pytest.raises(Unproven, match="no other server"):
+            self.snapshotting(cluster, tmp_path / "copy", "copy", alone_s=0.2).write()
+        assert snapshots.list() == []
+        alone = self.snapshotting(cluster, tmp_path / "owner", "owner", owns=True, alone_s=0.2)
+        while len(snapshots.list()) < 2 and cluster.reader().end().lsn < 2_000:
+            self.work(stage, 100)
+            alone.write()
+        assert [found.verified_by for found in snapshots.list()] == ["", ""]
+        begins = snapshots.list()[-1].lsn // 64 * 64
+        assert cluster.rows()[0][0] == begins > 0  # its log is bounded
+
+    def test_a_log_that_is_not_long_is_kept(self, cluster: Cluster, snapshots: Snapshots, copy: Copy) -> None:
+        copy.catch_up(cluster.reader())
+        self.snapshotting(cluster, copy._directory, "copy", bytes_min=1 << 30).write()
+        assert snapshots.list() == []
+
+    def test_at_a_url(self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path) -> None:
+        """What is not needed is removed there, and half an upload; a part that is missing there is no harm."""
+        place = tmp_path / "place"
+        cluster.pair.primary.query(f"update veilmq.shard set snapshots = '{place}'")
+        folder = place / str(cluster.shard.incarnation) / "snapshots"
+        (folder / "0000000000000001-half").mkdir(parents=True)
+        for _ in range(3):
+            self.work(stage, 70)
+            self.snapshot(cluster, copy, tmp_path)
+        newest, older = snapshots.list()
+        assert [each.name for each in sorted(folder.iterdir(), reverse=True)] == [
+            Path(each.folder).name for each in (newest, older)
+        ]
+        assert cluster.pair.primary.query("select count(*) from veilmq.snapshot_part") == [(0,)]
+        (place / newest.folder / "00000").unlink()
+        with closing(Copy(tmp_path / "new", follower, snapshots)) as new:
+            new.catch_up(cluster.reader())
+            equal(stage, new)
+
+
+def test_so_many_are_kept_that_any_instant_of_late_can_be_restored() -> None:
+    every = [Snapshot(Point(Position(9 - at, 1, 0), Instant(90 - 10 * at)), 0, [], "two", "", "") for at in range(9)]
+    assert [each.lsn for each in needed(every, 0)] == [9, 8]
+    assert [each.lsn for each in needed(every, 25)] == [9, 8, 7, 6]
+    assert needed(every, 1_000) == every
+    alone = [each._replace(verified_by="") if each.lsn in {9, 7} else each for each in every]
+    assert [each.lsn for each in needed(alone, 0)] == [9, 8]
+    assert [each.lsn for each in needed(alone[1:], 0)] == [8, 6]  # what nobody verified does not count
 
 
 def follower(path: Path) -> Follower:

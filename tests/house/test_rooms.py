@@ -31,7 +31,7 @@ IMPORTS_ALLOWED = {
     "model": {"msgspec"},
     "protocols": {"msgspec"},
     "engine": {"msgspec"},
-    "store": {"msgspec", "apsw"},
+    "store": {"msgspec", "apsw", "fsspec"},
 }
 SQLITE = {"apsw", "sqlite3"}
 SQLITE_ROOMS = {"store"}

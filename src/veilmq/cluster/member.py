@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -27,9 +26,10 @@ from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Serv
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import NameTaken, Registry, Told
+from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
-from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseFailed
+from veilmq.store.directory import COMMITTED, DATABASE, REDO
 from veilmq.store.files import durable_write
 from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner
 from veilmq.store.log.restoring import SnapshotBad
@@ -42,10 +42,6 @@ LOOKS_BETWEEN_TELLING: Final = 30
 """After so many looks it tells the cluster that it is there."""
 BATCH: Final = 64
 """Records that a follower applies in one transaction, if so many are there."""
-LOOKS_BETWEEN: Final = 300
-"""After so many looks a follower asks whether a snapshot is due."""
-SNAPSHOT_BYTES: Final = 1 << 30
-"""A snapshot is due when the log since the last one has so many bytes, and at least as many as the state."""
 MEMBER_FILE: Final = "cluster.json"
 _COPY: Final = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE, REDO, COMMITTED)
 
@@ -163,12 +159,14 @@ class Member:
             snapshots = Snapshots(self.postgres, kept.incarnation)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
             self._copy = copy
-            dropping = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
-            writing = Snapshotting(self._directory, snapshots, dropping, self._snapshot_bytes)
-            stack.callback(writing.end)
+            vouching = stack.enter_context(closing(self.snapshotting(owns=False)))
+            vouching.start()
             looked, told, silent = 0, None, ""
             while not stopping.is_set():
                 try:
+                    if vouching.rotten:
+                        copy.throw_away(vouching.rotten)
+                        vouching.rotten = ""
                     copy.catch_up(reader)
                     self._level_ns = self._boot_ns()
                     sight = candidate.look()
@@ -186,8 +184,6 @@ class Member:
                         self._keep(kept)
                         return ownership
                     looked += 1
-                    if looked % LOOKS_BETWEEN == 0:
-                        writing.begin(copy.follower)
                 except StillOwned as error:
                     log.info("not taken over: %s", error)
                 except FOR_GOOD:
@@ -199,6 +195,14 @@ class Member:
                     self._tell("")
                 stopping.wait(POLL_SECONDS)
         return None
+
+    def snapshotting(self, *, owns: bool) -> Snapshotting:
+        """Snapshots of this server's directory. Call after `join`."""
+        assert self._kept is not None
+        return Snapshotting(
+            self.postgres, self._kept.incarnation, self._name, self._directory,
+            owns=owns, bytes_min=self._snapshot_bytes,
+        )  # fmt: skip
 
     def join(self, stopping: threading.Event) -> Shard | None:
         """Find the cluster, and register there. Waits while PostgreSQL is away. None: `stopping` was set.
@@ -338,11 +342,8 @@ class Copy:
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
         except (Diverged, LogDiverged, LogTrimmed) as error:
-            log.error("%s: %s: the copy is thrown away and filled again", self._directory, error)
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
-            self.close()
-            for name in _COPY:
-                (self._directory / name).unlink(missing_ok=True)
+            self.throw_away(str(error))
             return True
         return more
 
@@ -362,9 +363,9 @@ class Copy:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         part = self._directory / f"{DATABASE}.part"
         for snapshot in self._snapshots.list():
-            if snapshot.position.lsn in self._bad:
+            if snapshot.lsn in self._bad:
                 continue
-            self._bad.add(snapshot.position.lsn)  # if it is good, it is not asked for again
+            self._bad.add(snapshot.lsn)  # if it is good, it is not asked for again
             try:
                 self._snapshots.read(snapshot, part)
             except SnapshotBad as error:
@@ -373,61 +374,22 @@ class Copy:
                 continue
             part.chmod(0o600)
             part.rename(self._directory / DATABASE)
-            log.info("filled from the snapshot of record %d", snapshot.position.lsn)
+            log.info("filled from the snapshot of record %d", snapshot.lsn)
             return True
         return False
+
+    def throw_away(self, why: str) -> None:
+        """Remove the copy; it is filled again when it is needed."""
+        log.error("%s: %s: the copy is thrown away and filled again", self._directory, why)
+        self.close()
+        for name in _COPY:
+            (self._directory / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the directory."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-
-
-class Snapshotting:
-    """Writes a snapshot now and then, beside a follower, and drops the log before the older one."""
-
-    def __init__(self, directory: Path, snapshots: Snapshots, reader: LogReader, bytes_min: int) -> None:
-        """reader: of its own."""
-        self._directory = directory
-        self._snapshots = snapshots
-        self._reader = reader
-        self._bytes_min = bytes_min
-        self._thread: threading.Thread | None = None
-
-    def begin(self, follower: Follower) -> None:
-        """Look whether one is due, in a thread, unless that is under way."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, args=(follower,), name="veilmq-snapshot", daemon=True)
-            self._thread.start()
-
-    def end(self) -> None:
-        """Wait for what is under way."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self, follower: Follower) -> None:
-        try:
-            self.write(follower)
-        except (Unreachable, Unfit, Diverged, DatabaseFailed, OSError) as error:
-            log.warning("no snapshot: %s", error)
-
-    def write(self, follower: Follower) -> None:
-        """Write one if it is due. Raises Unreachable, Unfit, Diverged, DatabaseFailed, OSError."""
-        size = (self._directory / DATABASE).stat().st_size
-        if self._snapshots.log_bytes() < max(self._bytes_min, size):
-            return
-        with self._snapshots.turn() as mine, TemporaryDirectory(dir=self._directory, prefix="snapshot-") as place:
-            if not mine:
-                return
-            copy = Path(place, DATABASE)
-            position, clock = follower.copy(copy)
-            self._snapshots.write(copy, position, clock)
-            log.info("wrote a snapshot of record %d, %d bytes", position.lsn, copy.stat().st_size)
-            older = self._snapshots.list()[-1].position.lsn
-            dropped = self._reader.drop_below(older)
-            if dropped:
-                log.info("dropped %d segments of the log, up to record %d", len(dropped), older)
 
 
 def begins_at(before: Before, mark: Instant, wall: Instant, since_us: int) -> Instant:

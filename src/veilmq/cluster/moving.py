@@ -71,7 +71,7 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
         position = Position(shard.segment, shard.epoch + 1, checksum(record))
         set_position(copy, position)
         snapshots = Snapshots(postgres, shard.incarnation)
-        snapshot = snapshots.upload(copy, position, found.clock)
+        snapshot = snapshots.upload(copy, Point(position, found.clock), "", lambda size: None)
         size = copy.stat().st_size
         with _asked(postgres) as session, session.certain(), session.transaction():
             now = _empty(session, lock=True)
@@ -170,14 +170,12 @@ class PostgresSource:
 
     def snapshots(self) -> Sequence[Held]:
         with _reading():
-            return [
-                Held(Point(each.position, each.clock), partial(self._fetch, each)) for each in self._snapshots.list()
-            ]
+            return [Held(each.point, partial(self._fetch, each)) for each in self._snapshots.list()]
 
     def _fetch(self, snapshot: Snapshot, file: Path) -> Point:
         with _reading():
             self._snapshots.read(snapshot, file)
-        return Point(snapshot.position, snapshot.clock)
+        return snapshot.point
 
     def records(self, after: Position) -> Iterator[Entry]:
         """See `Source.records`. Those that come after the call are not among them."""

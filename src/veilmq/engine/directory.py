@@ -44,6 +44,8 @@ def open_follower(directory: Path, options: Options | None = None) -> Follower:
 
 copy_checked: Final = backup.copy_checked
 """Copies a database to a file that a follower can open, and checks it."""
+digest_of: Final = backup.Reading
+"""One state of a database, and its digest."""
 set_position: Final = backup.set_position
 """Lets a database follow a log, or none."""
 renew: Final = backup.renew

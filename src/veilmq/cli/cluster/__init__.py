@@ -54,15 +54,43 @@ def _init(
         float,
         typer.Option("--lease", metavar="SECONDS", min=1, max=60, help="Until a silent owner is replaced."),
     ] = 3,
+    snapshots: Annotated[
+        str | None,
+        typer.Option("--snapshots", metavar="URL", help="Where snapshots are kept [in that PostgreSQL]; also later."),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep", metavar="TIME", help="Let a restore go back so far, say 7d [two snapshots]; also later."
+        ),
+    ] = None,
     single_copy: _SingleCopy = False,
 ) -> None:
-    """Create a cluster's tables in a PostgreSQL. Does nothing where they are."""
+    """Create a cluster's tables in a PostgreSQL. Where they are it only sets --snapshots and --keep."""
+    from veilmq.cli.options import seconds
     from veilmq.cluster.postgres.schema import init
     from veilmq.engine.directory import STATE_FORMAT
 
+    keep_us = None if keep is None else int(seconds("--keep", keep) * 1e6)
+    if snapshots:
+        _try_place(snapshots)
     with _asking(url, single_copy) as postgres:
-        shard = init(postgres, state_format=STATE_FORMAT, lease_us=int(lease * 1e6))
+        shard = init(
+            postgres, state_format=STATE_FORMAT, lease_us=int(lease * 1e6), snapshots=snapshots, keep_us=keep_us
+        )
     print(f"cluster {shard.incarnation}: start its servers with `veilmq serve --cluster URL`")
+
+
+def _try_place(url: str) -> None:
+    """Raises Failure if nothing can be written at the URL."""
+    from veilmq.store.archive import PlaceFailed, PlaceUnusable, place_at
+
+    try:
+        place = place_at(url)
+        place.write("veilmq-try", b"")
+        place.remove("veilmq-try")
+    except (PlaceUnusable, PlaceFailed) as error:
+        raise Failure(Exit.USAGE, f"--snapshots: {error}") from None
 
 
 def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False) -> None:

@@ -35,7 +35,8 @@ _TABLES: Final = """
         id int primary key, layout int not null, format int not null, incarnation uuid not null,
         segment bigint not null check (segment > 1), lease_us bigint not null check (lease_us > 0),
         epoch bigint not null, holder uuid, owner text not null, address text not null,
-        secret bytea not null, moved text not null default ''
+        secret bytea not null, moved text not null default '',
+        snapshots text not null default '', keep_us bigint not null default 0
     );
     create table veilmq.lease (
         id int primary key references veilmq.shard,
@@ -49,17 +50,26 @@ _TABLES: Final = """
     );
     create table veilmq.snapshot (
         lsn bigint primary key, epoch bigint not null, checksum bigint not null, size bigint not null,
-        parts bytea[] not null, clock bigint not null default 0,
+        parts text[] not null, clock bigint not null default 0,
+        url text not null default '', folder text not null default '', verified_by text not null default '',
         written timestamptz not null default clock_timestamp()
     );
     create table veilmq.snapshot_part (
         lsn bigint, number int, content bytea not null, primary key (lsn, number)
     );
     alter table veilmq.snapshot_part alter column content set storage external;
+    create table veilmq.proof (
+        id int primary key references veilmq.shard,
+        wanted bigint not null, asker text not null, asked timestamptz not null,
+        claimed text, lsn bigint, digest bytea
+    );
 """
 _COLUMNS: Final[LiteralString] = (
-    "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address, secret, moved"
+    "incarnation, layout, format, segment, lease_us, epoch, holder, owner, address, secret, moved, snapshots, keep_us"
 )
+_KEEPING: Final = """
+    update veilmq.shard set snapshots = coalesce(%s, snapshots), keep_us = coalesce(%s, keep_us) where id = %s
+"""
 # A record is compressed already, and nothing needs a vacuum before its table is dropped.
 _SEGMENT: Final = """
     create table if not exists {table} (
@@ -96,6 +106,10 @@ class Shard(NamedTuple):
     """By which servers know each other at the peer port."""
     moved: str
     """Where the data was exported to; empty: it is here."""
+    snapshots: str
+    """URL at which snapshots are kept; empty: in this database."""
+    keep_us: int
+    """For how long snapshots and the log go back, so that any instant can be restored; at least two snapshots."""
 
 
 class Outdated(Unfit):
@@ -132,8 +146,11 @@ def init(
     incarnation: UUID | None = None,
     lease_us: int = LEASE_US,
     segment: int = SEGMENT,
+    snapshots: str | None = None,
+    keep_us: int | None = None,
 ) -> Shard:
-    """Create the tables of a cluster, or find that they are there: a second call changes nothing.
+    """Create the tables of a cluster, or find that they are there: a second call changes nothing but `snapshots` and
+    `keep_us`, where they are given.
 
     state_format: number of the state format that records begin with. incarnation: the one that must be there if there
     is one; None: any. Raises Unreachable, Unfit.
@@ -145,6 +162,8 @@ def init(
                 [(exists,)] = session.execute("select to_regclass('veilmq.shard') is not null")
                 if not exists:
                     _create(session, state_format, incarnation or uuid4(), lease_us, segment)
+                if snapshots is not None or keep_us is not None:
+                    session.execute(_KEEPING, (snapshots, keep_us, SHARD))
         except psycopg.errors.InsufficientPrivilege as error:
             raise Unfit(
                 f"the role {session.info.user!r} may not create the tables: grant it CREATE on the database "

@@ -1,51 +1,57 @@
-"""Snapshots of a shard's state in the cluster's PostgreSQL: whole copies of the file, so that the log need not be kept.
+"""Snapshots of a shard's state: whole copies of the file, so that the log need not be kept.
 
-Strategy: a follower copies its file, checks the copy, and uploads it in parts; the row that says what the parts are
-comes last, so that half a snapshot is none. It names the record of the log that the copy ends with, and a reader goes
-on from there. Two snapshots are kept, and the log from the older one on: if the newer one turns out to be bad, the
-older one and the log still give everything.
+Strategy: a copy that was checked and proven (proofs.py) is uploaded in parts, into a table or to the URL that the
+shard's row names. The row that says what the parts are comes last, so that half a snapshot is none. It names the record
+of the log that the copy ends with, and a reader goes on from there. Two verified snapshots are kept, and as many as a
+restore to an instant needs, and the log from the oldest of them on: if the newest turns out to be bad, the one before
+and the log still give everything.
 """
 
-import logging
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
-from time import sleep
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import psycopg
 
-from veilmq.cluster.postgres import Postgres, Session, Unreachable
-from veilmq.cluster.postgres.schema import log_bytes, look
+from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable
+from veilmq.cluster.postgres.schema import Shard, log_bytes, look
 from veilmq.model.instant import Instant
-from veilmq.store.log import Position
-from veilmq.store.log.restoring import SnapshotBad
+from veilmq.store.archive import Place, PlaceFailed, PlaceUnusable, place_at
+from veilmq.store.archive import snapshots as archived
+from veilmq.store.archive.snapshots import compressed, parts_of, write_file
+from veilmq.store.log import Point, Position
 
-PART_BYTES: Final = 4 * 1024 * 1024
-"""Of the file, before compression."""
 BYTES_PER_SECOND: Final = 32 * 1024 * 1024
-"""An upload shares PostgreSQL's log with the appends: it takes at most so much of the file a second."""
+"""An upload shares PostgreSQL's log, or the network, with the appends: it takes at most so much of the file a
+second."""
 KEPT: Final = 2
 
-_NEWEST: Final = "select lsn, epoch, checksum, size, parts, clock from veilmq.snapshot order by lsn desc"
+_COLUMNS: Final = "lsn, epoch, checksum, clock, size, parts, verified_by, url, folder"
 _PART: Final = "select content from veilmq.snapshot_part where lsn = %s and number = %s"
-
-log = logging.getLogger("veilmq.cluster")
 
 
 class Snapshot(NamedTuple):
     """What a row says."""
 
-    position: Position
+    point: Point
+    """What the copy holds."""
     size: int
     """Bytes of the file."""
-    parts: list[bytes]
+    parts: list[str]
     """SHA-256 of each part of the file."""
-    clock: Instant
-    """The lease clock at its last record."""
+    verified_by: str
+    """The server that had the same tables; empty: there was no other."""
+    url: str
+    """Where the parts are; empty: in the database."""
+    folder: str
+    """In what folder there."""
+
+    @property
+    def lsn(self) -> int:
+        """The last record that it has."""
+        return self.point.position.lsn
 
 
 class Snapshots:
@@ -55,25 +61,27 @@ class Snapshots:
         self._postgres = postgres
         self._incarnation = incarnation
 
-    def list(self) -> list[Snapshot]:
-        """All that are complete, the newest first. Raises Unreachable, Unfit."""
+    @contextmanager
+    def _asked(self) -> Iterator[tuple[Session, Shard]]:
+        """A session, and the shard's row. Raises Unreachable, Unfit."""
         try:
             with self._postgres.connect() as session:
-                look(session, incarnation=self._incarnation)
-                rows: list[tuple[Any, ...]] = session.execute(_NEWEST).fetchall()
+                yield session, look(session, incarnation=self._incarnation)
         except psycopg.Error as error:
             raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-        return [Snapshot(Position(*row[:3]), *row[3:]) for row in rows]
+        except PlaceFailed as error:
+            raise Unreachable(f"the snapshots' place does not answer: {error}") from error
+
+    def list(self) -> list[Snapshot]:
+        """All that are complete, the newest first. Raises Unreachable, Unfit."""
+        with self._asked() as (session, _):
+            return _rows(session)
 
     def log_bytes(self) -> int:
         """Bytes of the log's segments from the newest snapshot on. Raises Unreachable, Unfit."""
-        try:
-            with self._postgres.connect() as session:
-                shard = look(session, incarnation=self._incarnation)
-                ((lsn,),) = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
-                return log_bytes(session, lsn // shard.segment)
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+        with self._asked() as (session, shard):
+            ((lsn,),) = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
+            return log_bytes(session, lsn // shard.segment)
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
@@ -82,75 +90,90 @@ class Snapshots:
             ((mine,),) = session.execute("select pg_try_advisory_lock(hashtext('veilmq snapshot'))")
             yield mine
 
-    def write(self, file: Path, position: Position, clock: Instant) -> None:
-        """Upload a copy that has every record up to the position, and commit it.
+    def write(self, file: Path, point: Point, verified_by: str, pace: Callable[[int], object]) -> int:
+        """Upload a copy and commit it, and remove the snapshots that are not needed any more. Returns the number of the
+        record below which the log is not needed.
 
-        clock: the lease clock at that record. Raises Unreachable, Unfit, OSError.
+        pace: called with the size of each part of the upload. Raises Unreachable, Unfit, OSError.
         """
-        snapshot = self.upload(file, position, clock)
-        try:
-            with self._postgres.connect() as session:
-                look(session, incarnation=self._incarnation)
-                with session.certain():
-                    insert(session, snapshot)
-                old = "select lsn from veilmq.snapshot order by lsn desc offset %s"
-                with session.transaction():
-                    session.execute(f"delete from veilmq.snapshot where lsn in ({old})", (KEPT,))
-                    session.execute(
-                        "delete from veilmq.snapshot_part where lsn < %s"
-                        " and lsn not in (select lsn from veilmq.snapshot)",
-                        (position.lsn,),
-                    )
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL did not take a snapshot: {error}") from error
+        snapshot = self.upload(file, point, verified_by, pace)
+        with self._asked() as (session, shard):
+            with session.certain():
+                insert(session, snapshot)
+            every = _rows(session)
+            kept = needed(every, shard.keep_us)
+            lsns = [each.lsn for each in kept]
+            with session.transaction():
+                session.execute("delete from veilmq.snapshot where not lsn = any(%s)", (lsns,))
+                session.execute(
+                    "delete from veilmq.snapshot_part where lsn < %s and not lsn = any(%s)", (snapshot.lsn, lsns)
+                )
+            for url in {each.url for each in every} - {""}:
+                folders = {each.folder for each in kept}
+                archived.remove_others(_place(url), str(self._incarnation), folders, snapshot.lsn)
+        return lsns[-1] if len(kept) >= KEPT else 0
 
-    def upload(self, file: Path, position: Position, clock: Instant) -> Snapshot:
+    def upload(self, file: Path, point: Point, verified_by: str, pace: Callable[[int], object]) -> Snapshot:
         """Upload the parts alone: that is no snapshot before its row is there. Raises as `write`."""
-        hashes: list[bytes] = []
-        try:
-            with self._postgres.connect() as session:
-                look(session, incarnation=self._incarnation)
-                session.execute("delete from veilmq.snapshot_part where lsn = %s", (position.lsn,))
-                for number, part in enumerate(_parts(file)):
-                    hashes.append(sha256(part).digest())
-                    session.execute(
-                        "insert into veilmq.snapshot_part values (%s, %s, %b)",
-                        (position.lsn, number, zlib.compress(part, 1)),
-                    )
-                    sleep(len(part) / BYTES_PER_SECOND)
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL did not take a snapshot: {error}") from error
-        return Snapshot(position, file.stat().st_size, hashes, clock)
+        lsn, size = point.position.lsn, file.stat().st_size
+        with self._asked() as (session, shard):
+            if shard.snapshots:
+                folder, manifest = archived.upload(
+                    _place(shard.snapshots), str(self._incarnation), file, point,
+                    state_format=shard.format, pace=pace, verified_by=verified_by,
+                )  # fmt: skip
+                return Snapshot(point, size, manifest.parts, verified_by, shard.snapshots, folder)
+            hashes = []
+            session.execute("delete from veilmq.snapshot_part where lsn = %s", (lsn,))
+            for number, part in enumerate(parts_of(file)):
+                found, kept = compressed(part)
+                hashes.append(found)
+                session.execute("insert into veilmq.snapshot_part values (%s, %s, %b)", (lsn, number, kept))
+                pace(len(part))
+        return Snapshot(point, size, hashes, verified_by, "", "")
 
     def read(self, snapshot: Snapshot, file: Path) -> None:
         """Write the file as it was. Raises SnapshotBad, Unreachable, Unfit, OSError; the file is then to be removed."""
-        try:
-            with self._postgres.connect() as session, file.open("wb") as written:
-                for number, expected in enumerate(snapshot.parts):
-                    row = session.execute(_PART, (snapshot.position.lsn, number)).fetchone()
-                    if row is None:
-                        raise SnapshotBad(f"snapshot {snapshot.position.lsn} lacks part {number}")
-                    part = zlib.decompress(row[0])
-                    if sha256(part).digest() != expected:
-                        raise SnapshotBad(f"part {number} of snapshot {snapshot.position.lsn} is damaged")
-                    written.write(part)
-        except zlib.error as error:
-            raise SnapshotBad(f"snapshot {snapshot.position.lsn} is damaged: {error}") from error
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
-        if file.stat().st_size != snapshot.size:
-            raise SnapshotBad(f"snapshot {snapshot.position.lsn} is not complete")
+        name = f"the snapshot of record {snapshot.lsn}"
+        place = _place(snapshot.url) if snapshot.url else None
+        with self._asked() as (session, _):
+
+            def fetch(number: int) -> bytes | None:
+                if place is not None:
+                    return place.read(f"{snapshot.folder}/{number:05}")
+                row = session.execute(_PART, (snapshot.lsn, number)).fetchone()
+                return None if row is None else bytes(row[0])
+
+            write_file(file, snapshot.size, snapshot.parts, fetch, name)
+
+
+def needed(snapshots: Sequence[Snapshot], keep_us: int) -> list[Snapshot]:
+    """Of all, the newest first, those to keep: two, and as many as reach back for `keep_us` from the newest on. Others
+    than verified ones count only where the newest was not verified, because there is no other server."""
+    trusted = [each for each in snapshots if each.verified_by or not snapshots[0].verified_by]
+    begins = snapshots[0].point.clock - keep_us
+    reached = sum(each.point.clock > begins for each in trusted) + 1 if keep_us else 0
+    return trusted[: max(KEPT, reached)]
 
 
 def insert(session: Session, snapshot: Snapshot) -> None:
     """Commit a snapshot whose parts are there. Raises psycopg's errors."""
+    (lsn, epoch, checksum), clock = snapshot.point
     session.execute(
-        "insert into veilmq.snapshot (lsn, epoch, checksum, size, parts, clock) values (%s, %s, %s, %s, %s, %s)",
-        (*snapshot.position, *snapshot[1:]),
+        f"insert into veilmq.snapshot ({_COLUMNS}) values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        (lsn, epoch, checksum, clock, *snapshot[1:]),
     )
 
 
-def _parts(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
-        while part := opened.read(PART_BYTES):
-            yield part
+def _rows(session: Session) -> list[Snapshot]:
+    rows: list[tuple[Any, ...]] = session.execute(
+        f"select {_COLUMNS} from veilmq.snapshot order by lsn desc"
+    ).fetchall()
+    return [Snapshot(Point(Position(*row[:3]), Instant(row[3])), *row[4:]) for row in rows]
+
+
+def _place(url: str) -> Place:
+    try:
+        return place_at(url)
+    except PlaceUnusable as error:
+        raise Unfit(f"snapshots: {error}") from error

@@ -274,6 +274,9 @@ class ClusterServer:
         self._clock.take_over(begins_at(ownership.before, store.mark, wall(), since_us))
         engine.unread = self.unread
         shell = await lead(term, engine, store)
+        vouching = self.member.snapshotting(owns=True)
+        term.push_async_callback(asyncio.to_thread, vouching.close)
+        vouching.start()
         keeping = asyncio.create_task(self._keep(ownership, shared_log, shell))
         term.callback(keeping.cancel)
         self.owner, self._epoch = "", ownership.epoch

@@ -24,7 +24,7 @@ from veilmq.store.sqlite.disk import check_version, open_reader, redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
-from veilmq.store.sqlite.effects import MOVE, position
+from veilmq.store.sqlite.effects import MOVE, digest, position
 from veilmq.store.sqlite.tools import check
 
 _PAGES_STEP: Final = 1_024
@@ -72,21 +72,54 @@ def backup(
     sync_directory(copy.parent)
 
 
-def copy_checked(database: Path, copy: Path, *, is_owner: bool = False) -> Point:
+class Reading:
+    """One state of a database that others may have open, until `close`. Any thread, one at a time.
+
+    Opening raises NotOurs, DatabaseFailed.
+    """
+
+    def __init__(self, database: Path) -> None:
+        try:
+            self._connection = open_reader(database, Options())
+            self._connection.execute("BEGIN")
+            self.position = position(self._connection) or Position(0, 0, 0)
+            """The last record that it has."""
+            clock: Any = self._connection.execute("SELECT clock FROM mark").get
+            self.clock = Instant(clock or 0)
+            """The lease clock at that record."""
+        except apsw.Error as error:
+            raise DatabaseFailed(str(error)) from error
+
+    def digest(self, rest: Callable[[float], object] = lambda seconds: None) -> bytes:
+        """See `effects.digest`. Raises DatabaseFailed."""
+        try:
+            return digest(self._connection, rest)
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise DatabaseFailed(str(error)) from error
+
+    def close(self) -> None:
+        """Let it go."""
+        self._connection.close()
+
+
+def copy_checked(
+    database: Path, copy: Path, *, is_owner: bool = False, step: Callable[[], None] = lambda: None
+) -> Point:
     """Copy the database to a file that a follower can open, and check it. Any thread, and any process.
+
+    step: called now and then; what it raises ends the work.
 
     Raises Diverged if the check found anything, and as `backup`.
     """
     try:
-        backup(database, copy, is_owner=is_owner, replica=True)
-        report = check(copy, is_owner=True)
+        backup(database, copy, lambda done, total: step(), is_owner=is_owner, replica=True)
+        report = check(copy, lambda stage, done, total: step(), is_owner=True)
         if report.problems:
             raise Diverged(f"a check of the copy found: {report.problems[0].text}")
-        with closing(apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
-            clock: Any = connection.execute("SELECT clock FROM mark").get
-            return Point(position(connection) or Position(0, 0, 0), Instant(clock or 0))
     except apsw.Error as error:
         raise DatabaseFailed(str(error)) from error
+    with closing(Reading(copy)) as reading:
+        return Point(reading.position, reading.clock)
 
 
 def set_position(database: Path, to: Position | None) -> None:

@@ -1,0 +1,219 @@
+"""Publishes snapshots of a shard, and vouches for those of other servers; in a thread beside a follower or the owner.
+
+Strategy: a snapshot is published only of a copy that `veilmq check` finds in order, and whose tables another server
+has, too: it says the digest of its own at some record, and the copy is brought to that record and compared. So what
+rotted here is never published. A follower whose copy is not in order throws it away; so does one that differs from
+another server, once, because one of both has rotted and its own is only a copy. The owner publishes late, when no
+follower has, and without a proof only where no other server is.
+
+A take-over must not wait for this: between any two parts of the work the thread looks whether it is to end.
+"""
+
+import logging
+import shutil
+import threading
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from uuid import UUID
+
+from veilmq.cluster.postgres import Postgres, Unfit, Unreachable
+from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
+from veilmq.cluster.postgres.proofs import Proof, Proofs
+from veilmq.cluster.postgres.snapshots import BYTES_PER_SECOND, Snapshots
+from veilmq.engine.directory import copy_checked, digest_of, open_follower
+from veilmq.store import Options
+from veilmq.store.directory import DATABASE, DatabaseFailed, NotOurs
+from veilmq.store.log import Diverged, Point
+
+SNAPSHOT_BYTES: Final = 1 << 30
+"""A snapshot is due when the log since the last one has so many bytes, and at least as many as the state."""
+LOOK_SECONDS: Final = 1.0
+LOOKS_BETWEEN: Final = 10
+"""After so many looks for a question it is seen whether a snapshot is due."""
+_OWNER_LATER: Final = 1.5
+"""By so much longer the log is before the owner writes one itself."""
+_ALONE_SECONDS: Final = 20.0
+"""If nobody has begun to answer for so long, there is no other server."""
+_ANSWER_SECONDS: Final = 900.0
+_OWNERS_SHARE: Final = 0.1
+"""How much of its time the owner gives to a digest."""
+_PLACE: Final = "snapshot-"
+_PATIENCE_SECONDS: Final = 0.5
+_OPTIONS: Final = Options(reserve_bytes=0)
+
+log = logging.getLogger("veilmq.cluster")
+
+
+class Stopped(Exception):
+    """It is to end."""
+
+
+class Unproven(Exception):
+    """No other server has answered."""
+
+
+class Snapshotting:
+    """One server's part. Start and close it once."""
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        incarnation: UUID,
+        name: str,
+        directory: Path,
+        *,
+        owns: bool,
+        bytes_min: int = SNAPSHOT_BYTES,
+        alone_s: float = _ALONE_SECONDS,
+    ) -> None:
+        """name: this server's. directory: its copy, or the owner's data."""
+        self._snapshots = Snapshots(postgres, incarnation)
+        self._proofs = Proofs(postgres, incarnation, name)
+        self._reader = LogReader(postgres, incarnation)
+        self._directory = directory
+        self._owns = owns
+        self._bytes_min = bytes_min
+        self._alone_s = alone_s
+        self._ended = threading.Event()
+        self._differed = ""
+        """The server that a copy of this one differed from last."""
+        self.rotten = ""
+        """Why the copy is to be thrown away. Whoever does clears it."""
+        self._thread = threading.Thread(target=self._run, name="veilmq-snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        for left in self._directory.glob(f"{_PLACE}*"):  # by a process that died
+            shutil.rmtree(left, ignore_errors=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End soon; where PostgreSQL does not answer, later."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(_PATIENCE_SECONDS)
+        else:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._proofs.close()
+        self._reader.close()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._disconnect()
+
+    def _work(self) -> None:
+        looks, said = 0, ""
+        while not self._ended.wait(LOOK_SECONDS):
+            looks += 1
+            try:
+                self.answer()
+                if looks % LOOKS_BETWEEN == 0:
+                    self.write()
+                said = ""
+            except Stopped:
+                return
+            except Diverged as error:
+                self.rotten = str(error)
+                log.error("no snapshot: %s", error)
+            except (Unreachable, Unfit, Unproven, LogDiverged, LogTrimmed, DatabaseFailed, NotOurs, OSError) as error:
+                if str(error) != said:
+                    log.warning("no snapshot: %s", error)
+                said = str(error)
+
+    def answer(self) -> None:
+        """Vouch for another server's snapshot, if one asks. Raises as `write`."""
+        database = self._directory / DATABASE
+        if not database.exists():
+            return
+        with closing(digest_of(database)) as reading:
+            claimed = self._proofs.claim(reading.position.lsn, owns=self._owns)
+            if claimed is None:
+                return
+            found = reading.digest(self._rest)
+            self._proofs.answer(claimed, reading.position.lsn, found)
+        log.info("said what the tables hold at record %d, for another server's snapshot", reading.position.lsn)
+
+    def write(self) -> None:
+        """Publish a snapshot if one is due.
+
+        Raises Diverged if the copy is not in order; Unproven, Stopped, Unreachable, Unfit, DatabaseFailed, OSError.
+        """
+        if not self._is_due():
+            return
+        with self._snapshots.turn() as mine, TemporaryDirectory(dir=self._directory, prefix=_PLACE) as place:
+            if not mine or not self._is_due():  # another server has written one just now
+                return
+            copy = Path(place, DATABASE)
+            point = copy_checked(self._directory / DATABASE, copy, is_owner=True, step=self._go_on)
+            point, verified_by = self._proven(point, Path(place))
+            not_needed = self._snapshots.write(copy, point, verified_by, self._pace)
+            log.info(
+                "wrote a snapshot of record %d, %d bytes, %s",
+                point.position.lsn, copy.stat().st_size,
+                f"verified by {verified_by}" if verified_by else "which no other server could verify",
+            )  # fmt: skip
+            if dropped := self._reader.drop_below(not_needed):
+                log.info("dropped %d segments of the log, up to record %d", len(dropped), not_needed)
+
+    def _is_due(self) -> bool:
+        size = (self._directory / DATABASE).stat().st_size
+        due = max(self._bytes_min, size) * (_OWNER_LATER if self._owns else 1)
+        return self._snapshots.log_bytes() >= due
+
+    def _proven(self, point: Point, place: Path) -> tuple[Point, str]:
+        """Bring the copy to the record at which another server answers, and compare. Returns what it then holds, and
+        that server's name."""
+        self._proofs.ask(point.position.lsn)
+        proof = self._answered()
+        if proof is None:
+            return point, ""
+        clock = point.clock
+        with closing(open_follower(place, _OPTIONS)) as copy:
+            while (missing := proof.lsn - copy.position.lsn) > 0:
+                self._go_on()
+                for entry in self._reader.read(copy.position, min(missing, 1_000)):
+                    copy.apply(*entry)
+            position = copy.position
+        with closing(digest_of(place / DATABASE)) as reading:
+            clock = reading.clock
+            same = reading.digest(self._rest) == proof.digest
+        if same:
+            self._differed = ""
+            return Point(position, clock), proof.by
+        before, self._differed = self._differed, proof.by
+        said = f"the tables of {proof.by} are not as here at record {position.lsn}"
+        if self._owns or before == proof.by:
+            raise Unproven(f"{said}: give {proof.by} an empty directory, after a hand-over if it owns the queues")
+        raise Diverged(said)
+
+    def _answered(self) -> Proof | None:
+        """What another server says; None: there is none, and this is the owner."""
+        waited_s = 0.0
+        while True:
+            proof = self._proofs.look()
+            if proof.lsn:
+                return proof
+            if not proof.by and waited_s >= self._alone_s:
+                if self._owns:
+                    return None
+                raise Unproven("no other server has verified the copy")
+            if waited_s >= _ANSWER_SECONDS:
+                raise Unproven(f"{proof.by} has not verified the copy within {_ANSWER_SECONDS:g} s")
+            self._go_on(0.1)
+            waited_s += 0.1
+
+    def _go_on(self, seconds: float = 0.0) -> None:
+        if self._ended.wait(seconds) if seconds else self._ended.is_set():
+            raise Stopped
+
+    def _pace(self, size: int) -> None:
+        self._go_on(size / BYTES_PER_SECOND)
+
+    def _rest(self, worked_s: float) -> None:
+        self._go_on(worked_s / _OWNERS_SHARE if self._owns else worked_s)

@@ -1,0 +1,82 @@
+"""Snapshots at a URL: what is written comes back, and half of it is nothing. In folders, memory, and moto's S3."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from veilmq.model.instant import Instant
+from veilmq.store.archive import PlaceFailed, PlaceUnusable, place_at
+from veilmq.store.archive.snapshots import PART_BYTES, fetch, remove_others, snapshots, upload
+from veilmq.store.log import Point, Position
+from veilmq.store.log.restoring import SnapshotBad
+from veilmq.testing.client_contract import for_each
+
+POINT = Point(Position(7, 1, 99), Instant(5))
+
+
+def paced(size: int) -> None:
+    """Do not wait."""
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A URL in an S3 that s3fs finds by the environment."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "A")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="archive")
+        yield "s3://archive/veilmq"
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_snapshot_comes_back_from_everywhere(tmp_path: Path, bucket: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"first" * (PART_BYTES // 5 + 1) + b"the last part is short")
+
+    @for_each("url", [str(tmp_path / "place"), f"file://{tmp_path}/other", "memory://archive", bucket])
+    def comes_back(url: str) -> None:
+        place = place_at(url)
+        assert place.list("a/snapshots") == []
+        place.write("a/snapshots/0000000000000003-half/00000", b"left by a kill")
+        folder, manifest = upload(place, "a", file, POINT, state_format=1, pace=paced, verified_by="two")
+        assert snapshots(place, "a") == [(folder, manifest)]
+        assert (manifest.point, manifest.verified_by) == (POINT, "two")
+        assert fetch(place, folder, manifest, tmp_path / "back") == POINT
+        assert (tmp_path / "back").read_bytes() == file.read_bytes()
+        remove_others(place, "a", {folder}, POINT.position.lsn)
+        assert place.list("a/snapshots") == [folder.rpartition("/")[2]]
+        place.write(f"{folder}/00001", place.read(f"{folder}/00000") or b"")
+        with pytest.raises(SnapshotBad, match="part 1 of the snapshot"):
+            fetch(place, folder, manifest, tmp_path / "back")
+        place.remove(f"{folder}/00001")
+        with pytest.raises(SnapshotBad, match="lacks part 1"):
+            fetch(place, folder, manifest, tmp_path / "back")
+        place.write(f"{folder}/manifest.json", b"{")
+        assert snapshots(place, "a") == []
+        place.remove("a")
+        place.remove("a")
+        assert place.list("a/snapshots") == []
+
+    comes_back()
+
+
+def test_a_place_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PlaceUnusable, match="nowhere"):
+        place_at("nowhere://bucket")
+    (tmp_path / "file").touch()
+    with pytest.raises(PlaceFailed, match="file"):
+        place_at(str(tmp_path / "file")).write("a", b"")
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_is_a_failure(bucket: str) -> None:
+    with pytest.raises(PlaceFailed):
+        place_at("s3://elsewhere/veilmq").write("a", b"")
