@@ -119,6 +119,8 @@ class Script:
         assert len(self.requests) == requests
 
     def close(self) -> None:
+        if self._listener.fileno() < 0:
+            return
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.hang_up_all()

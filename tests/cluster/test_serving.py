@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -25,6 +25,9 @@ from tests.house.test_alarms import Series, alarms, series_of, unseen
 from tests.support.commands import Run, in_process
 from tests.support.postgres import Pair, until
 
+import veilmq
+from veilmq.client.errors import TransportError
+from veilmq.client.worker import Worker
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.schema import init
 from veilmq.engine.directory import STATE_FORMAT
@@ -294,6 +297,27 @@ def test_a_policy_holds_at_every_server(servers: Servers, run: Run, tmp_path: Pa
         until(lambda asking=asking: asking.is_denied())
         setting.deny("")
         until(lambda asking=asking: not asking.is_denied())
+
+
+def test_a_worker_goes_on_when_the_server_that_it_talks_to_is_killed(servers: Servers) -> None:
+    """Sends do, too, but for the one that was under way. What was acknowledged is handled."""
+    first, second = servers.start("one"), servers.start("two")
+    url = f"veil://{','.join(server.sqs.removeprefix('http://') for server in (first, second))}/jobs?create=1"
+    sent, doubtful, handled = [], [], []
+    worker = Worker(url, lambda job: handled.append(job.body), concurrency=4)
+    with closing(veilmq.connect(url)) as queue, worker:
+        for number in range(300):
+            if number == 100:
+                until(lambda: len(handled) > 20)
+                first.kill()
+            try:
+                queue.send(str(number))
+                sent.append(str(number))
+            except TransportError as error:
+                doubtful += [str(number)] * (1 if error.may_have_happened else 1_000)
+        assert len(doubtful) <= 1
+        until(lambda: set(sent) <= set(handled))
+    assert set(handled) <= {*sent, *doubtful}
 
 
 def shown(server: ServerProcess) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """`veilmq.connect`: turns a URL, or an SDK's object, into a `Queue`; and the URLs that name a queue or an account.
 
     veil:///directory?queue=NAME                    a data directory, in this process
-    veil://[key:secret@]host[:port]/name            a VeilMQ server
+    veil://[key:secret@]host[:port][,host...]/name  a VeilMQ server, or the servers of a cluster
     sqs://[key:secret@]host:port/[account/]name     an endpoint that speaks SQS
     sqs:///name?region=R                            Amazon SQS, with boto3's own credential chain
     azure://[:key@][host:port]/account/name         Azure Queue Storage
@@ -46,6 +46,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     directory: str | None = None
     host: str | None = None
     port: int | None = None
+    others: tuple[tuple[str, int | None], ...] = ()
+    """Further hosts and ports."""
     key: str | None = None
     secret: str | None = None
     account: str | None = None
@@ -73,11 +75,12 @@ class _Form(NamedTuple):
     """The parts of the path, in order; the last ones may be missing."""
     key_first: bool = True
     """key:secret@; False: only :key@."""
+    several_hosts: bool = False
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
     "embedded": _Form(frozenset({"queue", "account", "region", "create"})),
-    "veil": _Form(frozenset({"account", "region", "tls", "create", "retries"}), ("queue",)),
+    "veil": _Form(frozenset({"account", "region", "tls", "create", "retries"}), ("queue",), several_hosts=True),
     "sqs": _Form(frozenset({"region", "tls", "create", "retries"}), ("account", "queue")),
     "azure": _Form(frozenset({"tls", "create", "base64", "retries"}), ("account", "queue"), key_first=False),
     "mns": _Form(frozenset({"tls", "create", "base64", "retries"}), ("queue",)),
@@ -154,8 +157,10 @@ def _authority(netloc: str, form: _Form) -> dict[str, Any]:
         if at and form.key_first:
             raise _wrong("credentials without a host: leave them to the SDK, or name the host")
         return found
-    host, port = _host_port(place)
-    return found | {"host": host, "port": port}
+    if "," in place and not form.several_hosts:
+        raise _wrong("it takes one host; several are for veil://")
+    (host, port), *others = map(_host_port, place.split(","))
+    return found | {"host": host, "port": port} | ({"others": tuple(others)} if others else {})
 
 
 def _host_port(place: str) -> tuple[str, int | None]:
@@ -294,7 +299,7 @@ def _veil(address: Address) -> Account:
     given: dict[str, Any] = {} if address.region is None else {"region": address.region}
     return VeilAccount(
         address.host, address.port, address.key, address.secret, tls=bool(address.tls), account=address.account,
-        retries=address.retries, **given,
+        retries=address.retries, others=address.others, **given,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from veilmq.client.adapters.veil.calls import (
     wire_bytes,
     wire_of,
 )
-from veilmq.client.adapters.veil.connections import Pool, Signer
+from veilmq.client.adapters.veil.connections import Endpoint, Pool, Signer
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
@@ -289,6 +289,10 @@ _DELETE_QUEUE: Final = operation("VeilMQ.DeleteQueue", veil.PurgeQueueResult, re
 _LIST: Final = operation("AmazonSQS.ListQueues", ListQueuesResult, repeatable=True)
 
 
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class VeilAccount(CloudAccount):
     """An `Account` on our server. Safe for threads; after a fork the child opens connections of its own."""
 
@@ -306,16 +310,19 @@ class VeilAccount(CloudAccount):
         timeout: float = TIMEOUT_SECONDS,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
         retries: bool = True,
+        others: Sequence[tuple[str, int | None]] = (),
         clock: Clock = SYSTEM,
     ) -> None:
         """Opens no connection yet.
 
+        `others`: host and port of further servers of the same cluster, to go on to when one fails.
         `tls`: True verifies by the system's authorities; a context by its own. `account`: 12 digits, if not the key's.
         `token`: of temporary credentials. `timeout`: seconds for an answer, in addition to a receive's wait.
         `retries`: False repeats nothing that may have happened. Raises ParameterInvalid.
         """
         super().__init__()
-        if not host or "/" in host or host.count(":") == 1:
+        places = [(each, PORT_DEFAULT if at is None else at) for each, at in ((host, port), *others)]
+        if any(not each or "/" in each or each.count(":") == 1 for each, _ in places):
             raise ParameterInvalid(
                 parameter="host", reason="is a name or an address alone; a URL is what connect() takes"
             )
@@ -323,20 +330,19 @@ class VeilAccount(CloudAccount):
             raise ParameterInvalid(parameter="secret", reason="key and secret need each other")
         checks.positive(timeout, "timeout")
         checks.positive(connect_timeout, "connect_timeout")
-        port = PORT_DEFAULT if port is None else port
-        shown = f"[{host}]" if ":" in host else host
+        given = key or _NOBODY, secret or _NOBODY, region, token, clock
         try:
-            signer = Signer(f"{shown}:{port}", key or _NOBODY, secret or _NOBODY, region, token, clock)
+            endpoints = [Endpoint(*each, Signer(_shown(*each), *given)) for each in places]
         except ValueError as error:
             raise ParameterInvalid(parameter="account", reason=str(error)) from error
         context = ssl.create_default_context() if tls is True else tls or None
         self.identity = (
-            "veil", host.lower(), port, region, ById(context) if isinstance(tls, ssl.SSLContext) else tls,
+            "veil", tuple((each.lower(), at) for each, at in places), region,
+            ById(context) if isinstance(tls, ssl.SSLContext) else tls,
             fingerprint(key or _NOBODY, secret or _NOBODY, token), ById(clock),
         )  # fmt: skip
         """See `veilmq.client.queue`."""
-        self._pool = Pool(host, port, context, connect_timeout, clock)
-        self._signer = signer
+        self._pool = Pool(endpoints, context, connect_timeout, clock)
         self._timeout = timeout
         self._clock = clock
         self._retries = retries
@@ -344,7 +350,7 @@ class VeilAccount(CloudAccount):
         self._calls = self._new_calls("")
 
     def _new_calls(self, name: str) -> Calls:
-        return Calls(self._pool, self._signer, self._timeout, name, self._retries)
+        return Calls(self._pool, self._timeout, name, self._retries)
 
     def queue(self, name: str) -> VeilQueue:
         """An existing queue. Raises QueueMissing."""

@@ -3,7 +3,8 @@ errors.
 
 Strategy: each queue and the account have their own calls over a shared pool of connections, so that each can be closed
 alone. A request is repeated, once and on a new connection, only if nothing of it can have happened, or if it is
-idempotent. A close aborts the calls in progress, except calls that bring leases: their answers may still arrive for a
+idempotent; where there are several servers, at each of them, and also after an answer that says that it was not carried
+out. A close aborts the calls in progress, except calls that bring leases: their answers may still arrive for a
 while.
 
 Messages: pure functions, with a fast path first: most messages have only a body. Our server checks the values; only
@@ -34,6 +35,10 @@ LATE_SECONDS: Final = 2.0
 """After a close, how long to wait for answers that bring leases, and for the answer to giving these back."""
 _OF_CLOCKS: Final = ("Signature expired", "Signature not yet current")
 """The server's texts when the two clocks differ too much, whatever the error code."""
+_SERVER_ERROR: Final = 500
+_UNAVAILABLE: Final = 503
+_NOT_CARRIED_OUT: Final = b"The request was not carried out"
+"""In our server's text, where it is certain."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -84,11 +89,10 @@ _ERROR: Final = msgspec.json.Decoder(_Error)
 class Calls:
     """Calls of one queue, or of the account. Safe for threads."""
 
-    def __init__(self, pool: Pool, signer: Signer, timeout: float, name: str, retries: bool = True) -> None:
+    def __init__(self, pool: Pool, timeout: float, name: str, retries: bool = True) -> None:
         """`timeout`: seconds for an answer, in addition to the wait that the request asks for. `name`: for errors.
         `retries`: False repeats nothing that may have happened, idempotent or not."""
         self._pool = pool
-        self._signer = signer
         self._timeout = timeout
         self._name = name
         self._retries = retries
@@ -110,12 +114,12 @@ class Calls:
         except UnicodeEncodeError as error:
             raise ParameterInvalid(parameter="body", reason=f"has no UTF-8 form: {error.reason}") from error
         header = b"" if report is None else write_header(report.reported, report.failure).encode()
-        answer, again = self._exchange(kind, body, wait, header)
+        answer, again, signer = self._exchange(kind, body, wait, header)
         if answer.status != 200:
             refusal = self._refused(answer, size_bytes)
-            if not self._corrected(answer, refusal):
+            if not _corrected(answer, refusal, signer):
                 raise refusal
-            answer, again = self._exchange(kind, body, wait, header)
+            answer, again, _ = self._exchange(kind, body, wait, header)
             if answer.status != 200:
                 raise self._refused(answer, size_bytes)
         return Done(self._decoded(kind, answer), again, answer)
@@ -138,7 +142,8 @@ class Calls:
         """The result of a call that cleans up after a close. Raises as `call` does."""
         connection = self._pool.connect(late=True)
         try:
-            answer = connection.exchange(self._signer.request(kind.target, _ENCODE(given)), LATE_SECONDS)
+            request = connection.place.endpoint.signer.request(kind.target, _ENCODE(given))
+            answer = connection.exchange(request, LATE_SECONDS)
         finally:
             connection.close()
         if answer.status != 200:
@@ -173,32 +178,48 @@ class Calls:
         for connection in list(self._active):
             connection.abort()
 
-    def _exchange(self, kind: Operation, body: bytes, wait: float, report: bytes) -> tuple[Answer, bool]:
-        request = self._signer.request(kind.target, body, report)
-        interrupts = self.interrupts
+    def _exchange(self, kind: Operation, body: bytes, wait: float, report: bytes) -> tuple[Answer, bool, Signer]:
+        interrupts, tried, doubt = self.interrupts, 0, False
         if self.closed:
             raise self._is_closed(False)
         connection = self._pool.take()
-        fresh = not connection.used
-        try:
-            return self._over(connection, kind, request, wait), False
-        except TransportError as error:
-            if self.closed:
-                raise self._is_closed(error.may_have_happened) from error
-            doubt = error.may_have_happened
-            repeatable = kind.repeatable and self._retries
-            if isinstance(error.__cause__, TimeoutError) or ((doubt or fresh) and not repeatable):
-                raise
-            if wait and self.interrupts != interrupts:
-                raise
-        try:
-            return self._over(self._pool.connect(), kind, request, wait), doubt
-        except TransportError as error:
-            if self.closed:
-                raise self._is_closed(doubt or error.may_have_happened) from error
-            if doubt and not error.may_have_happened:
-                raise TransportError(reason=error.reason, may_have_happened=True) from error
-            raise
+        while True:
+            tried += 1
+            place, fresh = connection.place, not connection.used
+            signer = place.endpoint.signer
+            try:
+                answer = self._over(connection, kind, signer.request(kind.target, body, report), wait)
+                if not self._goes_on(kind, answer, tried):
+                    return answer, doubt, signer
+                doubt = doubt or not _was_refused(answer)
+                self._pool.leave(place)
+            except TransportError as error:
+                if self.closed:
+                    raise self._is_closed(doubt or error.may_have_happened) from error
+                timed_out = isinstance(error.__cause__, TimeoutError)
+                if fresh or timed_out:
+                    self._pool.leave(place)
+                interrupted = bool(wait) and self.interrupts != interrupts
+                if interrupted or not self._repeats(kind, error, tried, fresh=fresh, timed_out=timed_out):
+                    raise _doubted(error, doubt) from error.__cause__
+                doubt = doubt or error.may_have_happened
+            try:
+                connection = self._pool.connect()
+            except TransportError as error:
+                raise _doubted(error, doubt) from error.__cause__
+
+    def _repeats(self, kind: Operation, error: TransportError, tried: int, *, fresh: bool, timed_out: bool) -> bool:
+        """Whether a request that failed is sent again."""
+        repeatable = kind.repeatable and self._retries
+        if self._pool.places_count > 1:
+            return tried <= self._pool.places_count and (repeatable or not error.may_have_happened)
+        return tried == 1 and not timed_out and (repeatable or not (error.may_have_happened or fresh))
+
+    def _goes_on(self, kind: Operation, answer: Answer, tried: int) -> bool:
+        """Whether another server is asked after this answer."""
+        if answer.status < _SERVER_ERROR or not 1 <= tried < self._pool.places_count:
+            return False
+        return _was_refused(answer) or (kind.repeatable and self._retries)
 
     def _over(self, connection: Connection, kind: Operation, request: bytes, wait: float) -> Answer:
         active = self._active
@@ -248,17 +269,30 @@ class Calls:
             )
         )
 
-    def _corrected(self, answer: Answer, refusal: VeilError) -> bool:
-        """Whether the request was refused because our wall clock is wrong; then stamp by the server's clock from now
-        on."""
-        if not isinstance(refusal, ServiceError) or not refusal.message.startswith(_OF_CLOCKS):
-            return False
-        try:
-            theirs = parsedate_to_datetime(answer.header(b"date").decode("latin-1")).timestamp()
-        except (ValueError, TypeError):
-            return False
-        self._signer.correct(theirs)
-        return True
+
+def _corrected(answer: Answer, refusal: VeilError, signer: Signer) -> bool:
+    """Whether the request was refused because our wall clock is wrong; then stamp by the server's clock from now on."""
+    if not isinstance(refusal, ServiceError) or not refusal.message.startswith(_OF_CLOCKS):
+        return False
+    try:
+        theirs = parsedate_to_datetime(answer.header(b"date").decode("latin-1")).timestamp()
+    except (ValueError, TypeError):
+        return False
+    signer.correct(theirs)
+    return True
+
+
+def _was_refused(answer: Answer) -> bool:
+    """Whether an answer from 500 on says that the request was not carried out: 503 is what a server or proxy says that
+    could not begin."""
+    return answer.status == _UNAVAILABLE or _NOT_CARRIED_OUT in answer.body
+
+
+def _doubted(error: TransportError, doubt: bool) -> TransportError:
+    """The error, of a request that an attempt before may have carried out."""
+    if doubt and not error.may_have_happened:
+        return TransportError(reason=error.reason, may_have_happened=True)
+    return error
 
 
 _DURATIONS: Final = (

@@ -1,4 +1,4 @@
-"""Requests to one server: signed, and exchanged with their answers over sockets that stay open.
+"""Requests to a server: signed, and exchanged with their answers over sockets that stay open.
 
 Strategy: raw sockets and a parser for just the HTTP/1.1 answers that occur (a length or chunks), because http.client
 costs several times as much. A socket that was used before is checked first: if it is readable, it has ended. Every
@@ -9,6 +9,9 @@ Signing: three headers are signed (host, x-amz-date, x-amz-target). What stays t
 key for a day (as two prepared states, veilmq.protocols.caches); everything but the payload's hash and the signature for
 a second and operation. A request then costs two SHA-256 and one HMAC. Source: AWS IAM User Guide, "Signature Version 4
 for API requests".
+
+Several servers, of a cluster: each endpoint, and each address that its name has, is a place to connect to. A new
+connection goes to the place that failed longest ago, so a client stays where it is until that fails.
 """
 
 import errno
@@ -17,8 +20,9 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,6 +38,7 @@ _HEAD_BYTES_MAX: Final = 65_536
 ANSWER_BYTES_MAX: Final = 192 * 1024 * 1024
 """64 messages of 1 MiB, each character of which may take two in JSON."""
 _IDLE_MAX: Final = 64
+_LEFT_MAX: Final = 1_000
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _REFUSAL_SECONDS: Final = 0.2
 """How long to wait for an answer if the request could not be sent completely."""
@@ -62,9 +67,12 @@ class Answer(msgspec.Struct, gc=False):
 class Connection:
     """One socket. Used by one thread at a time; `abort` and `finish` by any."""
 
-    __slots__ = ("_answered", "_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "finished", "used")
+    __slots__ = (
+        "_answered", "_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "finished", "place", "used",
+    )  # fmt: skip
 
-    def __init__(self, connected: socket.socket, clock: Clock) -> None:
+    def __init__(self, connected: socket.socket, clock: Clock, place: "Place") -> None:
+        self.place = place
         self._socket = connected
         self._clock = clock
         self._timeout = connected.gettimeout()
@@ -254,13 +262,33 @@ def _is_last(head: bytes) -> bool:
     return b"lose" in head and b"close" in Answer(0, head, b"", False).header(b"connection").lower()
 
 
+class Endpoint(NamedTuple):
+    """A server, or several behind one name."""
+
+    host: str
+    port: int
+    signer: "Signer"
+
+
+class Place(NamedTuple):
+    """One address of an endpoint."""
+
+    endpoint: Endpoint
+    family: int
+    address: tuple[Any, ...]
+
+
 class Pool:
-    """Open connections to one server, for any number of threads."""
+    """Open connections to the endpoints, for any number of threads."""
 
     def __init__(
-        self, host: str, port: int, context: ssl.SSLContext | None, connect_timeout: float, clock: Clock
+        self, endpoints: Sequence[Endpoint], context: ssl.SSLContext | None, connect_timeout: float, clock: Clock
     ) -> None:
-        self._address = (host, port)
+        self._endpoints = endpoints
+        self.places_count = len(endpoints)
+        """Places to go on to when one fails; grows when a name turns out to have several addresses of one family."""
+        self._left: dict[tuple[Any, ...], int] = {}
+        """Addresses that failed: the greater, the later."""
         self._context = context
         self._connect_timeout = connect_timeout
         self._clock = clock
@@ -285,24 +313,53 @@ class Pool:
         """A new one; `late`: even after the close. Raises TransportError; nothing was sent then."""
         if self.closed and not late:
             raise TransportError(reason="the account is closed", may_have_happened=False)
-        try:
-            connected = socket.create_connection(self._address, self._connect_timeout)
+        failed: list[tuple[Endpoint, Exception]] = []
+        for place in self._places(failed):
             try:
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._context is not None:
-                    connected = self._context.wrap_socket(connected, server_hostname=self._address[0])
-            except OSError:
-                connected.close()
-                raise
-        except (OSError, UnicodeError) as error:
-            raise TransportError(reason=self._unreached(error), may_have_happened=False) from error
-        return Connection(connected, self._clock)
+                return Connection(self._opened(place), self._clock, place)
+            except OSError as error:
+                failed.append((place.endpoint, error))
+                if error.errno in _OURS:
+                    break
+                self.leave(place)
+        endpoint, last = failed[-1]
+        raise TransportError(reason=_unreached(endpoint, last), may_have_happened=False) from last
 
-    def _unreached(self, error: Exception) -> str:
-        """Why there is no connection; a limit of this machine is not blamed on the server."""
-        if isinstance(error, OSError) and error.errno in _OURS:
-            return f"this process can open no connection: {error}"
-        return advised(f"{self._address[0]}:{self._address[1]} cannot be reached: {error}")
+    def _places(self, failed: list[tuple[Endpoint, Exception]]) -> Iterator[Place]:
+        """All places, those that failed longest ago first. failed: gets the endpoints whose names have no address."""
+        found: list[Place] = []
+        for endpoint in self._endpoints:
+            try:
+                listed = socket.getaddrinfo(endpoint.host, endpoint.port, 0, socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                failed.append((endpoint, error))
+            else:
+                found += [Place(endpoint, family, address) for family, _, _, _, address in listed]
+        families = [place.family for place in found]
+        self.places_count = max([len(self._endpoints), *map(families.count, set(families))])
+        return iter(sorted(found, key=lambda place: self._left.get(place.address, 0)))
+
+    def _opened(self, place: Place) -> socket.socket:
+        connected = socket.socket(place.family, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(self._connect_timeout)
+            connected.connect(place.address)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is not None:
+                return self._context.wrap_socket(connected, server_hostname=place.endpoint.host)
+        except OSError:
+            connected.close()
+            raise
+        return connected
+
+    def leave(self, place: Place) -> None:
+        """A place failed: others are tried before it, and nothing more is sent on what is open to it."""
+        if len(self._left) > _LEFT_MAX:
+            self._left.clear()
+        self._left[place.address] = max(self._left.values(), default=0) + 1
+        for connection in list(self._idle):
+            if connection.place.address == place.address:
+                connection.finish()  # who takes it closes it
 
     def give(self, connection: Connection) -> None:
         """Return a connection to the pool."""
@@ -366,6 +423,13 @@ class _Second:
         self.to_sign = b"AWS4-HMAC-SHA256\n%b\n%b\n" % (stamp, day.scope)
         self.operations: dict[bytes, tuple[Any, bytes]] = {}
         """Target -> (SHA-256 state of the canonical request without the payload's hash, head up to the signature)."""
+
+
+def _unreached(endpoint: Endpoint, error: Exception) -> str:
+    """Why there is no connection; a limit of this machine is not blamed on the server."""
+    if isinstance(error, OSError) and error.errno in _OURS:
+        return f"this process can open no connection: {error}"
+    return advised(f"{endpoint.host}:{endpoint.port} cannot be reached: {error}")
 
 
 class Signer:
