@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.support.contract.stage import Stage, bodies, sending
+from tests.support.contract.stage import ACCOUNT, REGION, Stage, bodies, sending
 from tests.support.following import compare
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
@@ -16,6 +16,7 @@ from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.access import Share
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import AppendUnknown, Changed, Diverged, FormatUnknown, NotAppended, NotOwner, Record
 from veilmq.store.sqlite.disk import schema
@@ -239,6 +240,34 @@ class TestFollower:
         with pytest.raises(Diverged, match=why):
             follower.apply(lsn, epoch, msgspec.msgpack.encode(record))
         assert (follower.position, self.queues(follower)) == (before, queues)
+
+    def test_it_has_diverged_from_what_is_shipped_plainly(
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage
+    ) -> None:
+        """A send of a message that has no rows yet changes nothing but the history, the memtable and the mark."""
+        jobs = QueueKey(ACCOUNT, REGION, "jobs")
+        factory.log.bring(follower)
+        stage.send(jobs)
+        (epoch, packed), lsn = factory.log.records[-1], len(factory.log.records)
+        record = msgspec.msgpack.decode(packed, type=Record)
+        assert (record.patch, record.change) == (b"", b"")
+        assert record.plain is not None
+        before = follower.position
+        for wrong, why in (
+            ("UPDATE mark SET offset = offset + 1", "changed 2 rows of 3"),
+            (f"INSERT INTO history SELECT {record.plain.history[0]}, 1, 1, 1, 1, x'90'", "UNIQUE"),
+            (f"INSERT INTO memtable VALUES ({record.plain.history[0]}, x'90')", "UNIQUE"),
+            ("DROP TABLE history", "no such table"),
+        ):
+            follower._connection.execute("SAVEPOINT wrong")
+            follower._connection.execute(wrong)
+            with pytest.raises(Diverged, match=why):
+                follower.apply(lsn, epoch, packed)
+            assert follower.position == before
+            follower._connection.execute("ROLLBACK TO wrong")
+            follower._connection.execute("RELEASE wrong")
+        factory.log.bring(follower)
+        equal(store_of(stage), follower)
 
     def queues(self, follower: SqliteFollower) -> object:
         return follower._connection.execute("SELECT name FROM queue").fetchall()

@@ -32,6 +32,19 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """Patchset of the tables with bodies and events."""
     change: bytes
     """Changeset of all others."""
+    plain: "Plain | None" = None
+    """Instead of both, where the transaction changed nothing else."""
+
+
+class Plain(msgspec.Struct, frozen=True, array_like=True):
+    """What most transactions change, as the values that they write."""
+
+    history: tuple[int, int, int, int, int, bytes]
+    """The new row of the table."""
+    journal: bytes | None
+    """What the memtable's new row holds, under the same key; None: it has none."""
+    mark: tuple[int, int, int, int]
+    """The row of the table: clock, sequence, generation, offset."""
 
 
 class Position(NamedTuple):

@@ -3,7 +3,8 @@
 Strategy: SQLite's session extension records the rows that a transaction changed. A patchset holds those of the tables
 with bodies and events, which are inserted and deleted, but not updated; a changeset would hold each body twice. A
 changeset holds the rows of all other tables with their old values, so a follower that differs notices it: SQLite calls
-that a conflict, and every conflict ends the follower. See docs/decisions/0027-effects.md.
+that a conflict, and every conflict ends the follower. Most transactions write a row of history, one of the memtable and
+the mark: those are shipped as they are (`Plain`), for a fourth of the work. See docs/decisions/0027-effects.md.
 
 Before changing it: a session says nothing about what it skips. It skips a table without a primary key, a row that is
 inserted and deleted again, and a `DELETE` without WHERE that was compiled before the connection had any session. And
@@ -15,14 +16,15 @@ from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import msgspec
 
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import Changed, Diverged, FormatUnknown, Log, Position, Record, checksum
+from veilmq.store.log import Changed, Diverged, FormatUnknown, Log, Plain, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK
 
 BULKY: Final = ("history", "memtable", "message")
 """Tables with bodies and events."""
@@ -64,6 +66,7 @@ class Shipping:
         self._sessions: list[apsw.Session] = []
         self._packed: tuple[Position, bytes] | None = None
         """The transaction's record, once its append has begun."""
+        self._plain: Plain | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -78,6 +81,13 @@ class Shipping:
         self._sessions = [patch, change]
         for session in self._sessions:
             session.attach()
+
+    def write_plainly(self, row: Any, journal: bytes | None, mark: Any) -> None:
+        """Write what ends a transaction that changed nothing before: see `Plain`. Raises apsw.Error."""
+        for session in self._sessions:
+            session.enabled = False
+        self._plain = Plain(row, journal, mark)
+        _write(self._connection, self._plain)
 
     def send(self, clock: int) -> int | None:
         """Begin to append what the transaction changed. Returns and raises as `Log.send`, and apsw.Error.
@@ -101,6 +111,8 @@ class Shipping:
             self._next = following
 
     def _record(self, clock: int) -> tuple[Position, bytes] | None:
+        if self._plain is not None:
+            return self._following(clock, b"", b"")
         patch, change = self._sessions
         effects = (patch.patchset(), change.changeset())
         return self._following(clock, *effects) if any(effects) else None
@@ -119,7 +131,7 @@ class Shipping:
 
     def _following(self, clock: int, patch: bytes, change: bytes) -> tuple[Position, bytes]:
         last = self._position
-        record = _ENCODE(Record(self._schema, clock, last.checksum, patch, change))
+        record = _ENCODE(Record(self._schema, clock, last.checksum, patch, change, self._plain))
         following = Position(last.lsn + 1, self._log.epoch, checksum(record))
         self._connection.execute(MOVE, following)
         return following, record
@@ -130,7 +142,7 @@ class Shipping:
             self._position = self._next
         for session in self._sessions:
             session.close()
-        self._sessions, self._packed = [], None
+        self._sessions, self._packed, self._plain = [], None, None
 
     def close(self) -> None:
         """Call before the connection is closed."""
@@ -174,10 +186,30 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
         before = connection.total_changes()
         for each in effects:
             apsw.Changeset.apply(each, connection, conflict=_refuse)
+        if record.plain is not None:
+            expected += _write_here(connection, record.plain)
         if (changed := connection.total_changes() - before) != expected:
             raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
         connection.execute(MOVE, following)
     return Changed(queues, shared)
+
+
+def _write_here(connection: apsw.Connection, plain: Plain) -> int:
+    """As `_write`. Raises Diverged if the file has other rows; apsw.Error."""
+    try:
+        return _write(connection, plain)
+    except (apsw.ConstraintError, apsw.SQLError) as error:  # a row is there already, or a table is not
+        raise Diverged(str(error)) from error
+
+
+def _write(connection: apsw.Connection, plain: Plain) -> int:
+    """Write the rows, if the mark is where they begin; returns how many they are. Raises apsw.Error."""
+    execute = connection.execute
+    execute(INSERT_HISTORY, plain.history)
+    if plain.journal is not None:
+        execute(INSERT_MEMTABLE, (plain.history[0], plain.journal))
+    execute(f"{UPDATE_MARK} WHERE offset = ?", (*plain.mark, plain.history[0]))
+    return 2 if plain.journal is None else 3
 
 
 def digest(connection: apsw.Connection, rest: Callable[[float], object] = lambda seconds: None) -> bytes:

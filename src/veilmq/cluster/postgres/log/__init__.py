@@ -128,7 +128,8 @@ class PostgresLog(Connected):
                 self._may_append(lsn)
             epoch, began_s = (self.epoch, perf_counter()) if sending is None else (sending.epoch, sending.began_s)
             try:
-                inserted = self._insert(lsn, epoch, record, sending)
+                confirmed = sending is not None and sending.confirmed
+                inserted = confirmed or self._insert(lsn, epoch, record, sending)
             except Uncertain as error:
                 log.warning("record %d: %s; finding out whether it is in the log", lsn, error)
                 self._resolve(lsn, epoch)
@@ -319,6 +320,8 @@ class _Sending:
         self._coming = self._answer()
         self.descriptor: int | None = None
         """Where the answer comes in; None: not all has left yet."""
+        self.confirmed = False
+        """Whether the record is certainly in the log."""
 
     def send(self, segment: int, parameters: list[bytes]) -> None:
         """Send it. If that fails, all that is heard is that the connection is lost."""
@@ -334,7 +337,8 @@ class _Sending:
             self._coming.send(Ready.R)
         except StopIteration:
             results = self._results
-            return len(results) == 1 and results[0].command_tuples == 1 and not self._session.remarks
+            self.confirmed = len(results) == 1 and results[0].command_tuples == 1 and not self._session.remarks
+            return self.confirmed
         except psycopg.Error:
             return False
         return None

@@ -121,8 +121,7 @@ class Writer:
         """The open batch's entry, if it goes into the redo log."""
         self._gate = threading.Lock()
         """Hold it to begin a transaction. Nobody waits for it while a transaction is open."""
-        self.wal_pages = 0
-        self._grew = False
+        self.wal_pages, self._grew = 0, False
         """Whether the latest commit wrote to the WAL."""
         connection.set_wal_hook(self._wal_grew)
         self._commits_unsynced = False  # or perhaps, because applying the log was interrupted
@@ -159,8 +158,7 @@ class Writer:
         self.events = []
         self.set_apart.pending.clear()
         self.memtable.begin_batch()
-        self._touched = {}
-        self._undo = []
+        self._touched, self._undo = {}, []
         self._last_key = self._last_origin = None
         self._saved = (self.mark.copy(), self.history_bytes)
         self._entry = None
@@ -199,9 +197,15 @@ class Writer:
             self.history_bytes += len(packed)
             if not self.wrote and self._goes_into_redo(row, messages):
                 return
+            journal = self._encoder.encode(messages) if messages else None
+            if self.shipping is not None and not self.wrote and not self.index.is_full(self.mark.offset):
+                self._transact()
+                self.mark.clock, self.wrote = self.now, True
+                self.shipping.write_plainly(row, journal, msgspec.structs.astuple(self.mark))
+                return
             self.write(INSERT_HISTORY, row)
-            if messages:
-                self.write(INSERT_MEMTABLE, (row[0], self._encoder.encode(messages)))
+            if journal is not None:
+                self.write(INSERT_MEMTABLE, (row[0], journal))
         if not self.wrote:
             self._end_transaction("ROLLBACK")
             self.open = False
@@ -218,8 +222,7 @@ class Writer:
         if self._entry is None:
             return False
         self._end_transaction("ROLLBACK")  # it only read
-        self.mark.clock = self.now
-        self.wrote = True
+        self.mark.clock, self.wrote = self.now, True
         return True
 
     def commit(self) -> None:
@@ -360,8 +363,7 @@ class Writer:
         for queue, saved in self._touched.values():
             queue.restore(saved)
             self.queues.rebound(queue)
-        self._undo = []
-        self._touched = {}
+        self._touched, self._undo = {}, []
         self.mark, self.history_bytes = self._saved
         self.events = []
         if self.memtable.changed:
