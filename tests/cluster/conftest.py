@@ -32,7 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What only `make cluster` runs."""
     return (
-        True if collection_path.name == "test_contract.py" and config.getoption("--takeovers", None) is None else None
+        True
+        if collection_path.name in {"test_contract.py", "test_runbooks.py"}
+        and config.getoption("--takeovers", None) is None
+        else None
     )
 
 

@@ -205,6 +205,8 @@ class ClusterServer:
             )
         self.member.address = str(advertised)
         log.info("peers reach this server, %s, at %s", settings.server_name, advertised)
+        if settings.single_copy:
+            log.warning("--single-copy: with no standby that confirms commits, losing PostgreSQL's disk loses messages")
         looking = asyncio.create_task(self._look_at_oneself(advertised))
         undo.callback(looking.cancel)
         return True
