@@ -65,9 +65,10 @@ def test_without_a_synchronous_standby_a_server_must_be_told_so(breakable: Clust
     log.append(2, b"second")
 
 
-def test_files_that_are_not_synced_are_refused(breakable: Cluster) -> None:
-    breakable.pair.primary.set("fsync", "off")
-    with pytest.raises(Unfit, match="set fsync = on"):
+@pytest.mark.parametrize("name", ["fsync", "full_page_writes"])
+def test_files_that_a_crash_may_spoil_are_refused(breakable: Cluster, name: str) -> None:
+    breakable.pair.primary.set(name, "off")
+    with pytest.raises(Unfit, match=f"set {name} = on"):
         breakable.postgres().connect()
 
 

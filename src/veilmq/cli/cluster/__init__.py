@@ -112,6 +112,8 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
     print(f"snapshot  {f'of record {found.snapshot}' if found.snapshot else 'none yet'}")
     for standby in found.standbys:
         print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
+    if any(not standby.sync for standby in found.standbys):
+        print("standby   grant pg_monitor to this role, so that it sees which of them confirm commits")
     if not found.standbys:
         print("standby   none: losing PostgreSQL's machine loses messages")
     for server in found.servers:

@@ -52,6 +52,7 @@ _STATE: Final = """
            (select system_identifier from pg_control_system()),
            btrim(current_setting('synchronous_standby_names')),
            current_setting('fsync'),
+           current_setting('full_page_writes'),
            coalesce(current_setting('transaction_timeout', true), '0'),
            (select case when count(*) = count(sync_state) then count(*) filter (where sync_state <> 'async') end
             from pg_stat_replication)
@@ -235,7 +236,7 @@ class Postgres:
         """Look again at what an operator may have changed. Raises Unfit; psycopg's errors if the session is lost."""
         row = session.execute(_STATE, prepare=True).fetchone()
         assert row is not None
-        standby, timeline, system, names, fsync, transaction_timeout, confirming = row
+        standby, timeline, system, names, fsync, full_pages, transaction_timeout, confirming = row
         if standby:
             raise IsStandby("this PostgreSQL is a standby: name the primary")
         session.timeline = int(timeline, 16)
@@ -247,6 +248,8 @@ class Postgres:
         session.missing = names if confirming == 0 else ""
         if fsync != "on":
             raise Unfit("PostgreSQL does not sync its files: set fsync = on")
+        if full_pages != "on":
+            raise Unfit("PostgreSQL does not mend pages that a crash tore: set full_page_writes = on")
         if transaction_timeout != "0":
             raise Unfit("PostgreSQL ends transactions after a time: set transaction_timeout = 0 for this role")
 
