@@ -15,8 +15,8 @@ from tests.admin import server as admin
 from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.commands import WAYS, Run, reaching
 
+from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable
-from veilmq.cli.remote.options import duration_us as read_duration
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each

@@ -1,13 +1,146 @@
-"""Options as users write them: times, and the option behind a parameter that an error names.
+"""Arguments and options that several commands share: their parsing, the shell's completion of queue names, and the
+option behind a parameter that an error names.
 
-Strategy: the lower rooms name a value by its member or parameter (`wait_us`, `messages[0].ttl_us`) in errors of
-servers, stores and workers, but a user knows the option. One table maps them; units that nobody typed are left out.
+Strategy: typer alone, so that the help comes quickly.
+
+The lower rooms name a value by its member or parameter (`wait_us`, `messages[0].ttl_us`) in errors of servers, stores
+and workers, but a user knows the option. One table maps them; units that nobody typed are left out.
+
+Completion: the words typed so far choose the server or directory. A shell waits for the result, so it comes within a
+second or two, or is empty; errors are silent. A directory without a server is only read: the TAB key must not keep a
+server from starting.
 """
 
+import os
 import re
-from typing import Final
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from veilmq.cli.failures import Exit, Failure
+
+if TYPE_CHECKING:
+    from veilmq.cli.access import Target
+
+_ANSWER_S: Final = 2
+_NAMES_MAX: Final = 1_000
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
+Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
+Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
+OfType = Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this type.")]
+OfGroup = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")]
+Older = Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent longer ago.")]
+Receives = Annotated[int, typer.Option("--receives", metavar="N", min=0, help="Only those received so often, or more.")]
+Text = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only with this in the body.")]
+
+
+def filter_of(
+    message_type: str | None, group: str | None, older: str | None, receives: int, text: str | None
+) -> dict[str, str | int]:
+    """What `OfType`, `OfGroup`, `Older`, `Receives` and `Text` ask for, as members of the API. Raises Failure."""
+    age_us = None if older is None else duration_us("--older", older)
+    named = {"type": message_type, "group": group, "age_us_min": age_us, "receives_min": receives or None, "text": text}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def queue_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Queues whose names begin with the text."""
+    from veilmq.cli.access import Target
+
+    given = context.params
+    files = (Path(given[name]) if given.get(name) else None for name in ("token_file", "data"))
+    target = Target(given.get("admin"), *files)
+    try:
+        with _deadline():
+            return list(islice(_names(target, given.get("account"), given.get("region"), incomplete), _NAMES_MAX))
+    except (Failure, OSError):
+        return []
+
+
+def _names(target: "Target", account: str | None, region: str | None, prefix: str) -> Iterator[str]:
+    """Raises Failure, OSError."""
+    from veilmq.cli.access import directory_of, http_access
+
+    access = http_access(target, os.environ)
+    if access is None:
+        yield from _names_there(directory_of(target, os.environ), account, region, prefix)
+        return
+    try:
+        home = access.home(account)
+        for queue in access.queues(home.account, region or home.region, prefix):
+            yield queue["name"]
+    finally:
+        access.close()
+
+
+def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:
+    from veilmq.store import Options
+    from veilmq.store.directory import DATABASE
+    from veilmq.store.sqlite.disk import SqliteError, open_reader
+    from veilmq.store.sqlite.reading import SqliteView
+
+    with suppress(SqliteError):
+        connection = open_reader(directory / DATABASE, Options())
+        try:
+            for queue in SqliteView(connection).live_queues():
+                key = queue.key
+                if account in (None, key.account) and region in (None, key.region) and key.name.startswith(prefix):
+                    yield key.name
+        finally:
+            connection.close()
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(_ANSWER_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+Queue = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False, autocompletion=queue_names),
+]
+
+
+def duration_us(option: str, text: str) -> int:
+    """30, 30s, 500ms, 5m, 2h, 4d in microseconds. Raises Failure."""
+    return round(seconds(option, text) * 10**6)
+
+
+def pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:
+    """Name and value of each NAME=VALUE. Raises Failure."""
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise Failure(Exit.USAGE, f"{option}: expected NAME=VALUE, not {text!r}")
+        yield name, value
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask at a terminal; without one, --yes is required. Raises Failure."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(Exit.USAGE, "this cannot be undone", "Use --yes to do it without being asked.")
+    typer.confirm(question, abort=True)
+
 
 _OPTIONS: Final = {
     # Members of /api/v1 (admin/api/inputs.py) and fields of the store's errors, without `_us`.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.output import print_json
-from veilmq.cli.remote.options import (
+from veilmq.cli.options import (
     Everything,
     OfGroup,
     OfType,
@@ -28,6 +27,7 @@ from veilmq.cli.remote.options import (
     filter_of,
     queue_names,
 )
+from veilmq.cli.output import print_json
 from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure, Unreachable
+from veilmq.cli.options import Delay, Everything, Prefix, Queue, Wait, Yes, confirm, duration_us, pairs
 from veilmq.cli.output import in_json, print_json, write_new
-from veilmq.cli.remote.options import Delay, Everything, Prefix, Queue, Wait, Yes, confirm, duration_us, pairs
 from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:

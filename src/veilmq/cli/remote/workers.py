@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names
 from veilmq.cli.output import duration, instant, print_json, printable, table
-from veilmq.cli.remote.options import Everything, Prefix, Queue, duration_us, queue_names
 from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.options import seconds
-from veilmq.cli.output import in_json, print_json
-from veilmq.cli.remote.options import (
+from veilmq.cli.options import (
     Delay,
     Everything,
     Prefix,
@@ -25,7 +23,9 @@ from veilmq.cli.remote.options import (
     duration_us,
     pairs,
     queue_names,
+    seconds,
 )
+from veilmq.cli.output import in_json, print_json
 from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:

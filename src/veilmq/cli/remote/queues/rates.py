@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from veilmq.cli.options import Everything, Queue, duration_us
 from veilmq.cli.output import duration, in_json, instant, print_json, table
-from veilmq.cli.remote.options import Everything, Queue, duration_us
 from veilmq.model.instant import from_text
 
 if TYPE_CHECKING:
