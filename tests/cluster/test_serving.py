@@ -320,6 +320,25 @@ def test_a_worker_goes_on_when_the_server_that_it_talks_to_is_killed(servers: Se
     assert set(handled) <= {*sent, *doubtful}
 
 
+def test_an_operator_hands_over_at_any_server_and_the_history_tells(servers: Servers) -> None:
+    first, second = servers.start("one"), servers.start("two")
+    until(lambda: token(first) == token(second))
+    with httpx.Client(base_url=second.admin, headers=token(second), timeout=30) as http:
+        until(lambda: [each["role"] for each in http.get("/api/v1/cluster").json()["servers"]] == ["owner", "follower"])
+        found = http.get("/api/v1/cluster").json()
+        assert (found["server"], found["owner"], found["confirming"], found["log"]["owned"]) == ("one", "one", 1, True)
+        refused = http.post("/api/v1/cluster/handover", json={"to": "nobody"})
+        assert (refused.status_code, refused.json()["field"]) == (400, "to")
+        key = {"Idempotency-Key": "mine"}
+        for _ in range(2):
+            assert http.post("/api/v1/cluster/handover", json={"to": "two"}, headers=key).status_code == 200
+        until(lambda: servers.owner() == "two")
+        until(lambda: http.get("/api/v1/cluster").json()["owner"] == "two")
+        events = [json.loads(line) for line in http.get("/api/v1/events").text.splitlines()]
+    detail = {"id": "mine", "act": "hand_over", "asked": {"target": "cluster", "to": "two"}}
+    assert [event["detail"] for event in events if event["kind"] == "operator_command"] == [detail]
+
+
 def shown(server: ServerProcess) -> dict[str, float]:
     """The metrics of the cluster, counters of all labels."""
     families = text_string_to_metric_families(httpx.get(f"{server.admin}/metrics").text)

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 from tests.admin import server as admin
 
+from veilmq.cluster.registry import Registered
+from veilmq.cluster.status import Standby, Status
+from veilmq.server.cluster import ClusterReport
 from veilmq.server.config.settings import Settings
+from veilmq.server.shell import Latencies
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 CONSOLE = "/console/queues/000000000000/us-east-1"
@@ -128,3 +133,32 @@ def outside(tmp_path: Path) -> Iterator[Any]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make console` gives it; then every page is looked at in two widths and both themes."""
     parser.addoption("--shots", metavar="DIR", help="Put pictures of the console's pages there.")
+
+
+class Clustered:
+    """A cluster of three servers, one of which is drained, as the server's own part of it would report."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        """To whom somebody wanted a hand-over."""
+        self.answers = True
+        """Whether PostgreSQL does."""
+
+    async def report(self) -> ClusterReport:
+        servers = [
+            Registered(name, f"{name}:9327", "0.1.0", 10, 10, 10, record, role, role == "drained", 0.2)
+            for name, record, role in (("one", 100, "owner"), ("<two>", 98, "follower"), ("three", 100, "drained"))
+        ]
+        status = Status(
+            incarnation=UUID(int=1), format=10, owner="one", address="one:9327", epoch=7, lease_s=3.0, renewed_s=0.4,
+            owned=True, records=100, segments=1, log_bytes=3_145_728, snapshot=90, snapshot_age_s=7_200.0,
+            standbys=[Standby("db2", "sync", "streaming", 0.001)], servers=servers,
+        )  # fmt: skip
+        return ClusterReport(
+            server="one", owner="one", leads=True, epoch=7, ready=True, held=0, lag_s=0.0, lag_records=0,
+            appends=Latencies(), takeovers=1, handovers=0, peers=["<two>"], single_copy=False,
+            status=status if self.answers else None,
+        )  # fmt: skip
+
+    async def hand_over(self, to: str) -> None:
+        self.asked.append(to)

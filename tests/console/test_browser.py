@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 from tests.admin import server as admin
 from tests.console.browsing import Tab, barriers, chromium, proxy
-from tests.console.conftest import CONSOLE, QUEUES, Api
+from tests.console.conftest import CONSOLE, QUEUES, Api, Clustered
 from tests.console.hostile import HOSTILE
 from tests.console.test_timeout import live
 
@@ -63,7 +63,7 @@ PAGES = [
     f"{ORDERS}/move", f"{ORDERS}/settings", "/console/messages/TWICE", "/console/topics", "/console/server",
     f"{ORDERS}/job?type=order", "/console/jobs", "/console/workers", "/console/failures", "/console/accounts",
     f"{ORDERS}/past?at=20+s&until=now", LANE,
-    "/console/find?q=eu-1",
+    "/console/find?q=eu-1", "/console/cluster", "/console/cluster/handover?to=two",
 ]  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def test_nothing_on_a_page_keeps_people_from_using_it(
     browser: Browser, server: Any, twice: str, request: pytest.FixtureRequest
 ) -> None:
     """In the light theme; with --shots in both."""
+    server.cluster = Clustered()
     shots = request.config.getoption("--shots", None)
     found = []
     for theme in ("light",) if shots is None else ("light", "dark"):
@@ -83,6 +84,19 @@ def test_nothing_on_a_page_keeps_people_from_using_it(
             found += barriers(tab)
         tab.close()
     assert found == []
+
+
+def test_a_hand_over_is_confirmed(tab: Tab, server: Any) -> None:
+    server.cluster = cluster = Clustered()
+    page = tab.page
+    tab.open("/console/")
+    page.click("nav >> text=Cluster")
+    assert page.inner_text("h1") == "Cluster"
+    page.click("text=Hand over to it…")
+    assert cluster.asked == []
+    page.click("button:text('Hand over to <two>')")
+    assert "The owner was asked to hand over to <two>." in page.inner_text("main")
+    assert cluster.asked == ["<two>"]
 
 
 def test_why_twice_is_three_clicks_from_the_start(tab: Tab, twice: str) -> None:
@@ -379,6 +393,7 @@ def test_no_page_is_wider_than_the_screen(
     browser: Browser, server: Any, twice: str, request: pytest.FixtureRequest
 ) -> None:
     """With --shots at both widths and in both themes, with pictures; else at the narrow one."""
+    server.cluster = Clustered()
     shots = request.config.getoption("--shots", None)
     looks = [(NARROW, "light")] if shots is None else [(w, t) for w in (WIDE, NARROW) for t in ("light", "dark")]
     wide = []

@@ -1,11 +1,12 @@
 """The pages of topics and of the server."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 from tests.admin import server as admin
-from tests.console.conftest import Api, Visitor
+from tests.console.conftest import Api, Clustered, Visitor
 from tests.console.test_pages import plain
 
 from veilmq.model.commands import CreateTopic, Origin, Subscribe
@@ -105,3 +106,51 @@ def test_accounts_show_keys_and_grants_and_no_secret(tmp_path: Path) -> None:
         own = plain(visitor.get("/console/accounts").text)
         assert "222222222222" in own
         assert "111111111111" not in own
+
+
+def test_a_server_alone_has_no_cluster(visitor: Visitor) -> None:
+    assert "/console/cluster" not in visitor.get("/console/").text
+    assert visitor.get("/console/cluster").status_code == 404
+
+
+def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visitor: Visitor) -> None:
+    server.cluster = cluster = Clustered()
+    assert '<a href="/console/cluster"' in visitor.get("/console/").text
+    page = visitor.get("/console/cluster").text
+    assert "<two>" not in page
+    text = plain(page)
+    assert "✓ Owned by one, and a standby confirms" in text
+    assert re.search(r"log 3(\.0)? MiB ?, 100 records snapshot record 90 ?, 2 h ago", text)
+    assert "<two> follower 2 " in text
+    assert "three drained 0 " in text
+    assert page.count("Hand over to it") == 1  # neither to the owner nor to who is drained
+    form = "/console/cluster/handover?to=%3Ctwo%3E"
+    assert "one finishes the calls that it has, and <two> owns all queues" in plain(visitor.get(form).text)
+    fields = visitor.fields(form, "/console/cluster/handover")
+    answers = [visitor.post("/console/cluster/handover", data=fields) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [303, 303]
+    assert cluster.asked == ["<two>"]
+    assert "asked to hand over to <two>" in plain(visitor.get(answers[0].headers["location"]).text)
+    events = [event for event in map(json.loads, api.client.get("/api/v1/events").text.splitlines())
+              if event["kind"] == "operator_command"]  # fmt: skip
+    assert [(event["detail"]["act"], event["detail"]["asked"]["to"]) for event in events] == [("hand_over", "<two>")]
+    assert events[0]["detail"]["id"] == fields["once"]
+    refused = visitor.post("/console/cluster/handover", data=fields | {"once": "0" * 32, "to": "three"})
+    assert (refused.status_code, cluster.asked) == (400, ["<two>"])
+    assert "may own the queues" in refused.text
+    for _ in range(2):  # the second one repeats the first
+        asked = api.client.post("/api/v1/cluster/handover", json={}, headers={"Idempotency-Key": "mine"})
+        assert asked.json() == {"asked": True, "to": ""}
+    assert cluster.asked == ["<two>", ""]
+    cluster.answers = False
+    assert "PostgreSQL does not answer" in plain(visitor.get("/console/cluster").text)
+
+
+def test_who_only_reads_hands_nothing_over(server: Any) -> None:
+    server.cluster = cluster = Clustered()
+    with Visitor(server) as visitor:
+        visitor.sign_in(secret=admin.TOKEN, reads_only="on")
+        assert "Hand over to it" not in visitor.get("/console/cluster").text
+        fields = visitor.fields("/console/cluster/handover?to=%3Ctwo%3E", "/console/cluster/handover")
+        assert visitor.post("/console/cluster/handover", data=fields).status_code == 403
+    assert cluster.asked == []

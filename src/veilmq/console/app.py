@@ -79,7 +79,8 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
 
     def visit_of(request: Request, session: Session) -> Visit:
         calls, now = Calls(api, request, session.caller), service.clock.now()
-        return Visit(request, session, calls, now, shows_bodies=settings.console_bodies)
+        in_cluster = service.cluster is not None
+        return Visit(request, session, calls, now, shows_bodies=settings.console_bodies, in_cluster=in_cluster)
 
     def visited(shown: Shown) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:

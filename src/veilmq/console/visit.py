@@ -45,8 +45,11 @@ class Page(NamedTuple):
 class Visit:
     """The request, its session, and the API with the session's rights."""
 
-    def __init__(self, request: Request, session: Session, api: Calls, now: int, *, shows_bodies: bool) -> None:
+    def __init__(
+        self, request: Request, session: Session, api: Calls, now: int, *, shows_bodies: bool, in_cluster: bool
+    ) -> None:
         self.shows_bodies = shows_bodies
+        self.in_cluster = in_cluster
         self.request = request
         self.session = session
         self.api = api
@@ -102,6 +105,7 @@ class Visit:
             ("describe-queue", None, "jobs", "Jobs"),
             ("list-queues", None, "accounts", "Accounts"),
             ("list-queues", None, "server", "Server"),
+            *([("settings", None, "cluster", "Cluster")] if self.in_cluster else []),
         )
         return [(name, f"/console/{name}", label) for action, of, name, label in pages if self.may(action, queue=of)]
 

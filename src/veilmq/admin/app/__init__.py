@@ -34,10 +34,11 @@ from veilmq.admin.history.feed import Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.service import Service
 from veilmq.admin.timeouts.kept import Timeouts
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.events import HistoryTrimmed
-from veilmq.model.instant import DAY_US
-from veilmq.model.settings.access import Action
+from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.settings.access import Action, Share
+from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
 from veilmq.store.directory import DatabaseFailed, Progress
 
@@ -91,6 +92,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             *Feed(service, copies).routes(),
             *Upkeep(service, copies).routes(),
             *Workers(service).routes(),
+            *ClusterRoutes(service).routes(),
         ),
         middleware=[_access(service, settings, token)],
         exception_handlers={
@@ -182,6 +184,113 @@ _STEPS_KEPT_MAX: Final = 64
 _PAUSE_S: Final = 0.001
 
 Step = Callable[[str, int, int], None]
+
+
+class HandOverInput(msgspec.Struct, forbid_unknown_fields=True):
+    """Which server is to own the queues; empty: whichever is first."""
+
+    to: Annotated[str, Meta(max_length=255)] = ""
+
+
+class ClusterRoutes:
+    """How the cluster stands, and a hand-over. A server alone has none of it."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/api/v1/cluster", self.shown, methods=["GET"]),
+            Route("/api/v1/cluster/handover", self.hand_over, methods=["POST"]),
+        ]
+
+    async def shown(self, request: Request) -> Response:
+        """Servers, owner, log, snapshots, standbys."""
+        answers.caller_of(request).check(Action.SETTINGS)
+        return answers.answer(shown_cluster(await self._cluster().report()))
+
+    async def hand_over(self, request: Request) -> Response:
+        """Ask the owner to hand over. It stands in the history, and is asked for once with one Idempotency-Key."""
+        caller = answers.caller_of(request)
+        caller.check(Action.SETTINGS)
+        if caller.reads_only:
+            raise Refused(403, "not_granted", "this session only reads")
+        wanted = inputs.decode(await answers.body_of(request) or b"{}", HandOverInput)
+        cluster = self._cluster()
+        found = (await cluster.report()).status
+        server = None if found is None else found.server(wanted.to)
+        if wanted.to and found is not None and (server is None or server.drained or not server.is_running):
+            raise ParameterInvalid(parameter="to", reason="is no server that runs and may own the queues")
+        asked = operator.Asked("hand_over", "cluster", wanted)
+        _, headers = await answers.carry_out(
+            request, self._service.shell, asked, [Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)]
+        )
+        if not headers:
+            await cluster.hand_over(wanted.to)
+        return answers.answer({"asked": True, "to": wanted.to}, headers=headers)
+
+    def _cluster(self) -> Cluster:
+        if self._service.cluster is None:
+            raise Refused(404, "no_cluster", "this server is no part of a cluster")
+        return self._service.cluster
+
+
+_HANDOVER: Final = "handover"
+"""To whom an operator wanted the queues handed over last, among what servers share."""
+
+
+def shown_cluster(report: ClusterReport) -> dict[str, Any]:
+    """A report as JSON. What PostgreSQL says is null while it does not answer."""
+    found = report.status
+    shown: dict[str, Any] = {
+        "server": report.server,
+        "owner": report.owner or None,
+        "epoch": report.epoch,
+        "peers": report.peers,
+        "single_copy": report.single_copy,
+        "confirming": 0 if found is None else found.confirming,
+        "log": None,
+        "snapshot": None,
+        "servers": [],
+        "standbys": [],
+    }
+    if found is None:
+        return shown
+    shown["log"] = {
+        "records": found.records,
+        "bytes": found.log_bytes,
+        "segments": found.segments,
+        "format": found.format,
+        "lease_us": _us(found.lease_s),
+        "renewed_us": _us(found.renewed_s),
+        "owned": found.owned,
+    }
+    if found.snapshot_age_s is not None:
+        shown["snapshot"] = {"record": found.snapshot, "age_us": _us(found.snapshot_age_s)}
+    shown["servers"] = [
+        {
+            "name": each.name,
+            "address": each.address,
+            "release": each.release,
+            "role": each.role,
+            "running": each.is_running,
+            "drained": each.drained,
+            "record": each.record,
+            "lag_records": max(0, found.records - each.record),
+            "seen_us": _us(each.seen_s),
+        }
+        for each in found.servers
+    ]
+    shown["standbys"] = [
+        {"name": each.name, "sync": each.sync, "state": each.state, "lag_us": _us(each.lag_s)}
+        for each in found.standbys
+    ]
+    return shown
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * SECOND_US)
 
 
 class ClockInput(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,5 +1,5 @@
-"""The server: whether it is ready, its clock, every setting with what it means; accounts with keys and grants; topics
-with each subscription, where its copies go, and how its pushes stand.
+"""The server: whether it is ready, its clock, every setting with what it means; its cluster, and a hand-over; accounts
+with keys and grants; topics with each subscription, where its copies go, and how its pushes stand.
 
 Strategy: settings that differ from their defaults come first. Secrets and the places of secrets are not shown, for the
 API does not tell them.
@@ -18,6 +18,7 @@ from veilmq.console.visit import Page, Visit
 from veilmq.server.config.settings import FIELDS, Address
 
 PATH: Final = "/console/server"
+CLUSTER: Final = "/console/cluster"
 ACCOUNTS_A_PAGE: Final = 50
 TOPICS_A_PAGE: Final = 50
 _TOPIC: Final = "/console/topics/{account}/{region}/{name}"
@@ -84,6 +85,39 @@ async def accept_clock(visit: Visit) -> Response:
     return await visit.act(work, lambda given, error: _server_page(visit, error))
 
 
+async def cluster(visit: Visit) -> Response:
+    """Servers, owner, lag, snapshots, log, standbys."""
+    return await _cluster_page(visit, "cluster.html", None)
+
+
+async def hand_over_form(visit: Visit) -> Response:
+    """What a hand-over does, before it is asked for."""
+    return await _cluster_page(visit, "handover.html", None, visit.members.get("to", ""))
+
+
+async def _cluster_page(visit: Visit, template: str, error: ApiRefused | None, to: str = "") -> Response:
+    found = await visit.api.get("/api/v1/cluster")
+    return visit.show(
+        template,
+        200 if error is None else error.status,
+        found=found,
+        to=to,
+        wrong=None if error is None else error.message,
+        nav="cluster",
+    )
+
+
+async def hand_over(visit: Visit) -> Response:
+    """Ask for it."""
+
+    async def work(given: dict[str, str], once: str) -> Done:
+        to = given.get("to", "")
+        await visit.api.act("POST", "/api/v1/cluster/handover", {"to": to}, once)
+        return Done(f"The owner was asked to hand over to {to or 'another server'}.", CLUSTER)
+
+    return await visit.act(work, lambda given, error: _cluster_page(visit, "handover.html", error, given.get("to", "")))
+
+
 async def accounts(visit: Visit) -> Response:
     """The accounts that the session may see, with their keys and grants."""
     found = await _accounts(visit)
@@ -135,6 +169,9 @@ async def topic(visit: Visit) -> Response:
 SERVER_PAGES: Final = (
     Page(PATH, server),
     Page(PATH + "/clock", accept_clock, "POST"),
+    Page(CLUSTER, cluster),
+    Page(CLUSTER + "/handover", hand_over_form),
+    Page(CLUSTER + "/handover", hand_over, "POST"),
     Page("/console/topics", topics),
     Page(_TOPIC, topic),
     Page("/console/accounts", accounts),

@@ -105,6 +105,10 @@ class Cluster(Protocol):
         """How this server and its cluster stand. Takes a second at most."""
         ...
 
+    async def hand_over(self, to: str) -> None:
+        """Ask the owner to hand over to that server; "": to any. Raises ParameterInvalid, StoreFailed."""
+        ...
+
     async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
         """Become one of the cluster's servers, which reach this one under TLS with that certificate; False: `stop` was
         called. Raises ClusterRefused, OSError."""

@@ -27,10 +27,11 @@ from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight
 from veilmq.cluster.postgres.schema import Formats
-from veilmq.cluster.registry import Told
-from veilmq.cluster.status import Status, status
+from veilmq.cluster.registry import Told, ask_to_hand_over
+from veilmq.cluster.status import Status, status, within
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, open_directory, open_follower
 from veilmq.engine.long_polls import Unread
+from veilmq.model.errors import ParameterInvalid, StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
@@ -170,6 +171,15 @@ class ClusterServer:
             single_copy=self._settings.single_copy,
             status=found,
         )
+
+    async def hand_over(self, to: str) -> None:
+        """See `Cluster.hand_over`."""
+        try:
+            await asyncio.to_thread(within, self.member.postgres, partial(ask_to_hand_over, to=to))
+        except Unfit as error:
+            raise ParameterInvalid(parameter="to", reason=str(error)) from error
+        except Unreachable as error:
+            raise StoreFailed(reason=str(error)) from error
 
     def stop(self) -> None:
         """Hand over, and begin nothing more."""
