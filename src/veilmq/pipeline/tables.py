@@ -64,9 +64,10 @@ def check_replaced(place: Path) -> None:
         raise OptionInvalid(f"{place} is a stream's table, which this would replace.", "Name another place.")
 
 
-def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
+def write(frame: "DataFrame", place: Path | str, kind: str = "parquet") -> None:
     """Replace the table at `place` with these rows. Raises OptionInvalid, also for a stream's table."""
     check_format(kind)
+    place = Path(place)
     check_replaced(place)
     beside = place.with_name(f".{place.name}.new")
     # Not a file URI from Python: Spark takes its %20 as part of the name.
@@ -84,9 +85,10 @@ def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
     take_place(beside, place)
 
 
-def read(spark: "SparkSession", place: Path) -> "DataFrame":
+def read(spark: "SparkSession", place: Path | str) -> "DataFrame":
     """A table of either format, from `write`, a drain or any other writer; Delta without extras. Raises
     OptionInvalid."""
+    place = Path(place)
     if (place / "_delta_log").is_dir():
         import pyarrow as pa
         from deltalake import DeltaTable
@@ -129,8 +131,9 @@ def literal(path: str) -> str:
     return _PATTERN.sub(r"\\\g<0>", path)
 
 
-def load(place: Path) -> Any:
+def load(place: Path | str) -> Any:
     """A table from `write`, as a pyarrow Table and without Spark: for small ones."""
+    place = Path(place)
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 

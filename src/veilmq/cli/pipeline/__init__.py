@@ -34,6 +34,10 @@ Master = Annotated[
     typer.Option("--master", metavar="URL", help="Where Spark runs: local[2], spark://..., yarn [local[*]]."),
 ]
 Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="Over Spark Connect: sc://HOST:PORT.")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; can be given several times."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the job's tables there.")]
 Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="Of tables: parquet or delta.")]
@@ -43,6 +47,14 @@ Publish = Annotated[
 Url = Annotated[
     str, typer.Option("--queue", metavar="URL", envvar="VEILMQ_QUEUE", help="veil://HOST:PORT/NAME, sqs://...")
 ]
+
+
+class Where(NamedTuple):
+    """Where Spark runs, and how."""
+
+    master: str | None
+    remote: str | None
+    conf: list[str] | None
 
 
 class Asked(NamedTuple):
@@ -59,6 +71,7 @@ class Asked(NamedTuple):
     as_json: bool
     start: str | None
     until: int | None
+    conf: list[str] | None = None
 
 
 OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
@@ -68,6 +81,7 @@ OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "certificate": (Certificate, None),
     "master": (Master, None),
     "remote": (Remote, None),
+    "conf": (Conf, None),
     "out": (Out, None),
     "format": (Format, "parquet"),
     "as_json": (Json, False),
@@ -238,12 +252,13 @@ def _archive(
     ] = None,
     master: Master = None,
     remote: Remote = None,
+    conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Drain a queue into a table, each message once."""
     from veilmq.cli.pipeline.drain import archive
 
-    archive(queue, out, format, until, master, remote, as_json=as_json)
+    archive(queue, out, format, until, Where(master, remote, conf), as_json=as_json)
 
 
 def _replay(
@@ -255,12 +270,13 @@ def _replay(
     ] = None,
     master: Master = None,
     remote: Remote = None,
+    conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Send what was archived to a queue: at least once, to a FIFO queue each message once."""
     from veilmq.cli.pipeline.drain import replay
 
-    replay(table, queue, where, key, master, remote, as_json=as_json)
+    replay(table, queue, where, key, Where(master, remote, conf), as_json=as_json)
 
 
 def _check(

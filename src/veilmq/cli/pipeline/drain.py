@@ -11,7 +11,8 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
-from veilmq.cli.pipeline.session import make_place, print_json, reported, started
+from veilmq.cli.pipeline import Where
+from veilmq.cli.pipeline.session import check_local, make_place, print_json, reported, started
 from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
@@ -25,9 +26,7 @@ _SECRET: Final = re.compile(r"//.*@")
 """The part of a URL that may contain a secret."""
 
 
-def archive(
-    queue: str, out: Path, kind: str, until: str | None, master: str | None, remote: str | None, *, as_json: bool
-) -> None:
+def archive(queue: str, out: Path, kind: str, until: str | None, where_it_runs: Where, *, as_json: bool) -> None:
     """Drain a queue into `out`/messages. Raises Failure."""
     until_s = None if until is None else seconds("--until", until)
     with reported():
@@ -38,7 +37,7 @@ def archive(
         _check(queue)
         make_place(out)
         place = out.resolve()
-        with started(master, remote) as spark:
+        with started(where_it_runs) as spark:
             done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s)
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
@@ -51,8 +50,7 @@ def replay(
     queue: str,
     where: str | None,
     key: str | None,
-    master: str | None,
-    remote: str | None,
+    where_it_runs: Where,
     *,
     as_json: bool,
 ) -> None:
@@ -60,8 +58,9 @@ def replay(
     with reported():
         from veilmq.pipeline.sinks.queue import replay as job
 
+        check_local(table, "TABLE")
         _check(queue)
-        with started(master, remote) as spark:
+        with started(where_it_runs) as spark:
             sent = job(spark, table.resolve(), queue, where=where, key=key)
         if as_json:
             print_json({"messages": sent})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory
 from veilmq.cli.output import in_json, time_text
-from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline import Asked, Where
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
 JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
 """Exit codes by the error's class: its name is all that Spark reports of an error on an executor. Others are WRONG."""
+_URL: Final = re.compile("([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", re.DOTALL)
+"""As a path is printed: of several slashes one is left."""
 _REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
 _BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception occurred while shutting down connection")
@@ -62,12 +64,13 @@ def session(
         options |= {"from": str(seen.start), "until": str(seen.stop)}
         if asked.out is not None:
             make_place(asked.out)
-        with started(asked.master, asked.remote) as spark:
+        with started(Where(asked.master, asked.remote, asked.conf)) as spark:
             yield spark, partial(load, spark, options), seen
 
 
 def make_place(out: Path, named: str = "--out") -> None:
     """Make the directory and check that it can be written. Raises Failure, also if its parent is missing."""
+    check_local(out, named)
     check_directory(out, named)
     try:
         out.mkdir(exist_ok=True)
@@ -76,6 +79,14 @@ def make_place(out: Path, named: str = "--out") -> None:
     except OSError as error:
         mend = "Name a directory that you may write to."
         raise Failure(Exit.USAGE, f"{named}: {out}: {error.strerror}", mend) from None
+
+
+def check_local(place: Path, named: str) -> None:
+    """Raises Failure for a URL: as a path it would be a directory below this one."""
+    url = _URL.match(str(place))
+    if url is not None:
+        mend = "Name a directory on a file system that is mounted here."
+        raise Failure(Exit.USAGE, f"{named}: {url[1]}://{url[2]} is a URL, and this must be a directory", mend)
 
 
 @contextmanager
@@ -123,6 +134,7 @@ def options_of(asked: Asked, environment: Mapping[str, str]) -> dict[str, str]:
     if asked.path is not None and asked.server is not None:
         raise OptionInvalid("--server and --path exclude each other.", "Which history is it?")
     if asked.path is not None:
+        check_local(asked.path, "--path")
         options = {"path": str(asked.path.resolve())}
     else:
         options = {"server": server_of(asked, environment)}
@@ -226,15 +238,16 @@ def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
 
 
 @contextmanager
-def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
-    """See `veilmq.pipeline.session.session`; the session is stopped at the end."""
+def started(where: Where) -> Iterator["SparkSession"]:
+    """See `veilmq.pipeline.session.session`; the session is stopped at the end. Raises OptionInvalid."""
     from veilmq.pipeline.session import session
 
+    settings = {"spark.log.level": "ERROR"} | _settings(where.conf or [])
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        spark = session(master, remote, settings={"spark.log.level": "ERROR"})
+        spark = session(where.master, where.remote, settings=settings)
     finally:
         if heeds:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -260,6 +273,16 @@ def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
         raise
     finally:
         spark.stop()
+
+
+def _settings(conf: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for each in conf:
+        key, equals, value = each.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise OptionInvalid(f"--conf {each}: it is no KEY=VALUE.", "It looks like spark.driver.memory=4g.")
+        found[key] = value
+    return found
 
 
 def hush(spark: "SparkSession") -> None:

@@ -72,7 +72,9 @@ _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
 _ELSEWHERE: Final = "://"
 _NONE: Final = -1
-_BATCHES_MAX: Final = 1_000_000
+_REPORTS_KEPT: Final = 1_000
+"""More than there are batches in `_LOOK_SECONDS`."""
+_LOOK_SECONDS: Final = 5
 _HELD: Final = "Does somebody else hold its messages, or can the adapter not decode some, as the log would tell?"
 _SMALL_GROUPS: Final = {
     "parquet.block.size": str(32 << 20),
@@ -131,12 +133,10 @@ def drain(
             reader = spark.readStream.format("veilmq").options(**given)
             frame = (reader if schema is None else reader.schema(schema)).load()
             query = _started(spark, frame if transform is None else transform(frame), sink, directory, name)
-            query.awaitTermination()
+            rows = _counted(spark, query)
             runs += 1
-            for progress in query.recentProgress:
-                # The progress key of that name is empty over Spark Connect.
-                messages += progress.numInputRows
-                batches += progress.numInputRows > 0
+            messages += sum(rows)
+            batches += sum(1 for each in rows if each)
             if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
                 break
             if until is not None and SYSTEM.monotonic() - started > until:
@@ -155,22 +155,37 @@ def _started(
     writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
     if name is not None:
         writer = writer.queryName(name)
+    if not isinstance(sink, str):
+        return writer.foreachBatch(sink).start()
+    kind, colon, path = sink.partition(":")
+    if not colon or kind not in _FORMATS:
+        raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
+    check_table(kind, path, directory / "checkpoint")
+    if kind == "delta":
+        check_place(path, to_arrow_schema(frame.schema, timezone="UTC"))
+    form, options = _FORMATS[kind]
+    return writer.format(form).options(**options).option("path", path).start()
+
+
+def _counted(spark: "SparkSession", query: Any) -> list[int]:
+    """Wait until the query ends; the rows of each batch.
+
+    Spark keeps the reports of the last 100 batches (or of as many as the user set) and reads the setting anew with each
+    of them, so it is raised while the query runs, and reports are taken as they come.
+    """
     before = spark.conf.get(_PROGRESS)
-    # The query's progress reports are counted here, so none may be dropped.
-    spark.conf.set(_PROGRESS, str(_BATCHES_MAX))
+    rows: dict[int, int] = {}
+    spark.conf.set(_PROGRESS, str(_REPORTS_KEPT))
     try:
-        if not isinstance(sink, str):
-            return writer.foreachBatch(sink).start()
-        kind, colon, path = sink.partition(":")
-        if not colon or kind not in _FORMATS:
-            raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
-        check_table(kind, path, directory / "checkpoint")
-        if kind == "delta":
-            check_place(path, to_arrow_schema(frame.schema, timezone="UTC"))
-        form, options = _FORMATS[kind]
-        return writer.format(form).options(**options).option("path", path).start()
+        is_over = False
+        while not is_over:
+            is_over = query.awaitTermination(_LOOK_SECONDS)
+            for report in query.recentProgress:
+                # The progress key of that name is empty over Spark Connect.
+                rows[report.batchId] = max(report.numInputRows, rows.get(report.batchId, 0))
     finally:
         spark.conf.set(_PROGRESS, str(before))
+    return list(rows.values())
 
 
 def _is_empty(url: str) -> bool:

@@ -35,7 +35,7 @@ class ExportTaken(PipelineError):
 
 def export(
     history: History,
-    directory: Path,
+    directory: Path | str,
     *,
     start: int | None = None,
     until: int | None = None,
@@ -47,6 +47,7 @@ def export(
     start: for an empty directory, the offset to begin with (by default the first). Raises HistoryGap if the history no
     longer holds the next offset or is another history, ExportTaken, and PipelineError.
     """
+    directory = Path(directory)
     make_directory(directory)
     with alone(directory):
         restore(directory)

@@ -223,7 +223,9 @@ _DATA_EXCEPTION: Final = "22"
 _VECTORS: Final = "spark.sql.parquet.enableVectorizedReader"
 
 
-def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None = None, key: str | None = None) -> int:
+def replay(
+    spark: "SparkSession", table: Path | str, queue: str, *, where: str | None = None, key: str | None = None
+) -> int:
     """Send the rows of a table (Parquet or Delta) to the queue of that URL; returns the number of rows.
 
     where: a condition in SQL; key: a column whose equal rows a FIFO queue takes once, by default `id`. On a FIFO queue
@@ -231,6 +233,7 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
     """
     from pyspark.sql import functions as f
 
+    table = Path(table)
     rows = read(spark, table)
     if "body" not in rows.columns:
         raise OptionInvalid(f"{table} has no column body.", "Is it an archive?")

@@ -32,7 +32,7 @@ from veilmq.client.large.pointer import read as read_pointer
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.records.objects import ObjectStore
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import InFlightFull, VeilError
 from veilmq.pipeline.drain.bad_records import BadRecord, of_manifest, unsent
 from veilmq.pipeline.drain.batches import Batch
 from veilmq.pipeline.drain.manifests import open_manifest
@@ -121,7 +121,7 @@ class Gathering:
                 self._under_way += 1
             came: list[Received] = []
             try:
-                came = self._queue.receive(count, lease=self._lease)
+                came = _received(self._queue, count, lease=self._lease)
             except VeilError as error:
                 self.error = error
             finally:
@@ -173,10 +173,19 @@ def gather(
     count, taken = room.take(wanted)
     came: list[Received] = []
     try:
-        came = queue.receive(count, lease=lease, wait=min(wait, queue.capabilities.wait_max))
+        came = _received(queue, count, lease=lease, wait=min(wait, queue.capabilities.wait_max))
     finally:
         room.give_back(taken, came)
     return came
+
+
+def _received(queue: Queue, count: int, *, lease: float, wait: float = 0) -> list[Received]:
+    """A queue of which others hold so many messages that it gives out none is as good as empty."""
+    try:
+        return queue.receive(count, lease=lease, wait=wait)
+    except InFlightFull as error:
+        log.info("nothing comes until others are done: %s", error)
+        return []
 
 
 def each_chunk(pool: ThreadPoolExecutor, work: Callable[[list[str]], None], items: list[str], size: int) -> None:
