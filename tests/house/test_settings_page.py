@@ -55,6 +55,7 @@ def test_every_metric_that_the_page_names_exists() -> None:
         for kind, name in re.findall(r"(Counter|Gauge|Histogram)MetricFamily\(\s*\"(veilmq_[a-z_]+)\"", source)
     }
     families |= {f"{name}_total" for name in re.findall(r"_counters\(\s*\"(veilmq_[a-z_]+)\"", source)}
-    families |= {f"veilmq_commit_seconds_{part}" for part in ("bucket", "count", "sum")}
+    histograms = re.findall(r"_histogram\(\s*\"(veilmq_[a-z_]+)\"", source)
+    families |= {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
     assert named
     assert named <= families | counters
