@@ -1,5 +1,6 @@
 """The log of a shard in a real PostgreSQL: appends, what is unknown of one, reading, segments."""
 
+import os
 from concurrent.futures import Future
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from tests.support.postgres import until
 from veilmq.cluster.postgres import Unreachable
 from veilmq.cluster.postgres.log import LogLost, PostgresLog, insertion
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogTrimmed
+from veilmq.cluster.postgres.schema import log_bytes
 from veilmq.model.instant import Instant
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
 
@@ -291,6 +293,26 @@ class TestSegments:
         assert reader.drop_below(1_000_000) == [0]
         log.append(128, b"in the next segment")
         assert cluster.log().end.lsn == 128
+
+    def test_of_the_one_with_the_snapshot_only_what_came_since_counts(self, cluster: Cluster) -> None:
+        """Else one snapshot after the other is written until the segment ends."""
+        log = cluster.log()
+        for lsn in range(1, 101):
+            log.append(lsn, os.urandom(10_000))
+        with cluster.postgres().connect() as session:
+            whole, second, none = (log_bytes(session, lsn, 64) for lsn in (0, 64, 100))
+            assert (whole, none) == (log_bytes(session), 0)
+            for lsn in (20, 63, 70):
+                assert log_bytes(session, lsn, 64) == pytest.approx((100 - lsn) * whole / 100, rel=0.1)
+            assert second < whole
+
+    def test_leave_no_prepared_statements_behind(self, cluster: Cluster) -> None:
+        """A connection lives for months."""
+        log = cluster.log()
+        fill(log, 200)
+        assert log._session is not None
+        named = "select count(*) from pg_prepared_statements where name like 'veilmq%'"
+        assert log._session.execute(named).fetchall() == [(1,)]
 
     def test_are_not_dropped_under_a_reader(self, cluster: Cluster) -> None:
         fill(cluster.log(), 128)

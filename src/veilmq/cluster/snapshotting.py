@@ -27,8 +27,9 @@ from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, NotOurs
 from veilmq.store.log import Diverged, Point
 
-SNAPSHOT_BYTES: Final = 1 << 30
-"""A snapshot is due when the log since the last one has so many bytes, and at least as many as the state."""
+SNAPSHOT_BYTES: Final = 256 << 20
+"""A snapshot is due when the log since the last one has so many bytes, and at least as many as the state: a server that
+begins with nothing applies them in some seconds."""
 LOOK_SECONDS: Final = 1.0
 LOOKS_BETWEEN: Final = 10
 """After so many looks for a question it is seen whether a snapshot is due."""

@@ -27,8 +27,8 @@ SHARD: Final = 0
 LEASE_US: Final = 3 * SECOND_US
 SEGMENT_NAME: Final = f"log_{SHARD}_{{}}"
 SECRET_BYTES: Final = 32
-SEGMENT: Final = 65_536
-"""Records of one segment: some 300 MB."""
+SEGMENT: Final = 4_096
+"""Records of one segment: some 20 MB, and with large bodies a gigabyte. It is dropped as a whole."""
 
 _TABLES: Final = """
     create table veilmq.shard (
@@ -273,14 +273,21 @@ def segments(session: Session) -> list[int]:
     return sorted(int(match[1]) for match in names if match)
 
 
-def log_bytes(session: Session, first: int = 0) -> int:
-    """Bytes of the segments from that number on."""
-    names = [f"veilmq.{SEGMENT_NAME.format(number)}" for number in segments(session) if number >= first]
-    [(size,)] = session.execute(
-        "select coalesce(sum(pg_total_relation_size(to_regclass(name))), 0)::bigint from unnest(%s::text[]) as name",
-        (names,),
-    )
-    return int(size)
+def log_bytes(session: Session, lsn: int = 0, segment: int = SEGMENT) -> int:
+    """Bytes of the records after lsn: of its own segment the share that they are of its records."""
+    numbers = [number for number in segments(session) if number >= lsn // segment]
+    names = [f"veilmq.{SEGMENT_NAME.format(number)}" for number in numbers]
+    sizes = [
+        int(size or 0)
+        for (size,) in session.execute(
+            "select pg_total_relation_size(to_regclass(name)) from unnest(%s::text[]) as name", (names,)
+        )
+    ]
+    if lsn and numbers and numbers[0] == lsn // segment:
+        query = sql.SQL("select coalesce(max(lsn), 0) from {}").format(segment_table(numbers[0]))
+        [(last,)] = session.execute(query)
+        sizes[0] = sizes[0] * (last - lsn) // (last % segment + 1)
+    return sum(sizes)
 
 
 def drop_segments(session: Session, lsn: int, segment: int) -> list[int]:

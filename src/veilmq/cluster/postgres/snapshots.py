@@ -78,10 +78,10 @@ class Snapshots:
             return _rows(session)
 
     def log_bytes(self) -> int:
-        """Bytes of the log's segments from the newest snapshot on. Raises Unreachable, Unfit."""
+        """Bytes of the log since the newest snapshot. Raises Unreachable, Unfit."""
         with self._asked() as (session, shard):
             ((lsn,),) = session.execute("select coalesce(max(lsn), 0) from veilmq.snapshot")
-            return log_bytes(session, lsn // shard.segment)
+            return log_bytes(session, lsn, shard.segment)
 
     @contextmanager
     def turn(self) -> Iterator[bool]:

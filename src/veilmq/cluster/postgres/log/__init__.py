@@ -219,9 +219,12 @@ class PostgresLog(Connected):
             except psycopg.errors.UndefinedTable:  # nobody called `prepare`
                 add_segment(session, number, self._segment)
                 inserted = insert()
-            with suppress(psycopg.Error):
-                session.execute(preparation(number))
-                self._prepared = (session, number)
+            if self._prepared != (session, number):
+                with suppress(psycopg.Error):
+                    session.execute(preparation(number))
+                    before, self._prepared = self._prepared, (session, number)
+                    if before is not None and before[0] is session:
+                        session.execute(f"deallocate {_name(before[1])}")
             return inserted
 
         return self._inserted(lsn, insert_into)
