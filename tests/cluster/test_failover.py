@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import sleep
 
 import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
@@ -70,6 +71,7 @@ def test_what_was_acknowledged_survives(breakable: Cluster) -> None:
             except NotOwner:
                 raise
             except NotAppended:
+                sleep(0.001)  # it is refused at once while nobody is the primary
                 continue
             acknowledged[lsn] = record
             lsn += 1
