@@ -306,10 +306,23 @@ class TestSegments:
                 assert log_bytes(session, lsn, 64) == pytest.approx((100 - lsn) * whole / 100, rel=0.1)
             assert second < whole
 
+    def test_a_statement_that_is_gone_is_prepared_anew(self, cluster: Cluster) -> None:
+        log = cluster.log()
+        fill(log, 2)
+        assert log._session is not None
+        log._session.execute("deallocate all")
+        with pytest.raises(NotAppended, match="does not exist"):
+            log.append(3, b"third")
+        log.append(3, b"third")
+        log.append(4, b"fourth")
+        assert log.heard_of == 2
+
     def test_leave_no_prepared_statements_behind(self, cluster: Cluster) -> None:
         """A connection lives for months."""
         log = cluster.log()
-        fill(log, 200)
+        for lsn in range(1, 201):
+            log.append(lsn, b"x")
+            log.prepare()
         assert log._session is not None
         named = "select count(*) from pg_prepared_statements where name like 'veilmq%'"
         assert log._session.execute(named).fetchall() == [(1,)]

@@ -50,6 +50,7 @@ _INSERT: Final = """
 """
 _DENSE: Final = " where exists (select from {before} where lsn = %s and epoch = %s)"
 _PREPARE: Final = "prepare {} (bigint, bigint, bytea, bigint, bigint, bigint) as {}"
+_NAMES: Final = count(1)
 _BINARY: Final = [pq.Format.BINARY] * 6
 _pack: Final = Struct("!q").pack
 
@@ -83,8 +84,8 @@ class PostgresLog(Connected):
         self._closing = threading.Event()
         self._ended: AppendUnknown | None = None
         self._sending: _Sending | None = None
-        self._prepared: tuple[Session, int] | None = None
-        """On which session `send` may append, and to which segment."""
+        self._prepared: tuple[Session, int, str] | None = None
+        """On which session `send` may append, to which segment, and by which statement."""
         self._failed: ClusterError | None = None
         self._failed_until = 0.0
         session = self._postgres.connect()
@@ -129,6 +130,8 @@ class PostgresLog(Connected):
             epoch, began_s = (self.epoch, perf_counter()) if sending is None else (sending.epoch, sending.began_s)
             try:
                 confirmed = sending is not None and sending.confirmed
+                if sending is not None and not confirmed:
+                    self._prepared = None  # perhaps that statement is gone
                 inserted = confirmed or self._insert(lsn, epoch, record, sending)
             except Uncertain as error:
                 log.warning("record %d: %s; finding out whether it is in the log", lsn, error)
@@ -145,17 +148,18 @@ class PostgresLog(Connected):
         """As in `Log`. Begins nothing where more than one statement is needed."""
         assert not self._busy.locked(), "an append is under way"
         self._may_append(lsn)
-        session, last, segment = self._session, self._last, lsn // self._segment
+        session, last, segment, prepared = self._session, self._last, lsn // self._segment, self._prepared
         if (
             session is None
-            or self._prepared != (session, segment)
+            or prepared is None
+            or prepared[:2] != (session, segment)
             or last.lsn // self._segment != segment
             or self._ownership.unfit is not None
             or not self._postgres.is_usable(session)
         ):
             return None
         sending = self._sending = _Sending(session, self.epoch)
-        sending.send(segment, [_pack(lsn), _pack(self.epoch), record, _pack(self.epoch), *map(_pack, last[:2])])
+        sending.send(prepared[2], [_pack(lsn), _pack(self.epoch), record, _pack(self.epoch), *map(_pack, last[:2])])
         return sending.descriptor
 
     def heard(self) -> bool | None:
@@ -219,15 +223,23 @@ class PostgresLog(Connected):
             except psycopg.errors.UndefinedTable:  # nobody called `prepare`
                 add_segment(session, number, self._segment)
                 inserted = insert()
-            if self._prepared != (session, number):
-                with suppress(psycopg.Error):
-                    session.execute(preparation(number))
-                    before, self._prepared = self._prepared, (session, number)
-                    if before is not None and before[0] is session:
-                        session.execute(f"deallocate {_name(before[1])}")
+            self._prepare(session, number)
             return inserted
 
         return self._inserted(lsn, insert_into)
+
+    def _prepare(self, session: Session, number: int) -> None:
+        """Prepare what `send` executes, unless that is done. What was prepared for the segment before is given back:
+        a connection lives for months."""
+        before, name = self._prepared, f"veilmq_append_{next(_NAMES)}"
+        if before is not None and before[:2] == (session, number):
+            return
+        self._prepared = None
+        with suppress(psycopg.Error):
+            session.execute(preparation(name, number))
+            self._prepared = (session, number, name)
+            if before is not None and before[0] is session:
+                session.execute(f"deallocate {before[2]}")
 
     def _inserted(self, lsn: int, insert: Callable[[], bool]) -> bool:
         """What an insertion says. Raises NotAppended, Uncertain."""
@@ -326,11 +338,11 @@ class _Sending:
         self.confirmed = False
         """Whether the record is certainly in the log."""
 
-    def send(self, segment: int, parameters: list[bytes]) -> None:
+    def send(self, statement: str, parameters: list[bytes]) -> None:
         """Send it. If that fails, all that is heard is that the connection is lost."""
         self._session.remarks.clear()
         with suppress(psycopg.Error):
-            self._session.pgconn.send_query_prepared(_name(segment).encode(), parameters, _BINARY)
+            self._session.pgconn.send_query_prepared(statement.encode(), parameters, _BINARY)
             if next(self._coming) == Wait.R:
                 self.descriptor = self._session.fileno()
 
@@ -373,16 +385,11 @@ class _Sending:
             connection.consume_input()
 
 
-def _name(segment: int) -> str:
-    """Of the prepared statement that appends to a segment."""
-    return f"veilmq_append_{segment}"
-
-
-def preparation(segment: int) -> str:
-    """The statement that prepares that, for a segment that has the record before, too."""
+def preparation(name: str, segment: int) -> str:
+    """The statement that prepares one that appends to a segment that has the record before, too."""
     counting = count(1)
     numbered = re.sub("%[sb]", lambda _: f"${next(counting)}", insertion(segment, segment, True).decode())
-    return _PREPARE.format(_name(segment), numbered)
+    return _PREPARE.format(name, numbered)
 
 
 @lru_cache(maxsize=4)
