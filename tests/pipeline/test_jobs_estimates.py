@@ -161,6 +161,13 @@ def test_the_tail_chooses_the_law(tail: str) -> None:
         assert ratio == pytest.approx(1, rel=0.1)
 
 
+def test_a_law_that_only_fits_the_body_is_contradicted_by_its_tail() -> None:
+    """A hundred messages of a heavy tail agree with a lognormal law as well as such a sample can tell."""
+    random = np.random.default_rng(3)
+    curves = [Curve(sample_of(cells(pareto(5, 1.5), 1 / 1_000, 100, 600.0, None, random))) for _ in range(DRAWS)]
+    assert sum(curve.law is not None for curve in curves) <= 1
+
+
 def covered(law: Law, share: float, found: list[tuple[float, float | None]]) -> int:
     true = law.quantile(share)
     return sum(low <= true and (high is None or true <= high) for low, high in found)

@@ -13,7 +13,7 @@ from tests.support.histories import Workload, bimodal, history, lognormal, paret
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.session import show
 from veilmq.pipeline.report import Analysis, figures, page
-from veilmq.pipeline.report.figures import ROLES, say
+from veilmq.pipeline.report.drawing import ROLES, Drawing, say
 from veilmq.testing.for_each import for_each
 
 STRANGE = "<script>alert(1)</script>"
@@ -115,6 +115,37 @@ def test_today_and_the_recommended_lease_are_marked(text: str, found: Any) -> No
     assert f"one for all {say(found.split.together_timeout_s.max())}" in text
 
 
+def test_a_card_begins_with_what_needs_no_change_of_code(text: str, found: Any) -> None:
+    """With the interval, and of how many messages it is."""
+    rows = found.timeouts
+    video, billing = rows[rows["type"].eq("video")].iloc[0], rows[rows.queue.eq("billing")].iloc[0]
+    assert f'<span class="from">today {say(120)}</span>; <span class="new">set {say(video.timeout_s)}</span>' in text
+    assert f"95 % sure: {say(video.timeout_low_s)} to {say(video.timeout_high_s)}; from 600 messages" in text
+    assert f'today {say(60)}, extended</span>; <span class="new">extend every {say(billing.renew_after_s)}' in text
+
+
+def test_a_pointer_is_told_values(text: str, found: Any) -> None:
+    point = found.redelivery[found.redelivery["type"].eq("video")].iloc[20]
+    assert f"<title>timeout {say(point.timeout_s)}: {figures.percent(point.redelivered)} are started twice (" in text
+    for figure in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', figure).groups())  # type: ignore[union-attr]
+        for x, y, wide, high in re.findall(r'<rect x="(\S+)" y="(\S+)" width="(\S+)" height="(\S+)" fill', figure):
+            assert 0 <= float(x) <= float(x) + float(wide) <= width
+            assert 0 <= float(y) <= float(y) + float(high) <= height
+
+
+def test_a_filter_finds_cards_panels_and_rows(text: str) -> None:
+    assert '<input type="search" id="filter"' in text
+    for element in ('<div class="card"', '<g id="redelivery-panel-', '<g id="survival-panel-', "<tr"):
+        assert re.search(re.escape(element) + r'[^>]* data-name="media · video"', text), element
+
+
+def test_panels_of_a_row_have_one_scale() -> None:
+    panels = Drawing("x", 2, 3).panels
+    figures._on_one_scale([(panel, 1.0 + at, 10.0 * (at + 1)) for at, panel in enumerate(panels)])
+    assert [panel.get_xlim() for panel in panels] == [(1, 30)] * 3 + [(4, 60)] * 3
+
+
 def test_a_history_that_says_nothing_says_so(found: Any) -> None:
     nothing = SimpleNamespace(**{name: rows.iloc[:0] for name, rows in vars(found).items()})
     assert "Too few leases" in page(nothing, source="x", offsets=(0, 0), now=0.0)
@@ -207,5 +238,5 @@ def test_a_long_name_does_not_push_panels_apart() -> None:
     width = float(re.search(r'viewBox="0 0 (\S+)', drawn)[1])  # type: ignore[index]
     short = figures.redelivery(points.replace("n" * 80, "n"), rows.replace("n" * 80, "n"))
     assert width == float(re.search(r'viewBox="0 0 (\S+)', short)[1])  # type: ignore[index]
-    assert "n" * 80 not in drawn
+    assert "n" * 80 not in re.sub("<[^>]*>", "", drawn), "the filter knows the whole name, and nobody sees it"
     assert f"{'n' * 13}…{'n' * 9} · t" in drawn

@@ -19,7 +19,7 @@ from veilmq.pipeline import publish
 from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.jobs import attempts, health, split, survival, timeouts
 from veilmq.pipeline.report import figures
-from veilmq.pipeline.report.figures import say
+from veilmq.pipeline.report.drawing import say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -125,6 +125,24 @@ WINDOWS_MAX = 300
 
 
 _CARDS_MAX: Final = 6
+_CARDS_MOST: Final = 200
+"""With those that only a filter shows."""
+_FILTER: Final = (
+    '<p><input type="search" id="filter" placeholder="queue or type" aria-label="Show queues and types with these'
+    ' letters" /></p>'
+)
+_SCRIPT: Final = f"""
+const filter = document.getElementById("filter");
+if (filter) filter.addEventListener("input", () => {{
+  const wanted = filter.value.trim().toLowerCase();
+  let cards = 0;
+  for (const each of document.querySelectorAll("[data-name]")) {{
+    const fits = each.dataset.name.includes(wanted);
+    if (each.tagName === "g") each.style.opacity = fits ? 1 : 0.12;
+    else each.hidden = !fits || (each.className === "card" && !wanted && ++cards > {_CARDS_MAX});
+  }}
+}});
+"""
 _WORTH: Final = 0.02
 """Share of today's cost: a change that saves less gets no card."""
 
@@ -147,6 +165,8 @@ section { background:var(--surface); border:1px solid var(--rule); border-radius
 .card { background:var(--surface); border:1px solid var(--rule); border-radius:12px; padding:1rem 1.1rem }
 .card b { display:block; overflow-wrap:anywhere } .card .to { font-size:1.45rem; font-weight:650; margin:.25rem 0 }
 .card .from { color:var(--today) } .card .new { color:var(--better) } .card small { color:var(--muted); display:block }
+.card[hidden] { display:none } #filter { font:inherit; color:var(--ink); background:var(--surface); width:100%;
+  max-width:22rem; padding:.4rem .7rem; border:1px solid var(--rule); border-radius:8px }
 details summary { cursor:pointer; font-weight:600 }
 table { border-collapse:collapse; font-size:.86rem; margin-top:.8rem; font-variant-numeric:tabular-nums; width:100% }
 th,td { padding:.32rem .6rem; text-align:right; border-bottom:1px solid var(--rule); white-space:nowrap }
@@ -169,13 +189,16 @@ def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, 
         _table(
             "All queues and types: what is recommended",
             timeouts,
-            ("today_lease_s", "today_cost", "timeout_s", "timeout_at_least_s", "timeout_cost", "first_lease_s",
+            ("attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_low_s", "timeout_high_s",
+             "timeout_at_least_s", "timeout_cost", "first_lease_s", "first_lease_low_s", "first_lease_high_s",
              "renew_after_s", "cost", "cost_low", "cost_high", "basis"),
         ),
         _table(
             "All queues and types: how long work takes",
             quantiles,
-            ("attempts", "censored_share", "crashes", "p50_s", "p90_s", "p99_s", "p99_basis", "at_least_s", "reach_s"),
+            ("attempts", "censored_share", "crashes", "p50_s", "p50_low_s", "p50_high_s", "p90_s", "p90_low_s",
+             "p90_high_s", "p99_s", "p99_low_s", "p99_high_s", "p99_basis", "at_least_s", "reach_s", "length_of",
+             "by_attempt_p50_s"),
         ),
     ]  # fmt: skip
     return (
@@ -183,36 +206,71 @@ def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, 
         '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" '
         f'content="light dark"><title>VeilMQ: leases</title><style>{_CSS}</style></head>\n<body><main>\n'
         + "\n".join(part for part in body if part)
-        + "\n</main></body></html>\n"
+        + f"\n</main><script>{_SCRIPT}</script></body></html>\n"
     )
 
 
 def _cards(timeouts: Any) -> str:
-    cards = []
-    known = figures.worst(timeouts)
+    cards: list[str] = []
+    known = figures.worst(timeouts, _CARDS_MOST)
     for _, row in known.iterrows():
-        saved = 1 - float(row.cost) / float(row.today_cost) if row.today_cost else 0.0
-        if saved < _WORTH:
-            continue
-        now = f"{say(float(row.today_lease_s))}{', extended' if row.today_renewed else ''}"
-        new = f"{say(float(row.first_lease_s))}, extended after {say(float(row.renew_after_s))}"
-        if row.timeout_s == row.timeout_s and row.timeout_s is not None:
-            plain = f"Without extending: {say(float(row.timeout_s))}."
-        elif row.timeout_at_least_s == row.timeout_at_least_s and row.timeout_at_least_s is not None:
-            plain = f"Without extending: at least {say(float(row.timeout_at_least_s))}."
-        else:
-            plain = ""
-        cards.append(
-            f'<div class="card"><b>{escape(figures.label_of(row))}</b><div class="to"><span class="new">'
-            f"{escape(new)}</span></div><small>today <span class='from'>{escape(now)}</span>; "
-            f"costs {100 * saved:.0f} % less, waits {say(float(row.recovery_s))} after a crash. "
-            f"{escape(plain)}</small></div>"
-        )
+        card = _card(row)
+        if card:
+            # Those of less weight are shown to who filters for them.
+            hidden = " hidden" if len(cards) >= _CARDS_MAX else ""
+            name = figures.label_of(row)
+            cards.append(
+                f'<div class="card" data-name="{escape(name.lower())}"{hidden}><b>{escape(name)}</b>{card}</div>'
+            )
     if not len(known):
         return ""
     if not cards:
         return "<section><h2>Nothing to change</h2><p>Today's leases cost about what the best would.</p></section>"
-    return f'<div class="cards">{"".join(cards[:_CARDS_MAX])}</div>'
+    return f'{_FILTER}<div class="cards">{"".join(cards)}</div>'
+
+
+def _card(row: Any) -> str:
+    """What to set without changing code, then what workers that extend would gain; empty if neither is worth it."""
+    today, plain, kept = float(row.today_lease_s), _known(row.timeout_s), float(row.cost)
+    saved = 1 - kept / float(row.today_cost) if row.today_cost else 0.0
+    extend = (
+        f"leases of {say(float(row.first_lease_s))} ({_between(row.first_lease_low_s, row.first_lease_high_s)}), a dead"
+        f" worker's message back after {say(float(row.recovery_s))}, {100 * saved:.0f} % cheaper than today"
+    )
+    number = f"from {float(row.attempts):,.0f} messages"
+    if row.today_renewed:
+        if saved < _WORTH:
+            return ""
+        head, rest = f"extend every {say(float(row.renew_after_s))}", f"{extend}; {number}"
+    else:
+        least = _known(row.timeout_at_least_s)
+        if plain is not None and row.today_cost and 1 - float(row.timeout_cost) / float(row.today_cost) >= _WORTH:
+            head = f"set {say(plain)}"
+            rest = f"95 % sure: {_between(row.timeout_low_s, row.timeout_high_s)}; {number}"
+        elif plain is None and least is not None and least > today:
+            head, rest = f"set at least {say(least)}", f"longer work was not seen; {number}"
+        elif saved >= _WORTH:
+            head, rest = f"keep {say(today)}", number
+        else:
+            return ""
+        if saved >= _WORTH:
+            rest += f". Workers that extend, every {say(float(row.renew_after_s))}: {extend}"
+    now = f"today {say(today)}{', extended' if row.today_renewed else ''}"
+    return (
+        f'<div class="to"><span class="from">{escape(now)}</span>; <span class="new">{escape(head)}</span></div>'
+        f"<small>{escape(rest)}.</small>"
+    )
+
+
+def _between(low: Any, high: Any) -> str:
+    least, most = _known(low), _known(high)
+    if least is None:
+        return "unknown"
+    return f"{say(least)} or more" if most is None else f"{say(least)} to {say(most)}"
+
+
+def _known(value: Any) -> float | None:
+    return None if value is None or value != value else float(value)
 
 
 def _figures(found: Analysis) -> list[str]:
@@ -223,7 +281,7 @@ def _figures(found: Analysis) -> list[str]:
         _section(
             "How long does work take?",
             "The share of attempts still at work. Ticks are attempts that were cut off: crashes, and work given back. "
-            "Where the shading begins, nothing was seen; a dotted line is a lognormal law that agrees with what was.",
+            "Where the shading begins, nothing was seen; a dotted line is a law that agrees with what was.",
             figures.survival(found.curve, timeouts),
         ),
         _section(
@@ -255,7 +313,8 @@ def _table(title: str, rows: Any, columns: tuple[str, ...]) -> str:
     lines = []
     for _, row in figures.told_apart(rows, rows).iterrows():
         cells = "".join(f"<td>{escape(_cell(name, row[name]))}</td>" for name in columns)
-        lines.append(f'<tr><td class="t">{escape(figures.label_of(row))}</td>{cells}</tr>')
+        name = escape(figures.label_of(row))
+        lines.append(f'<tr data-name="{name.lower()}"><td class="t">{name}</td>{cells}</tr>')
     return (
         f"<section><details><summary>{title}</summary><table><thead><tr><th>queue</th>{heads}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></details></section>"

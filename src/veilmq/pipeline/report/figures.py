@@ -1,184 +1,38 @@
-"""The figures of a report, each the answer to one question, and their common look.
+"""The figures of a report, each the answer to one question.
 
 Strategy: a figure shows the queues and types that matter most, by what today's leases cost; the tables below have all.
-Frames are those of the jobs: `curve`, `recommended`, `redelivery_curve`, `split`, `health`.
-
-matplotlib draws in placeholder colours that nothing else uses. In the SVG each becomes a CSS variable, so the page
-decides between light and dark. Text stays text.
+Panels of one row have one scale. Frames are those of the jobs: `curve`, `recommended`, `redelivery_curve`, `split`,
+`health`.
 """
 
-import io
-import re
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Sequence
 from math import log
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-ROLES: Final = {
-    "ink": "#010101",
-    "muted": "#020202",
-    "rule": "#030303",
-    "surface": "#040404",
-    "today": "#050505",
-    "better": "#060606",
-    "series-1": "#0a0a01",
-    "series-2": "#0a0a02",
-    "series-3": "#0a0a03",
-    "series-4": "#0a0a04",
-    "series-5": "#0a0a05",
-    "series-6": "#0a0a06",
-}
-SERIES: Final = tuple(color for role, color in ROLES.items() if role.startswith("series"))
-INK, MUTED, RULE, SURFACE = ROLES["ink"], ROLES["muted"], ROLES["rule"], ROLES["surface"]
-TODAY, BETTER = ROLES["today"], ROLES["better"]
-ON_SURFACE: Final = {"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
-_STYLE: Final[Any] = {
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": MUTED,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "text.color": INK,
-    "text.parse_math": False,  # a message type is its sender's text: dollars in it are no formula
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-}
-_TIMES: Final = (
-    (1e-3, "1 ms"), (1e-2, "10 ms"), (0.1, "0.1 s"), (1, "1 s"), (10, "10 s"), (60, "1 min"), (600, "10 min"),
-    (3_600, "1 h"), (21_600, "6 h"), (86_400, "1 d"),
-)  # fmt: skip
-_METADATA: Final = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
-_SIZE: Final = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
-_OPENING: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" \\1>'
+from veilmq.pipeline.report.drawing import (
+    BETTER,
+    INK,
+    MUTED,
+    ON_SURFACE,
+    SERIES,
+    SURFACE,
+    TODAY,
+    Drawing,
+    mark,
+    say,
+    styled,
+    time_axis,
 )
-_FONT: Final = re.compile(r'font: ((?:bold )?[\d.]+px) [^;"]*')
-_NAMED: Final = re.compile(r'id="([a-zA-Z0-9.]+_\d+)"')
-"""Elements that each figure numbers from the start; clips and marks have names of their own."""
 
-
-Figure = TypeVar("Figure", bound=Callable[..., str])
 PANELS_MAX: Final = 6
+_HOVERS: Final = 120
+"""Places on a panel, at most, of which a pointer is told."""
 TITLE_MAX: Final = 27
 _COLUMNS: Final = 3
 _LOWEST: Final = 3e-4
 """Lowest share shown: below it a name has no room under its point."""
 _ROOM: Final = 0.6
 """Share of a panel's width: a point further right has its name on its left."""
-
-
-def styled(figure: Figure) -> Figure:
-    """A function that draws, in our style."""
-
-    @wraps(figure)
-    def drawn(*given: Any) -> str:
-        import matplotlib
-
-        with matplotlib.rc_context(_STYLE):
-            return figure(*given)
-
-    return cast(Figure, drawn)
-
-
-class Drawing:
-    """One figure with panels side by side or below each other. Use it within `styled`."""
-
-    def __init__(self, name: str, rows: int, columns: int, *, width: float = 9.6, height: float = 2.7) -> None:
-        """name: unique among the figures of the page. height: of a row of panels, in inches."""
-        from matplotlib.figure import Figure
-
-        self.name = name
-        self.figure: Any = Figure(figsize=(width, height * rows), layout="constrained")
-        self.panels: list[Any] = list(self.figure.subplots(rows, columns, squeeze=False).flat)
-
-    def legend_below(self) -> None:
-        """One legend for all panels."""
-        known: dict[str, Any] = {}
-        for panel in self.panels:
-            handles, names = panel.get_legend_handles_labels()
-            known |= dict(zip(names, handles, strict=True))
-        self.figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=len(known) or 1)
-
-    def svg(self) -> str:
-        """The drawing, to embed in HTML."""
-        import matplotlib
-
-        text = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": self.name}):
-            self.figure.savefig(text, format="svg", metadata={"Date": None})
-        found = text.getvalue()
-        found = _METADATA.sub("", found[found.index("<svg") :])
-        found = _SIZE.sub(_OPENING, found, count=1)
-        found = _FONT.sub(r"font: \1 var(--font)", found)
-        found = _NAMED.sub(rf'id="{self.name}-\1"', found)
-        for role, color in ROLES.items():
-            found = found.replace(color, f"var(--{role})")
-        return found
-
-
-def time_axis(axis: Any, low: float, high: float, label: str) -> None:
-    """A logarithmic axis of seconds, with readable labels."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
-    low, high = max(low, 1e-3), max(high, low * 3, 3e-3)
-    shown = [(at, text) for at, text in _TIMES if low * 0.95 <= at <= high * 1.05]
-    if len(shown) < 2:
-        shown = [(low, say(low)), (high, say(high))]
-    axis.set_major_locator(FixedLocator([at for at, _ in shown]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_ticklabels([text for _, text in shown])
-    axis.set_label_text(label)
-    (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(low, high)
-
-
-def say(value: float | None) -> str:
-    """A readable duration."""
-    if value is None or value != value:
-        return "–"
-    if value < 1:
-        return f"{value * 1_000:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7_200 else f"{value / 3_600:.3g} h"
-
-
-def mark(panel: Any, x: float, color: str, text: str, *, high: float = 1.0, align: str = "left") -> None:
-    """A vertical line with its name at the top."""
-    panel.axvline(x, color=color, linewidth=1.4, linestyle=(0, (4, 2)))
-    name = panel.annotate(
-        text,
-        (x, high),
-        xycoords=("data", "axes fraction"),
-        xytext=(4 if align == "left" else -4, -2),
-        textcoords="offset points",
-        ha=align,
-        va="top",
-        fontsize=8.5,
-        color=color,
-        fontweight="bold",
-        bbox=ON_SURFACE,
-    )
-    name.set_in_layout(False)
 
 
 def told_apart(rows: Any, among: Any) -> Any:
@@ -215,11 +69,11 @@ def shortened(label: str) -> str:
     return f"{label[:half]}…{label[-half:]}"
 
 
-def worst(timeouts: Any) -> Any:
-    """The groups with the highest total cost today, at most `PANELS_MAX`."""
+def worst(timeouts: Any, most: int = PANELS_MAX) -> Any:
+    """The groups with the highest total cost today, so many at most."""
     known = timeouts[timeouts.basis != "too few"]
     cost = (known.attempts * known.today_cost).astype(float)
-    return told_apart(known.loc[cost.sort_values(ascending=False).index[:PANELS_MAX]], timeouts)
+    return told_apart(known.loc[cost.sort_values(ascending=False).index[:most]], timeouts)
 
 
 def _of(rows: Any, group: Any) -> Any:
@@ -235,15 +89,33 @@ def _panels(name: str, groups: Any, *, height: float = 2.7) -> tuple[Drawing, li
     rows = -(-count // columns)
     drawing = Drawing(name, rows, columns, width=3.3 * max(columns, 2), height=height)
     pairs = list(zip(drawing.panels, (row for _, row in groups.iterrows()), strict=False))
+    for panel, group in pairs:
+        drawing.named(panel, label_of(group))
     for panel in drawing.panels[len(groups) :]:
         panel.set_visible(False)
     return drawing, pairs
+
+
+def _on_one_scale(panels: Sequence[tuple[Any, float, float]]) -> None:
+    """Time axes of panels with what each has to show; those of a row show the same times."""
+    for first in range(0, len(panels), _COLUMNS):
+        row = panels[first : first + _COLUMNS]
+        low, high = min(each[1] for each in row), max(each[2] for each in row)
+        for panel, _, _ in row:
+            time_axis(panel.xaxis, low, high, "")
+
+
+def percent(share: float) -> str:
+    """A readable share."""
+    return f"{100 * share:.3g} %"
 
 
 @styled
 def survival(curve: Any, timeouts: Any) -> str:
     """How long does work take? The share still at it, with its interval, and where attempts were cut off."""
     drawing, pairs = _panels("survival", worst(timeouts))
+    spans = [_spread(_of(curve, group), group) for _, group in pairs]
+    _on_one_scale([(panel, *span) for (panel, _), span in zip(pairs, spans, strict=True)])
     for panel, group in pairs:
         rows = _of(curve, group)
         seen = rows[rows.within_reach]
@@ -251,14 +123,18 @@ def survival(curve: Any, timeouts: Any) -> str:
         panel.step(seen.seconds, seen.alive, where="post", color=SERIES[0], label="seen")
         law = rows[rows.law.notna()]
         if len(law):
-            panel.plot(law.seconds, law.law, color=INK, linewidth=1.2, linestyle=(0, (1, 2.5)), label="lognormal law")
+            panel.plot(law.seconds, law.law, color=INK, linewidth=1.2, linestyle=(0, (1, 2.5)), label="law")
         cut = seen[seen.censored > 0]
         share = cut.censored / max(float(rows.finished.sum() + rows.censored.sum()), 1.0)
         cut = cut[share > 0.0004]
         panel.plot(cut.seconds, cut.alive, "|", color=TODAY, markersize=6, markeredgewidth=1.1, label="cut off")
-        low, high = _spread(rows, group)
-        time_axis(panel.xaxis, low, high, "")
+        high = panel.get_xlim()[1]
         panel.set_ylim(0, 1.02)
+        shown = seen.iloc[:: max(1, len(seen) // _HOVERS)]
+        drawing.hover(panel, shown.seconds, (
+            f"after {say(row.seconds)} {percent(row.alive)} are at work ({percent(row.low)} to {percent(row.high)})"
+            for row in shown.itertuples()
+        ))  # fmt: skip
         panel.set_title(title_of(group))
         if group.reach_s < high:
             panel.axvspan(group.reach_s, high, color=MUTED, alpha=0.10, linewidth=0)
@@ -280,6 +156,11 @@ def _spread(rows: Any, group: Any) -> tuple[float, float]:
 def redelivery(points: Any, timeouts: Any) -> str:
     """How often does work outlive its lease? By the length of a lease that nobody extends."""
     drawing, pairs = _panels("redelivery", worst(timeouts))
+    longest = [
+        max(float(rows.timeout_s.max()) if len(rows) else 10.0, float(group.today_lease_s) * 1.3)
+        for group, rows in ((group, _of(points, group)) for _, group in pairs)
+    ]
+    _on_one_scale([(panel, 1.0, high) for (panel, _), high in zip(pairs, longest, strict=True)])
     for panel, group in pairs:
         rows = _of(points, group)
         seen, beyond = rows[rows.within_reach], rows[~rows.within_reach.astype(bool)]
@@ -291,13 +172,19 @@ def redelivery(points: Any, timeouts: Any) -> str:
         panel.set_ylim(1e-4, 1.3)
         panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
         panel.minorticks_off()
-        high = max(float(rows.timeout_s.max()) if len(rows) else 10.0, group.today_lease_s * 1.3)
-        time_axis(panel.xaxis, 1.0, high, "")
         _mark_leases(panel, group)
+        drawing.hover(panel, rows.timeout_s, map(_effect, rows.itertuples()))
         panel.set_title(title_of(group))
     if pairs:
         pairs[0][0].set_ylabel("started twice")
     return drawing.svg()
+
+
+def _effect(row: Any) -> str:
+    return (
+        f"timeout {say(row.timeout_s)}: {percent(row.redelivered)} are started twice ({percent(row.low)} to"
+        f" {percent(row.high)}); a dead worker's message is back after {say(row.recovery_s)}"
+    )
 
 
 def _mark_leases(panel: Any, group: Any) -> None:
@@ -316,6 +203,13 @@ def _mark_leases(panel: Any, group: Any) -> None:
 def tradeoff(points: Any, timeouts: Any) -> str:
     """What does a shorter recovery cost in duplicate work? The timeout grows along the curve."""
     drawing, pairs = _panels("tradeoff", worst(timeouts))
+    spans = []
+    for _, group in pairs:
+        near = _of(points, group)
+        near = near[near.within_reach & (near.recovery_s > 0)].recovery_s
+        waits = [float(each) for each in (group.recovery_s, group.today_recovery_s, *near)]
+        spans.append((max(min(waits) * 0.6, 0.1), max(waits) * 1.6))
+    _on_one_scale([(panel, *span) for (panel, _), span in zip(pairs, spans, strict=True)])
     for panel, group in pairs:
         rows = _of(points, group)
         rows = rows[rows.recovery_s > 0]
@@ -324,9 +218,7 @@ def tradeoff(points: Any, timeouts: Any) -> str:
         beyond = rows[rows.timeout_s >= float(seen.timeout_s.max() if len(seen) else 0.0)]
         panel.plot(seen.recovery_s, seen.redelivered.clip(1e-4), color=SERIES[0])
         panel.plot(beyond.recovery_s, beyond.redelivered.clip(1e-4), color=SERIES[0], linestyle=(0, (2, 2)))
-        waits = [float(each) for each in (group.recovery_s, group.today_recovery_s, *seen.recovery_s)]
-        low, high = max(min(waits) * 0.6, 0.1), max(waits) * 1.6
-        time_axis(panel.xaxis, low, high, "")
+        drawing.hover(panel, rows.recovery_s, map(_effect, rows.itertuples()))
         panel.set_yscale("log")
         panel.set_ylim(7e-5, 1.5)
         panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
@@ -426,12 +318,19 @@ def health(windows: Any) -> str:
             trouble.step(at, by[column], color=color, where="mid", linewidth=1.3, label=name)
     trouble.set_title("trouble")
     if trouble.get_legend_handles_labels()[0]:
-        trouble.legend(loc="upper left", ncols=3)
+        # Above the panel: within it, a legend would cover what it explains.
+        trouble.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, ncols=3)
     oldest.step(at, by.oldest_s, color=SERIES[2], where="mid", linewidth=1.3)
     oldest.set_title("oldest message")
     if float(by.oldest_s.max() or 0) > 0:
         time_axis(oldest.yaxis, max(float(by.oldest_s.min()), 0.01), float(by.oldest_s.max()) * 1.3, "")
+    shown = by.iloc[:: max(1, len(by) // _HOVERS)]
     for panel in drawing.panels:
+        drawing.hover(panel, shown.index.to_pydatetime(), (
+            f"{row.Index:%Y-%m-%d %H:%M}: {row.received:.0f} received, {row.redeliveries:.0f} redelivered,"
+            f" {row.stale_deletes:.0f} stale deletes, {row.dead_letters:.0f} dead letters, oldest {say(row.oldest_s)}"
+            for row in shown.itertuples()
+        ))  # fmt: skip
         panel.margins(x=0)
         if panel is not oldest:
             panel.set_ylim(bottom=0)
