@@ -146,11 +146,13 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     assert "PostgreSQL does not answer" in plain(visitor.get("/console/cluster").text)
 
 
-def test_who_only_reads_hands_nothing_over(server: Any) -> None:
+def test_who_only_reads_changes_nothing_of_server_and_cluster(server: Any) -> None:
     server.cluster = cluster = Clustered()
     with Visitor(server) as visitor:
         visitor.sign_in(secret=admin.TOKEN, reads_only="on")
         assert "Hand over to it" not in visitor.get("/console/cluster").text
         fields = visitor.fields("/console/cluster/handover?to=%3Ctwo%3E", "/console/cluster/handover")
         assert visitor.post("/console/cluster/handover", data=fields).status_code == 403
+        fields = visitor.fields("/console/", "/console/sign-out")
+        assert visitor.post("/console/server/clock", data=fields).status_code == 403
     assert cluster.asked == []

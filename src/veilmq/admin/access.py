@@ -86,6 +86,12 @@ class Caller(NamedTuple):
             what = action if queue is None else f"{action} on {account}/{queue}"
             raise Refused(403, "not_granted", f"the key was not granted {what}")
 
+    def check_change(self, action: Action) -> None:
+        """The same for a change by an action that may also read."""
+        self.check(action)
+        if self.reads_only:
+            raise Refused(403, "not_granted", "this session only reads")
+
     def check_bodies(self) -> None:
         """Raises Refused (403) if nobody may read bodies here."""
         if not self.bodies:

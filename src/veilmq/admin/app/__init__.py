@@ -212,10 +212,7 @@ class ClusterRoutes:
 
     async def hand_over(self, request: Request) -> Response:
         """Ask the owner to hand over. It stands in the history, and is asked for once with one Idempotency-Key."""
-        caller = answers.caller_of(request)
-        caller.check(Action.SETTINGS)
-        if caller.reads_only:
-            raise Refused(403, "not_granted", "this session only reads")
+        answers.caller_of(request).check_change(Action.SETTINGS)
         wanted = inputs.decode(await answers.body_of(request) or b"{}", HandOverInput)
         cluster = self._cluster()
         found = (await cluster.report()).status
@@ -334,7 +331,7 @@ class Upkeep:
 
     async def accept_clock(self, request: Request) -> Response:
         """The machine's clock is right: let expire what only its step kept."""
-        answers.caller_of(request).check(Action.SETTINGS)
+        answers.caller_of(request).check_change(Action.SETTINGS)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
         asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
         commands = [self._service.clock.accepting()]
@@ -346,7 +343,7 @@ class Upkeep:
 
     async def move_clock(self, request: Request) -> Response:
         """Move the clock: everything that becomes due has happened when this answers."""
-        answers.caller_of(request).check(Action.SETTINGS)
+        answers.caller_of(request).check_change(Action.SETTINGS)
         wanted = inputs.decode(await answers.body_of(request), ClockInput)
         answers.no_command_id(request)
         if self._service.keyring.checks:
