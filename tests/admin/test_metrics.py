@@ -13,6 +13,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.moves import MoveStatus
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES
+from veilmq.server.config.settings import Settings
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 
@@ -241,3 +242,11 @@ def test_queues_beyond_the_bound_share_one_count_that_never_goes_back(http: http
     assert of_queues(http) == {("q1", "sent"): 1, ("", "sent"): 3}
     http.post(f"{QUEUES}/q4/messages", json={"messages": [{"body": "a"}]})
     assert of_queues(http) == {("q1", "sent"): 1, ("q4", "sent"): 1, ("", "sent"): 3}
+
+
+def test_a_cluster_of_one_copy_is_a_warning(running: Any, tmp_path: Path) -> None:
+    for cluster, warned in (("postgresql://there/veilmq", ["single_copy"]), (None, [])):
+        settings = Settings(cluster=cluster, single_copy=True)
+        with running(tmp_path / f"data-{len(warned)}", settings=settings) as server:
+            ready = httpx.get(f"{server.url}/health/ready")
+            assert (ready.status_code, list(ready.json()["warnings"])) == (200, warned)

@@ -62,7 +62,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
 
     async def ready(request: Request) -> Response:
         """200, or 503 with the problems by name. A warning alone does not take the server out of service."""
-        reasons, warnings = _reasons(service), _warnings(service)
+        reasons, warnings = _reasons(service), _warnings(service) | of_one_copy(settings)
         return answers.answer({"ready": not reasons, "reasons": reasons, "warnings": warnings}, 503 if reasons else 200)
 
     async def settings_of(request: Request) -> Response:
@@ -145,6 +145,14 @@ def _reasons(service: Service) -> dict[str, str]:
         free_bytes, needed_bytes = service.reader.directory.free_bytes(), service.reader.directory.needed_bytes()
         return {"disk": f"{free_bytes} bytes are free: sends and creates are refused until {needed_bytes} are"}
     return {}
+
+
+def of_one_copy(settings: Settings) -> dict[str, str]:
+    """The warning that a cluster may lose what it acknowledges."""
+    if settings.cluster is None or not settings.single_copy:
+        return {}
+    text = "--single-copy: while no standby confirms commits, losing the machine of PostgreSQL loses messages"
+    return {"single_copy": text}
 
 
 def _warnings(service: Service) -> dict[str, str]:

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from veilmq.admin.app import of_one_copy
 from veilmq.admin.metrics import of_a_follower
 from veilmq.cli.serve import AdminEntry
 from veilmq.server.cluster.admin import PASSED_ON, passing_on
@@ -49,7 +50,11 @@ def _elsewhere(service: Service, here: Callable[[], ASGIApp | None]) -> ASGIApp:
         """200 if calls reach the owner."""
         state = service.following()
         return JSONResponse(
-            {"ready": state.ready, "reasons": {} if state.ready else {"cluster": state.trouble}, "warnings": {}},
+            {
+                "ready": state.ready,
+                "reasons": {} if state.ready else {"cluster": state.trouble},
+                "warnings": of_one_copy(service.settings),
+            },
             200 if state.ready else 503,
         )
 
