@@ -214,7 +214,7 @@ def test_an_upgrade_and_a_move(machines: Machines, other_pair: Pair) -> None:
 
 
 def test_the_page_has_no_other_commands() -> None:
-    """But for the restore, which tests/cluster/test_restoring.py does."""
+    """But for the restore, which tests/store/test_restoring.py does."""
     shown = [line for lines in blocks().values() for line in lines if _PROMPT.match(line)]
     restores = [line for line in shown if line.startswith("$ veilmq restore")]
     assert (len(shown), len(restores)) == (20, 1)

@@ -578,6 +578,14 @@ def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
     other = servers.begin("other", "--cluster-name", "one")
     assert other.process.wait(30) == 2
     assert "another server of this cluster is called one" in other.log.read_text()
+    # One that was asleep, while another one began: it ends as if it had been refused at its start.
+    second = servers.start("two")
+    servers.pair.primary.query("update veilmq.server set holder = gen_random_uuid() where name = 'two'")
+    assert second.process.wait(30) == 2
+    told = second.log.read_text()
+    assert "no server of the cluster any more: another server of this cluster is called two" in told
+    assert "Traceback" not in told
+    assert "the store failed" not in told
 
 
 def test_a_server_that_lost_its_directory_gets_its_name_back(servers: Servers, tmp_path: Path) -> None:

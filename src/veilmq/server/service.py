@@ -125,6 +125,8 @@ class Service:
         self._at_point = at_point
         self.cluster = cluster
         self._directory: DataDirectory | None = None
+        self.refused = False
+        """Whether it failed because its cluster refused it."""
         self.leads = False
         """Whether it serves with its own store: `shell`, `store` and `reader` are there."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -234,7 +236,8 @@ class Service:
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled() and (error := running.exception()) is not None:
-            said = None if isinstance(error, ClusterRefused) else error
+            self.refused = isinstance(error, ClusterRefused)
+            said = None if self.refused else error
             log.critical("no server of the cluster any more: %s", error, exc_info=said)
             self.failed.set_result(None)
 

@@ -306,6 +306,8 @@ async def _serve(service: Service, manager: str | None, ended: asyncio.Event, en
     finally:
         failed = service.failed.done()
         await service.stop()
+    if failed and service.refused:
+        return Exit.USAGE
     if failed:
         log.critical("stopped because the store failed; start again, and run `veilmq check` if it happens twice")
         return Exit.STORE
