@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.postgres import Pair, until
 
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.status import ask_to_hand_over, status
+from veilmq.cluster.registry import ask_to_hand_over
+from veilmq.cluster.status import status
 
 HANDOVER_MS, WARM_S, COLD_S = 200.0, 2.0, 10.0
 
@@ -84,7 +85,8 @@ def handed_over(pair: Pair, sender: Sender, names: list[str], count: int) -> lis
     for number in range(count):
         to = names[(names.index(status(postgres).owner) + 1) % len(names)]
         since = time.time()
-        epoch = ask_to_hand_over(postgres, to)
+        with postgres.connect() as session:
+            epoch = ask_to_hand_over(session, to)
         until(lambda epoch=epoch: (found := status(postgres)).epoch > epoch + 1 and found.owned, 60)
         pauses.append(sender.pause_s(since) * 1e3)
         time.sleep(0.1 * (number % 5))
