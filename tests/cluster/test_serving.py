@@ -429,11 +429,16 @@ def mns(server: ServerProcess, method: str, path: str, body: str = "") -> str:
     return answer.text
 
 
-def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(servers: Servers) -> None:
-    """The admin token, the certificate of pushes, and how long an endpoint that fails is left alone."""
+def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(servers: Servers, tmp_path: Path) -> None:
+    """The token, which may be brought, the certificate of pushes, and how long an endpoint is left alone."""
+    brought = tmp_path / "one" / "data" / "admin-token"
+    brought.parent.mkdir(0o700, parents=True)
+    brought.touch(0o600)
+    brought.write_text("brought-by-the-operator\n")
     first, second = (servers.start(name, "--push-allow", "127.0.0.0/8") for name in ("one", "two"))
     until(lambda: token(first) == token(second))
-    secrets = [(first.data / "admin-token").read_text().strip()]
+    secrets = [(second.data / "admin-token").read_text().strip()]
+    assert secrets == ["brought-by-the-operator"]
     mns(second, "PUT", "/topics/news", "<Topic/>")
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         nowhere = f"http://127.0.0.1:{nobody.getsockname()[1]}"
