@@ -1,6 +1,7 @@
 """AdaptiveTimeout against fixed timeouts and heartbeats, simulated: cost and duplicate starts over seven workloads.
 
     python bench/timeouts.py [--seeds 30] [--messages 2000] [--sensitivity] [--write]
+    python bench/timeouts.py --learnt [--seeds 4] [--messages 1000]
 
 Strategy: every policy meets the same messages, the same crashes and the same late calls (one seeded stream per seed).
 The cost of an attempt is its expected value for the given processing time (a crash at any second, each extension late
@@ -8,6 +9,10 @@ with its probability), so that rare, expensive events do not add noise to the co
 drawn at random. Costs: 1 a second of recovery delay, 120 a duplicate start, 0.01 an extend call; crashes 1/7200 s; 0.2
 % of extensions late by Exp(8 s). A crashed attempt is followed by another one of the same message, with the same
 duration.
+
+`--learnt` compares what AdaptiveTimeout believes of processing times and crashes with the truth, where a message takes
+as long each time and where each attempt takes anew. It sees what a surviving worker sees: of a crash, only that the
+message is received again.
 
 Without extensions, a lease that ends under a living worker is a duplicate start, and so is each further one until the
 first worker is done (the rival policies are spared the endless loop that fencing would give them).
@@ -234,6 +239,53 @@ def run(policy: Any, draw: Draw, costs: Costs, seed: int, messages: int) -> Tall
     return tally
 
 
+def learnt(draw: Draw, costs: Costs, seed: int, messages: int, *, keeps: bool) -> list[float]:
+    """What is believed over what is true: p50, p95, p99, crashes a second. keeps: a message keeps its length."""
+    plan, times, luck = AdaptiveTimeout(Costs(), half_life=1e9), Random(seed), Random(seed + 1_000_003)
+    firsts = []
+    for number in range(messages):
+        took = max(draw(times, number / messages), 0.01)
+        firsts.append(took)
+        for attempt in range(20):
+            if attempt:
+                plan.redelivered(MESSAGE)
+                took = took if keeps else max(draw(times, number / messages), 0.01)
+            crash = luck.expovariate(costs.crashes_per_second)
+            lost_at = _lost_at(plan, min(took, crash), costs, luck)
+            if lost_at is not None:
+                plan.lost(MESSAGE, lost_at)
+            elif crash >= took:
+                plan.finished(MESSAGE, took)
+                break
+    firsts.sort()
+    survival = plan._everything.survival
+    shares = (0.5, 0.95, 0.99)
+    ratios = [(survival.quantile(share) or 0.0) / firsts[int(share * len(firsts))] for share in shares]
+    return [*ratios, plan.costs.crashes_per_second / costs.crashes_per_second]
+
+
+def _lost_at(plan: AdaptiveTimeout, lives: float, costs: Costs, luck: Random) -> float | None:
+    """The age at which an extension came too late, if one did while the worker lived."""
+    schedule, age = plan.schedule_of(None), 0.0
+    while (age := age + max(schedule.lease_at(age) - schedule.margin, 0.5)) < lives:
+        late = luck.expovariate(1 / costs.late_mean) if luck.random() < costs.late_share else 0.0
+        plan.late(late)
+        if late > schedule.margin:
+            return age
+    return None
+
+
+def tell_learnt(seeds: int, messages: int) -> None:
+    names = ("lognormal, median 20 s", "bimodal 2 / 120 s", "median 10 min", "Pareto 1.5")
+    for costs in (Costs(), Costs(crashes_per_second=1 / 1_000), Costs(late_share=0.05)):
+        said = f"a crash in {1 / costs.crashes_per_second:.0f} s, {100 * costs.late_share:g} % late"
+        for name in names:
+            for keeps in (True, False):
+                runs = [learnt(WORKLOADS[name], costs, seed, messages, keeps=keeps) for seed in range(seeds)]
+                medians = [round(statistics.median(each), 2) for each in zip(*runs, strict=True)]
+                print(f"{said:28} {name:24} {'message' if keeps else 'attempt'} {medians}", flush=True)
+
+
 HEARTBEATS = [
     (step + margin, margin)
     for step in (3, 5, 7, 10, 14, 20, 28, 40, 55, 75, 105, 150, 210, 300, 450)
@@ -343,7 +395,11 @@ def main() -> None:
     parser.add_argument("--sensitivity", action="store_true", help="also with each rate and weight halved and doubled")
     parser.add_argument("--write", action="store_true", help="write bench/results/timeouts.json")
     parser.add_argument("--draw", action="store_true", help="only draw docs/images/timeouts.svg from that file")
+    parser.add_argument("--learnt", action="store_true", help="only compare what is learnt with the truth")
     options = parser.parse_args()
+    if options.learnt:
+        tell_learnt(options.seeds, options.messages)
+        return
     if options.draw:
         draw(json.loads((RESULTS / "timeouts.json").read_text()))
         return
