@@ -20,14 +20,17 @@ from typing import Any, Final
 from laws import KINDS
 from shown import beside_the_truth, drawing, outcome
 from truth import COSTS, Found, found_of
-from work import Measured, Shift
+from work import RECEIVES_MAX, Measured, Shift
 
+import veilmq
+from veilmq.client.messages import Template
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.publish import floors, plans_of, publish
 from veilmq.pipeline.report import Analysis, page
 from veilmq.pipeline.session import session
 from veilmq.testing.local import LocalServer
 
+DEAD: Final = "dead"
 QUEUE: Final = ("000000000000", "us-east-1", "work")
 TODAY_S: Final = 180
 SHORTEST_S: Final = 1
@@ -40,8 +43,11 @@ def main() -> int:
     wanted = arguments()
     wanted.out.mkdir(parents=True, exist_ok=True)
     with LocalServer.temporary() as server:
+        server.connect(DEAD).close()
+        template = Template(dead_letter_queue=DEAD, receive_count_max=RECEIVES_MAX)
+        veilmq.connect(f"{server.queue_url(QUEUE[2])}?create=1", template=template).close()
         settings = {"visibility_timeout_us": TODAY_S * _S, "adaptive": "apply", "first_lease_min_us": SHORTEST_S * _S}
-        ask(server, "PUT", settings)
+        ask(server, "PATCH", settings)
         print(f"{len(KINDS)} kinds of work, {wanted.messages} messages each, one queue, one timeout: {TODAY_S} s.")
         before = work(server, wanted)
         print(f"\nThe pipeline reads the history on {wanted.master}.", flush=True)

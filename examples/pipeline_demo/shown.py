@@ -15,11 +15,12 @@ _LONGEST_S: Final = 600.0
 
 def beside_the_truth(found: Sequence[Found]) -> str:
     """A table: each estimate, and the truth after the stroke."""
-    head = ("type", "law", "median", "99 %", "deaths an hour", "timeout / best")
+    head = ("type", "law", "length of", "median", "99 %", "deaths an hour", "timeout / best")
     rows = [
         (
             each.name,
             each.told,
+            each.length_of or "?",
             _pair(each.p50_s, each.p50_true_s),
             _pair(each.p99_s, each.p99_true_s),
             f"{each.deaths_per_hour:.3g} / {each.deaths_per_hour_true:.3g}",

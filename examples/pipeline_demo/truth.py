@@ -27,6 +27,8 @@ class Found:
 
     name: str
     told: str
+    length_of: str | None
+    """`message` or `attempt`, as the pipeline found; None: too few were received again."""
     p50_s: float | None
     p50_true_s: float
     p99_s: float | None
@@ -70,6 +72,7 @@ def _found(kind: Kind, planned: Mapping[str, Any], seen: Mapping[str, Any], time
     return Found(
         name=kind.name,
         told=kind.told,
+        length_of=seen["length_of"],
         p50_s=_known(seen["p50_s"]),
         p50_true_s=kind.quantile(0.5),
         p99_s=_known(seen["p99_s"]),

@@ -9,6 +9,7 @@ seed gives the same work, whatever the leases are.
 import heapq
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from laws import Kind
@@ -19,6 +20,8 @@ from veilmq.model.errors import LeaseTaken, MessageGone, VeilError
 from veilmq.testing import chance
 from veilmq.testing.local import LocalServer
 
+RECEIVES_MAX = 4
+"""Then a message goes to the dead-letter queue: one that takes longer than its lease each time is never deleted."""
 LOOK_EVERY_S = 1.0
 """So late at most is an ended lease seen."""
 ARRIVE_WITHIN_S = 600.0
@@ -78,6 +81,7 @@ class Shift:
         self.measured = {kind.name: Measured() for kind in kinds}
         order = chance(seed)
         jobs = [f"{kind.name} {number}" for kind in kinds for number in range(each)]
+        self._own: dict[str, float] = {}
         self._chances = {job: chance(hash_of(job, seed)) for job in jobs}
         self._arrivals = sorted(((order.uniform(0, ARRIVE_WITHIN_S), job) for job in jobs), reverse=True)
         self._open = set(jobs)
@@ -85,7 +89,7 @@ class Shift:
         self._ends: list[tuple[float, str, str]] = []
 
     def run(self) -> float:
-        """Until every message is deleted; seconds that passed."""
+        """Until every message is deleted or a dead letter; seconds that passed."""
         look = 0.0
         while self._open:
             if self._ends and self._ends[0][0] <= look:
@@ -119,19 +123,23 @@ class Shift:
             measured.redelivered += 1
         elif before and before[-1].dies:
             measured.recovery.append(now - before[-1].ends)
-        takes, dies = kind.draw(self._chances[job])
+        chance = self._chances[job]
+        takes = self._own.setdefault(job, kind.takes(chance)) if kind.keeps else kind.takes(chance)
+        dies_after = kind.dies_after(chance)
+        dies, ends = dies_after < takes, now + min(takes, dies_after)
         measured.attempts += 1
         measured.crashed += dies
-        before.append(_Attempt(now + takes, dies, received.handle))
-        if not dies:
-            heapq.heappush(self._ends, (now + takes, job, received.handle))
+        before.append(_Attempt(ends, dies, received.handle))
+        heapq.heappush(self._ends, (ends, job, "" if dies else received.handle))
 
     def _finish(self, job: str, handle: str) -> None:
-        try:
-            self._queue.delete(handle)
-        except (LeaseTaken, MessageGone):
-            return
-        self._open.discard(job)
+        """A worker is done, or died if it has no handle."""
+        with suppress(LeaseTaken, MessageGone):
+            if handle:
+                self._queue.delete(handle)
+                self._open.discard(job)
+        if len(self._under_way[job]) == RECEIVES_MAX and self._under_way[job][-1].ends <= self._clock.now():
+            self._open.discard(job)
 
 
 def hash_of(job: str, seed: int) -> int:

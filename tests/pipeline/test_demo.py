@@ -47,4 +47,6 @@ def test_the_demo_reaches_its_goal(tmp_path: Path) -> None:
         # The timeout that is in force, on the true law and the true rate of deaths, against the best one there.
         assert each["dearer"] <= 1.3 or each["at_least"], name
     assert [name for name, each in types.items() if each["at_least"]] == ["import"]
+    # Of sixty films some forty outlive their lease, up to four times each.
+    assert types["film"]["length_of"] == "message"
     assert "<svg" in (tmp_path / "report.html").read_text()
