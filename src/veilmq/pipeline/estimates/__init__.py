@@ -242,9 +242,10 @@ class Curve:
         wanted = 1 - share
         value = _within(self.alive[: self.last + 1], wanted)
         low, high = (_within(each[: self.last + 1], wanted) for each in self.between)
-        # No finer than a bucket: a law may end within one.
-        low = self.reach_s if low is None else low / _BUCKET
-        high = high and high * _BUCKET
+        low = self.reach_s if low is None else low
+        if value is not None:
+            # No finer than a bucket: a law may end within one.
+            low, high = min(low, value / _BUCKET), high and max(high, value * _BUCKET)
         if self.law is None or (value is not None and self.at_risk[bucket_of(value)] >= _AT_RISK_GOOD):
             return Quantile(value, low, high, "at least" if value is None else "curve")
         by_law = _within(self.extended(), wanted) or float(BOUNDS[-1])
