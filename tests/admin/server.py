@@ -79,6 +79,7 @@ class Running:
         self.reader = self.store.reader
         self.clock.start(self.store.mark)
         self._engine = engine
+        self.archive = None
         self.cluster = None
         self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         # With its protocol said, asyncio sets TCP_NODELAY on what it accepts; else each answer waits 40 ms for an ACK.

@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "azure_audience": ("a", "b", "c"),
     "cluster": ("postgresql://db1/a", "postgresql://u:p@db1,db2/b", "host=db1 dbname=c"),
     "cluster_name": ("a", "b-1", "c.example"),
+    "archive": ("/var/a", "s3://bucket/b", "file:///c"),
     "log_format": ("json", "json", "json"),
     "log_level": ("debug", "warning", "error"),
     "clock_step_s_max": (61, "62", "63"),

@@ -160,7 +160,7 @@ def test_a_restore_to_an_instant_and_its_words(empty: Cluster, run: Run, tmp_pat
     backed = run("restore", "copy", "--from", "new")
     assert (backed.code, backed.out.splitlines()[0]) == (0, f"restored the state of {instant(then)}")
     assert "it is of a later instant" in run("restore", "other", "--from", "new", "--to", "1971-01-01").err
-    assert "neither the URL of a cluster" in run("restore", "other", "--from", "nowhere").err
+    assert "there is no archive at nowhere" in run("restore", "other", "--from", "nowhere").err
     assert not (tmp_path / "other").exists()
 
 

@@ -281,6 +281,10 @@ class Metrics:
     def _store_families(self) -> Iterator[Metric]:
         reader = self._service.reader
         yield GaugeMetricFamily("veilmq_wal_bytes", "Size of the write-ahead log.", reader.log_bytes)
+        if (archive := self._service.archive) is not None:
+            text = "How long the oldest change waits that is not in the archive."
+            yield GaugeMetricFamily("veilmq_archive_lag_seconds", text, archive.lag_s)
+            yield CounterMetricFamily("veilmq_archive_bytes", "Bytes archived.", archive.uploaded_bytes)
         yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", reader.directory.free_bytes())
         yield GaugeMetricFamily(
             "veilmq_disk_low", "1 while sends and creates are refused for want of space.", float(reader.disk_low)

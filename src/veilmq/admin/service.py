@@ -17,6 +17,7 @@ from veilmq.server.port import Port
 from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell
 from veilmq.store import Reader
+from veilmq.store.archive.shipping import Archive
 
 
 class Account(Protocol):
@@ -108,6 +109,11 @@ class Service(Protocol):
     @property
     def ports(self) -> Mapping[str, Port]:
         """The data ports' codecs, by protocol."""
+        ...
+
+    @property
+    def archive(self) -> Archive | None:
+        """Where the data is shipped to; None without one."""
         ...
 
     @property

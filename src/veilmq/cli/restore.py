@@ -18,6 +18,8 @@ from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import Instant, from_text
 from veilmq.store import Options
+from veilmq.store.archive import PlaceUnusable, place_at
+from veilmq.store.archive.records import ArchiveSource
 from veilmq.store.directory import (
     DATABASE,
     DatabaseFailed,
@@ -69,7 +71,10 @@ def source_at(place: str) -> Source:
         return PostgresSource(place)
     if (Path(place) / DATABASE).is_file() or Path(place).is_file():
         return DirectorySource(Path(place))
-    raise SourceUnusable("it is neither the URL of a cluster nor a data directory")
+    try:
+        return ArchiveSource(place_at(place), place)
+    except PlaceUnusable as error:
+        raise SourceUnusable(str(error)) from error
 
 
 def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> Exit:

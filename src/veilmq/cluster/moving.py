@@ -30,6 +30,7 @@ from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, copy_checked, open_follower, set_position
 from veilmq.model.instant import Instant
 from veilmq.store import Options
+from veilmq.store.archive.shipping import EPOCH_MIN
 from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
 from veilmq.store.log import Entry, Point, Position, Record, checksum
@@ -65,7 +66,7 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
     ):
         copy = Path(place, DATABASE)
         found = copy_checked(source.database, copy)
-        if found.position.lsn:
+        if 0 < found.position.epoch < EPOCH_MIN:
             raise NotOurs(f"{directory} is a copy that a server of a cluster keeps: export that cluster instead")
         record = msgspec.msgpack.encode(Record(STATE_FORMAT, found.clock, 0, b"", b""))
         position = Position(shard.segment, shard.epoch + 1, checksum(record))

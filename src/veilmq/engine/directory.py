@@ -6,7 +6,10 @@ from typing import Final, TypeAlias
 
 from veilmq.engine import Limits
 from veilmq.engine.engine import Engine
+from veilmq.model.instant import Instant
 from veilmq.store import Options, Store
+from veilmq.store.archive import place_at
+from veilmq.store.archive.shipping import Archive
 from veilmq.store.log import Follower, Log
 from veilmq.store.sqlite.disk import SqliteError, schema
 from veilmq.store.sqlite.follower import SqliteFollower
@@ -27,14 +30,21 @@ def open_directory(
     options: Options | None = None,
     at_point: Callable[[str], None] = lambda point: None,
     log: Log | None = None,
+    archive: Archive | None = None,
 ) -> tuple[Engine, Store]:
-    """Open both; `at_point` is called at each of the store's `CRASH_POINTS`, and `log` makes the batches durable.
+    """Open both; `at_point` is called at each of the store's `CRASH_POINTS`, and `log` makes the batches durable. The
+    caller starts and closes the archive.
 
     Raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaRefused (SchemaOlder: `Options.migrates`), NotOurs,
     SqliteTooOld, OSError, DatabaseError; with a log NotAppended, AppendUnknown.
     """
-    store = SqliteStore(directory, options, at_point, log)
+    store = SqliteStore(directory, options, at_point, log, archive)
     return Engine(limits or Limits()), store
+
+
+def archive_at(url: str, directory: Path, *, keep_us: int, every_s: float, wall: Instant) -> Archive:
+    """What ships a data directory to a URL. Raises PlaceUnusable."""
+    return Archive(place_at(url), url, directory, backup.copy_exactly, keep_us=keep_us, every_s=every_s, wall=wall)
 
 
 def open_follower(directory: Path, options: Options | None = None) -> Follower:

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from veilmq.cluster.calls import Calls
-from veilmq.engine.directory import open_directory
+from veilmq.engine.directory import archive_at, open_directory
 from veilmq.engine.engine import Engine
 from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import VeilError
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Shared
 from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueInfo
@@ -40,6 +40,7 @@ from veilmq.server.http.tls import Certificate
 from veilmq.server.port import NO_ALIASES, Aliases, Port
 from veilmq.server.shell import Shell
 from veilmq.store import Reader, Store
+from veilmq.store.archive.shipping import Archive
 from veilmq.store.directory import DataDirectory
 
 log = logging.getLogger("veilmq.serve")
@@ -124,6 +125,8 @@ class Service:
         """The issuer of the bearer tokens that the Azure port accepts; None without one, and before the start."""
         self._at_point = at_point
         self.cluster = cluster
+        self.archive: Archive | None = None
+        """Where the data is shipped to; None without one."""
         self._directory: DataDirectory | None = None
         self.refused = False
         """Whether it failed because its cluster refused it."""
@@ -190,9 +193,13 @@ class Service:
     async def _alone(self, undo: AsyncExitStack, noted: Callable[[QueueInfo], None]) -> "_Carrier":
         """Open the data directory, and serve from it."""
         settings = self.settings
+        archive = self.archive = self._archive()
         engine, store = open_directory(
-            settings.data, settings.engine_limits(), settings.store_options(), self._at_point
+            settings.data, settings.engine_limits(), settings.store_options(), self._at_point, archive=archive
         )
+        if archive is not None:
+            undo.push_async_callback(asyncio.to_thread, archive.close)
+            archive.start()
         undo.callback(store.close)
         self.clock.start(store.mark)
         shell = await self._lead(undo, engine, store)
@@ -202,6 +209,16 @@ class Service:
                 noted(queue.info())
         engine.unread.reading = self._reading_bytes
         return _Carrier(shell, engine.unread, store.reader.aliases)
+
+    def _archive(self) -> Archive | None:
+        """Raises PlaceUnusable."""
+        settings = self.settings
+        if settings.archive is None:
+            return None
+        return archive_at(
+            settings.archive, settings.data,
+            keep_us=settings.archive_keep_s * SECOND_US, every_s=settings.archive_every_s, wall=wall(),
+        )  # fmt: skip
 
     async def _join(self, undo: AsyncExitStack, cluster: Cluster, noted: Callable[[QueueInfo], None]) -> "_Carrier":
         """Follow the cluster, and serve whenever this server owns the data."""

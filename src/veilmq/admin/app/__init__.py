@@ -167,6 +167,9 @@ def _warnings(service: Service) -> dict[str, str]:
             f"the machine's clock is {unaccepted_s} s ahead of what the data has accepted, and nothing expires by that"
             " step: if the clock is right, `veilmq clock accept`"
         )
+    archive = service.archive
+    if archive is not None and archive.trouble:
+        found["archive"] = f"the archive lags by {archive.lag_s:.0f} s: {archive.trouble}"
     if service.push_fault is not None:
         found["pushes"] = f"nothing is pushed {service.push_fault}; the log says more"
     elif service.push_room is not None and (lacking := service.push_room.local_exhaustion()) is not None:

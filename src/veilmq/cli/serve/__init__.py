@@ -48,6 +48,7 @@ from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service, Stopped
+from veilmq.store.archive import PlaceUnusable
 from veilmq.store.directory import (
     DatabaseUnusable,
     DirectoryHeld,
@@ -360,6 +361,8 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
         raise foreign(settings.data, error) from None
     except ClusterRefused as error:
         raise Failure(Exit.USAGE, f"--cluster: {error}") from None
+    except PlaceUnusable as error:
+        raise Failure(Exit.USAGE, f"--archive: {error}") from None
     except (DirectoryUnsafe, DatabaseUnusable, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:

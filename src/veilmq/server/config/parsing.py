@@ -17,6 +17,7 @@ _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\
 _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?(?:/[^\s?#@]*)?")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S{1,4000}|(?:[a-z_]+ ?= ?\S+ ?){1,40}")
+_PLACE: Final = re.compile(r"[^\s\x00-\x1f]{1,1024}")
 _SERVER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ATTRIBUTE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
@@ -66,6 +67,7 @@ _TEXTS: Final = {
     "azure_issuer": (_TOKEN_NAME, "what the claim says, such as https://login.example/tenant/v2.0"),
     "cluster": (_DSN, "a connection string of PostgreSQL such as postgresql://veilmq@db1,db2/veilmq"),
     "cluster_name": (_SERVER_NAME, "a name of 1 to 64 of A-Z a-z 0-9 . _ and -"),
+    "archive": (_PLACE, "a folder, or a URL such as s3://bucket/veilmq"),
     "azure_audience": (_TOKEN_NAME, "what the claim says, such as api://queues"),
 }
 

@@ -264,6 +264,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     single_copy: Annotated[
         bool, Meta(description="Take a PostgreSQL without a synchronous standby: losing its machine loses messages.")
     ] = False
+    archive: Annotated[
+        str | None,
+        Meta(description="Keep a copy that lags by seconds at this URL, for `veilmq restore`. For a server alone."),
+    ] = None
+    archive_every_s: Annotated[
+        Annotated[float, Meta(ge=0.1, le=3_600)], Meta(description="How often changes are written to the archive.")
+    ] = 2.0
+    archive_keep_s: Annotated[
+        Annotated[int, Meta(ge=0, le=100 * 366 * 86_400)],
+        Meta(description="How far back any instant can be restored from the archive."),
+    ] = 7 * 86_400
     shutdown_deadline_s: Annotated[Seconds, Meta(description="For requests under way to end at shutdown.")] = 10.0
 
     def __post_init__(self) -> None:
@@ -275,6 +286,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingInvalid("simulate", "disorder is for development mode: not with a credentials file")
         if (self.azure_issuer is None) != (self.azure_issuer_keys is None):
             raise SettingInvalid("azure_issuer", "give the issuer and its keys, or neither")
+        if self.archive is not None and self.cluster is not None:
+            raise SettingInvalid("archive", "a cluster has its own: see `veilmq cluster init --snapshots --keep`")
         taken: dict[Address, str] = {}
         for name, address in self.addresses().items():
             if address.port and taken.setdefault(address, name) != name:
@@ -396,6 +409,7 @@ _METAVARS: Final = {
     "simulate": "NAME=VALUE",
     "cluster": "URL",
     "cluster_name": "NAME",
+    "archive": "URL",
 }
 _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
+from veilmq.store.archive.shipping import EPOCH_MIN, Archive
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import Changed, Diverged, FormatUnknown, Log, Plain, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
@@ -44,12 +45,17 @@ def position(connection: apsw.Connection) -> Position | None:
     return None if row is None else Position(*row)
 
 
-def shipping_of(connection: apsw.Connection, log: Log | None) -> "Shipping | None":
+def shipping_of(connection: apsw.Connection, log: Log | None, archive: Archive | None) -> "Shipping | None":
     """For a store that was just opened. Raises NotOurs if its batches are in a log and none is given."""
     if log is not None:
         return Shipping(connection, log)
-    if position(connection) is not None:
+    found = position(connection)
+    if found is not None and found.epoch < EPOCH_MIN:
         raise NotOurs("this directory is a copy that a server of a cluster keeps: start it with --cluster")
+    if archive is not None:
+        return Archiving(connection, archive, found)
+    if found is not None:  # its archive will lack what is written from here on
+        connection.execute("DELETE FROM log_position")
     return None
 
 
@@ -75,6 +81,8 @@ class Shipping:
 
     def begin(self) -> None:
         """A transaction began."""
+        if self._sessions:  # of one that failed
+            self.end("ROLLBACK")
         patch, change = apsw.Session(self._connection, "main"), apsw.Session(self._connection, "main")
         patch.table_filter(lambda table: table in BULKY)
         change.table_filter(lambda table: table not in BULKY and table not in LOCAL)
@@ -150,13 +158,43 @@ class Shipping:
         self._idle.close()
 
     @contextmanager
+    def changes(self, clock: int) -> Iterator[None]:
+        """What the block changes, in a transaction that began just now, is appended. Raises as `append`."""
+        self.begin()
+        yield
+        self.append(clock)
+
+    @contextmanager
     def transaction(self) -> Iterator[None]:
         """A transaction outside the batches. Raises as `append`."""
-        with self._connection:
-            self.begin()
+        with self._connection, self.changes(0):
             yield
-            self.append(0)
         self.end("COMMIT")
+
+
+class Archiving(Shipping):
+    """The same, to an archive: the transaction is what makes a batch durable, and the record goes elsewhere later."""
+
+    is_ahead = False
+
+    def __init__(self, connection: apsw.Connection, archive: Archive, found: Position | None) -> None:
+        """found: the position that the database has."""
+        connection.execute("INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", schema.fresh_secret())
+        lineage: Any = connection.execute("SELECT epoch FROM secret").get
+        if (begun := archive.begin(lineage.hex(), found)) != found:
+            connection.execute(MOVE, begun)
+        super().__init__(connection, archive)
+        self._archive = archive
+
+    def end(self, how: str) -> None:
+        """See `Shipping.end`."""
+        if how == "COMMIT":
+            if self._next is not self._position:
+                self._archive.committed()
+        else:
+            self._next = self._position
+            self._archive.forget()
+        super().end(how)
 
 
 def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> Changed:

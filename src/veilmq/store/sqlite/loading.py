@@ -4,6 +4,8 @@ Strategy: topics are few and change rarely. Each change writes its row, changes 
 undo in case the batch is rolled back.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import apsw
@@ -45,10 +47,12 @@ def load(
     not hold what was written; NotOurs, OSError, and as `Log.append`."""
     if shipping is not None:
         shipping.migrate(options.schema or schema.VERSION)
-    with connection if shipping is None else shipping.transaction():
+    transaction: Callable[[], AbstractContextManager[object]]
+    transaction = (lambda: connection) if shipping is None else shipping.transaction
+    with transaction():
         _insert_first_rows(connection)
     key, epoch = _row(connection, "SELECT receipts, epoch FROM secret")
-    redo.recover(options.disk, directory.redo, connection, key)
+    redo.recover(options.disk, directory.redo, connection, key, transaction)
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
     loaded = queues.load(connection)
     queue_commands.load_plans(connection, loaded)

@@ -22,6 +22,7 @@ from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
+from veilmq.store.archive.shipping import Archive
 from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs, holds_database
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
@@ -71,8 +72,10 @@ class SqliteStore:
         options: Options | None = None,
         at_point: Callable[[str], None] = lambda point: None,
         log: Log | None = None,
+        archive: Archive | None = None,
     ) -> None:
-        """log: makes the batches durable; the files are then a copy of what it has."""
+        """log: makes the batches durable; the files are then a copy of what it has. archive: gets what the tables'
+        transactions changed; the caller starts and closes it."""
         check_version()
         self.options = options or Options()
         if log is not None:
@@ -80,6 +83,7 @@ class SqliteStore:
             self.options = msgspec.structs.replace(self.options, redo_bytes=0, synchronous="NORMAL", schema=tables)
         self._at_point = at_point
         self._log = log
+        self._archive = archive
         self._origins = Origins()
         self.pins = ReadPins()
         """What readers of the history need; trimming leaves it alone."""
@@ -101,7 +105,7 @@ class SqliteStore:
         database = self.directory.database
         connection, freed = self._with_reserve(lambda: open_writer(database, self.options), DatabaseUnusable)
         try:
-            shipping = shipping_of(connection, self._log)
+            shipping = shipping_of(connection, self._log, self._archive)
             (self._writer, self._snapshots, self._rolling), freed_now = self._with_reserve(
                 lambda: load(connection, self.directory, self.options, shipping), apsw.FullError
             )
@@ -135,6 +139,8 @@ class SqliteStore:
         self._reads_old = False
         """Whether readers miss the latest commits."""
         self._handlers = serial_order(self._sweep)
+        if self._archive is not None:
+            self._archive.settle = self.apply_log
 
     def _with_reserve(self, step: Callable[[], T], error: type[Exception]) -> tuple[T, bool]:
         """Run a step of opening. If it fails, perhaps because the disk is full, free the reserve and try again. Returns
@@ -215,7 +221,7 @@ class SqliteStore:
     def begin_commit(self) -> int | None:
         """See `Store.begin_commit`."""
         shipping = self._writer.shipping
-        if shipping is None:
+        if shipping is None or self._log is None:
             return None
         try:
             return shipping.send(self._writer.mark.clock)

@@ -153,9 +153,8 @@ class Writer:
     def begin(self, now: Instant) -> None:
         """Open a batch. It is judged by `now`, or by the mark if that is later."""
         self.now = Instant(max(now, self.mark.clock))
-        self.wrote = False
+        self.wrote, self.events = False, []
         self.returned = self.detours = 0
-        self.events = []
         self.set_apart.pending.clear()
         self.memtable.begin_batch()
         self._touched, self._undo = {}, []
@@ -290,17 +289,19 @@ class Writer:
             self._execute("BEGIN IMMEDIATE")
             following: Any = self._execute("SELECT offset FROM mark").get
             missing = [entry for entry in redo.unapplied if entry.offset >= following]
-            if missing:
-                apply_log(self._execute, missing, redo.deleted)
+            with nullcontext() if self.shipping is None else self.shipping.changes(self.mark.clock):
+                if missing:
+                    apply_log(self._execute, missing, redo.deleted)
             self._execute("COMMIT")
+            if self.shipping is not None:
+                self.shipping.end("COMMIT")
         except BaseException as error:
             if isinstance(error, apsw.Error) and isinstance(verdict(error), StoreUnknown):
                 self._failed = error
             raise
         finally:
             self._sync_commits()
-        redo.unapplied = []
-        redo.deleted = set()
+        redo.unapplied, redo.deleted = [], set()
 
     def _sync_commits(self) -> None:
         """After applying the log, or failing to: make sure that no transaction is open and that commits are synced."""
@@ -364,8 +365,7 @@ class Writer:
             queue.restore(saved)
             self.queues.rebound(queue)
         self._touched, self._undo = {}, []
-        self.mark, self.history_bytes = self._saved
-        self.events = []
+        (self.mark, self.history_bytes), self.events = self._saved, []
         if self.memtable.changed:
             with self._gate:
                 self.memtable.restore(self.connection, self.queues, self.redo.unapplied)

@@ -40,12 +40,19 @@ def _unseen(_done: int, _total: int) -> None:
 
 
 def backup(
-    database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False, replica: bool = False
+    database: Path,
+    copy: Path,
+    progress: Progress = _unseen,
+    *,
+    is_owner: bool = False,
+    replica: bool = False,
+    exactly: bool = False,
 ) -> None:
     """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
 
     is_owner: the caller owns the database and has applied the redo log, so nothing is lost if the log's file is
     missing. replica: the copy is to follow the same log, so it keeps its secret and its position there.
+    exactly: without what only the redo log has, which follows in a later record.
 
     Raises DestinationTaken (it exists), NotOurs, SchemaRefused, DatabaseFailed, OSError; then there is no `copy`.
     """
@@ -56,7 +63,7 @@ def backup(
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        _copy(database, part, progress, is_owner)
+        _copy(database, part, progress, is_owner, exactly)
         if replica:
             _single_file(part).close()
         else:
@@ -103,16 +110,21 @@ class Reading:
 
 
 def copy_checked(
-    database: Path, copy: Path, *, is_owner: bool = False, step: Callable[[], None] = lambda: None
+    database: Path,
+    copy: Path,
+    *,
+    is_owner: bool = False,
+    exactly: bool = False,
+    step: Callable[[], None] = lambda: None,
 ) -> Point:
     """Copy the database to a file that a follower can open, and check it. Any thread, and any process.
 
-    step: called now and then; what it raises ends the work.
+    exactly: see `backup`. step: called now and then; what it raises ends the work.
 
     Raises Diverged if the check found anything, and as `backup`.
     """
     try:
-        backup(database, copy, lambda done, total: step(), is_owner=is_owner, replica=True)
+        backup(database, copy, lambda done, total: step(), is_owner=is_owner, replica=True, exactly=exactly)
         report = check(copy, lambda stage, done, total: step(), is_owner=True)
         if report.problems:
             raise Diverged(f"a check of the copy found: {report.problems[0].text}")
@@ -120,6 +132,11 @@ def copy_checked(
         raise DatabaseFailed(str(error)) from error
     with closing(Reading(copy)) as reading:
         return Point(reading.position, reading.clock)
+
+
+def copy_exactly(database: Path, copy: Path, step: Callable[[], None]) -> Point:
+    """See `Copying` (store/archive/shipping.py). The caller owns the database. Raises as `copy_checked`."""
+    return copy_checked(database, copy, is_owner=True, exactly=True, step=step)
 
 
 def set_position(database: Path, to: Position | None) -> None:
@@ -184,7 +201,7 @@ def made(destination: Path) -> Iterator[None]:
         raise
 
 
-def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> None:
+def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactly: bool) -> None:
     source = open_reader(database, Options())
     target = apsw.Connection(str(part))
     descriptor = os.open(part, os.O_RDWR)  # closed last: closing it drops SQLite's locks on that file
@@ -199,7 +216,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
                 os.fdatasync(descriptor)  # in pieces, see store/files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
         with target:
-            if found.missing:
+            if found.missing and not exactly:
                 redo.apply_log(target.execute, found.missing)
             redo_file.note_size(target, 0)
     finally:

@@ -17,7 +17,8 @@ client put into a message are never taken for a record.
 import logging
 import os
 import struct
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -228,8 +229,15 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
     return run.beyond(following), run.is_damaged(following)
 
 
-def recover(disk: Disk, path: Path, connection: apsw.Connection, key: bytes) -> None:
+def recover(
+    disk: Disk,
+    path: Path,
+    connection: apsw.Connection,
+    key: bytes,
+    transaction: Callable[[], AbstractContextManager[object]],
+) -> None:
     """At start: copy what only the log has into the database, and make sure that the database has everything durably.
+    transaction: begins one on the connection.
 
     A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
     """
@@ -241,7 +249,7 @@ def recover(disk: Disk, path: Path, connection: apsw.Connection, key: bytes) -> 
         raise NotOurs(ahead(path))
     missing = run.beyond(following)
     if missing:
-        with connection:
+        with transaction():
             apply_log(connection.execute, missing)
         logger.info("%d batches were recovered from the redo log", len(missing))
     else:

@@ -1,0 +1,348 @@
+"""Ships what a server alone writes to a URL: a copy of its data that lags by seconds.
+
+Strategy: each transaction of the tables becomes a record (sqlite/effects.py), which is appended to a file beside the
+database, the spool, before the COMMIT. That file is not synced: it survives a kill. A thread takes what was committed
+every few seconds, and uploads it. The store's position, which is in the tables, says at the next start whether the
+spool and the archive hold everything up to there. If not, as after a power cut or a time without the archive, a new
+epoch begins, with a snapshot.
+
+Before changing it: a record is uploaded only after its COMMIT, and the copy of a snapshot must not have what only the
+redo log has: that comes with a later record.
+"""
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Final
+
+import msgspec
+
+from veilmq.model.errors import StoreError
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.store.archive import Place, PlaceFailed
+from veilmq.store.archive import snapshots as archived
+from veilmq.store.archive.records import FOLDER, frame, frames, keep, segments
+from veilmq.store.directory import DATABASE, DatabaseFailed
+from veilmq.store.log import Diverged, Entry, Point, Position, checksum
+
+EPOCH_MIN: Final = 1 << 40
+"""Epochs of archives are at least this: so a position tells whether a cluster or an archive has the records."""
+SNAPSHOT_BYTES: Final = 64 << 20
+"""A snapshot is due when the records since the last one have so many bytes, and at least as many as the database;"""
+SEGMENTS_MAX: Final = 10_000
+"""or are so many objects;"""
+SNAPSHOT_SECONDS: Final = 86_400.0
+"""or when the last one is so old."""
+BYTES_PER_SECOND: Final = 32 << 20
+LSN_MAX: Final = 10**16
+SPOOL_BYTES_MAX: Final = 1 << 30
+"""While the place does not answer so much is kept; beyond, a new epoch begins when it does."""
+_LAST_SECONDS: Final = 10.0
+"""How long a server that stops waits until the rest is there."""
+_STATE: Final = "state.json"
+
+log = logging.getLogger("veilmq.archive")
+
+Copying = Callable[[Path, Path, Callable[[], None]], Point]
+"""Copies a database to a file, without what only the redo log has, and checks it."""
+
+
+class State(msgspec.Struct):
+    """What is known of the archive, beside the spool."""
+
+    lineage: str = ""
+    url: str = ""
+    end: Position = Position(0, 0, 0)
+    """The last record that is there."""
+    snapshot: int = 0
+    """Epoch of the last snapshot."""
+    bytes: int = 0
+    segments: int = 0
+    """What came since."""
+
+
+class Stopped(Exception):
+    """It is to end."""
+
+
+class Archive:
+    """See the module. `append`, `committed` and `forget` come from the store, one thread at a time."""
+
+    def __init__(
+        self,
+        place: Place,
+        url: str,
+        directory: Path,
+        copying: Copying,
+        *,
+        keep_us: int,
+        every_s: float,
+        wall: Instant,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+    ) -> None:
+        """directory: the data directory. copying: see `Copying`. keep_us: how far a restore can go back."""
+        self._place, self._url = place, url
+        self._database = directory / DATABASE
+        self._folder = directory / "archive"
+        self._copying = copying
+        self._keep_us, self._every_s, self._snapshot_bytes = keep_us, every_s, snapshot_bytes
+        self._gate = threading.Lock()
+        self._state = State()
+        self._epoch_min = EPOCH_MIN + wall // SECOND_US
+        self.epoch = self._epoch_min
+        """Of the records that are appended. By the wall clock, so that it grows also where nothing is known of the one
+        before."""
+        self._file: int | None = None
+        self._path = self._folder
+        self._size = self._taken = 0
+        """Bytes of the open file, and of what is committed there."""
+        self._waiting_since: float | None = None
+        self._snapshot_at = perf_counter()
+        self._ending = threading.Event()
+        self._patient = False
+        """Whether this is the last step, which ends its work though the server ends."""
+        self._failed = False
+        """Whether the spool lacks a record."""
+        self.trouble = ""
+        """Why nothing can be written at the place; empty: something can."""
+        self.uploaded_bytes = 0
+        self.settle: Callable[[], object] = lambda: None
+        """Lets the tables have all that was acknowledged. Any thread."""
+        self._thread = threading.Thread(target=self._run, name="veilmq-archive", daemon=True)
+
+    @property
+    def lag_s(self) -> float:
+        """How long the oldest change has waited that is not in the archive; 0: all are there."""
+        since = self._waiting_since
+        return 0.0 if since is None else perf_counter() - since
+
+    # What the store calls.
+
+    def begin(self, lineage: str, found: Position | None) -> Position:
+        """The store is being opened. found: its position, if it has one. Returns the position it is to have."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for left in self._folder.glob("copy-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            state = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=State)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            state = State()
+        same = (state.lineage, state.url) == (lineage, self._url)
+        if found is not None and same and self._holds(found, state.end):
+            self.epoch, self._state = found.epoch, state
+            return found
+        for left in self._folder.glob("spool-*"):
+            left.unlink()
+        last = state.end if found is None else max(state.end, found)
+        self.epoch = max(self._epoch_min, last.epoch + 1)
+        position = Position(max(1, last.lsn), self.epoch, 0 if found is None else found.checksum)
+        self._state = State(lineage, self._url, position)
+        return position
+
+    def _holds(self, found: Position, end: Position) -> bool:
+        """Whether the archive and the spool have all up to a position. What the spool has beyond was not committed."""
+        for path in sorted(self._folder.glob("spool-*")):
+            content = path.read_bytes()
+            whole = 0
+            for entry in frames(content):
+                if (entry.lsn, entry.epoch) > (found.lsn, found.epoch):
+                    break
+                whole += len(frame(entry))
+                if entry.lsn > end.lsn:
+                    if entry.lsn != end.lsn + 1:
+                        return False
+                    end = Position(entry.lsn, entry.epoch, checksum(entry.record))
+            if whole:
+                os.truncate(path, whole)
+                self._waiting_since = perf_counter()
+            else:
+                path.unlink()
+        return end == found
+
+    def append(self, lsn: int, record: bytes) -> None:
+        """Take a record whose transaction is about to be committed. Never fails: the store goes on without."""
+        content = frame(Entry(lsn, self.epoch, record))
+        with self._gate:
+            if self._failed:
+                return
+            try:
+                if self._file is None:
+                    self._path = self._folder / f"spool-{self.epoch:016}-{lsn:016}"
+                    self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                    self._size = self._taken = 0
+                written = os.write(self._file, content)
+                self._size += written
+                self._failed = written != len(content)
+            except OSError as error:
+                self._failed = True
+                self.trouble = f"the spool cannot be written: {error.strerror}"
+
+    def send(self, lsn: int, record: bytes) -> int | None:
+        """See `Log.send`."""
+        self.append(lsn, record)
+        return None
+
+    def heard(self) -> bool | None:
+        """See `Log.heard`."""
+        return True
+
+    def committed(self) -> None:
+        """The transaction was committed."""
+        with self._gate:
+            self._taken = self._size
+        if self._waiting_since is None:
+            self._waiting_since = perf_counter()
+
+    def forget(self) -> None:
+        """The transaction was rolled back."""
+        with self._gate:
+            if self._file is not None and self._size != self._taken:
+                os.ftruncate(self._file, self._taken)
+                os.lseek(self._file, self._taken, os.SEEK_SET)
+                self._size = self._taken
+
+    # The thread.
+
+    def start(self) -> None:
+        """The store is open."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """The store is closed: wait a little until the rest is there."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_SECONDS)
+        if self._thread.is_alive():
+            log.warning("the last changes are not in the archive yet: the next start uploads them")
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _run(self) -> None:
+        self._try_step()
+        while not self._ending.wait(self._every_s):
+            self._try_step()
+        self._patient = True
+        self._try_step()
+
+    def _try_step(self) -> None:
+        try:
+            self.step()
+            if self.trouble:
+                log.info("the archive is written again")
+            self.trouble = ""
+        except Stopped:
+            pass
+        except (PlaceFailed, DatabaseFailed, Diverged, StoreError, OSError) as error:
+            if str(error) != self.trouble:
+                log.warning("the archive lags: %s", error)
+            self.trouble = str(error)
+
+    def step(self) -> None:
+        """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,
+        StoreError, OSError."""
+        self.settle()
+        began = perf_counter()
+        if self._failed:
+            self._begin_anew()
+        self._rotate()
+        waiting = sorted(self._folder.glob("spool-*"))
+        if sum(path.stat().st_size for path in waiting) > SPOOL_BYTES_MAX:
+            self._failed = True
+        for path in waiting:
+            if path == self._path and self._file is not None:
+                continue
+            content = path.read_bytes()
+            if content:
+                found = keep(self._place, self._state.lineage, content)
+                last = list(frames(content))[-1]
+                self._state.end = Position(found.last, found.epoch, checksum(last.record))
+                self._state.bytes += len(content)
+                self._state.segments += 1
+                self.uploaded_bytes += len(content)
+                self._save()
+            path.unlink()
+        with self._gate:
+            if self._file is None or not self._size:
+                self._waiting_since = None
+            elif self._waiting_since is not None and waiting:
+                self._waiting_since = max(self._waiting_since, began)
+        if self._state.snapshot != self.epoch or (not self._patient and self._is_due()):
+            self._snapshot()
+
+    def _begin_anew(self) -> None:
+        """The spool lacks a record: what comes from here on is of another epoch."""
+        with self._gate:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+            for left in self._folder.glob("spool-*"):
+                left.unlink()
+            self.epoch += 1
+            self._size = self._taken = 0
+            self._failed = False
+
+    def _rotate(self) -> None:
+        """Close the spool's file, unless a transaction is being committed, or there is nothing in it."""
+        for _ in range(100):
+            with self._gate:
+                if self._file is None or not self._taken:
+                    return
+                if self._size == self._taken:
+                    os.close(self._file)
+                    self._file = None
+                    return
+            self._ending.wait(0.001)
+
+    def _save(self) -> None:
+        part = self._folder / f"{_STATE}.part"
+        part.write_bytes(msgspec.json.encode(self._state))
+        part.replace(self._folder / _STATE)
+
+    def _is_due(self) -> bool:
+        state = self._state
+        return (
+            state.bytes >= max(self._snapshot_bytes, self._database.stat().st_size)
+            or state.segments >= SEGMENTS_MAX
+            or perf_counter() - self._snapshot_at >= SNAPSHOT_SECONDS
+        )
+
+    def _snapshot(self) -> None:
+        state, since = self._state, (self._state.bytes, self._state.segments)
+        with TemporaryDirectory(dir=self._folder, prefix="copy-") as place:
+            copy = Path(place, DATABASE)
+            point = self._copying(self._database, copy, self._go_on)
+            if point.position.epoch != self.epoch:
+                return  # nothing was written yet since the epoch began
+            archived.upload(
+                self._place, state.lineage, copy, point, state_format=0,
+                pace=lambda size: self._go_on(size / BYTES_PER_SECOND),
+            )  # fmt: skip
+            self.uploaded_bytes += copy.stat().st_size
+        state.snapshot = point.position.epoch
+        state.bytes, state.segments = state.bytes - since[0], state.segments - since[1]
+        self._snapshot_at = perf_counter()
+        self._save()
+        log.info("archived a snapshot of record %d", point.position.lsn)
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Remove what no restore within the time that is kept needs."""
+        found = archived.snapshots(self._place, self._state.lineage)
+        found.sort(key=lambda each: (each[1].epoch, each[1].lsn), reverse=True)
+        begins = found[0][1].clock - self._keep_us
+        kept = found[: max(2, sum(manifest.clock > begins for _, manifest in found) + 1)]
+        oldest = kept[-1][1]
+        archived.remove_others(self._place, self._state.lineage, {folder for folder, _ in kept}, LSN_MAX)
+        for segment in segments(self._place, self._state.lineage):
+            if (segment.epoch, segment.last) <= (oldest.epoch, oldest.lsn):
+                self._place.remove(f"{self._state.lineage}/{FOLDER}/{segment.name}")
+
+    def _go_on(self, seconds: float = 0.0) -> None:
+        if not self._patient and (self._ending.wait(seconds) if seconds else self._ending.is_set()):
+            raise Stopped

@@ -1,0 +1,242 @@
+"""A server alone that ships what it writes: what was uploaded gives the tables back, whatever happened in between."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import apsw
+import pytest
+from hypothesis.stateful import rule
+from tests.store.test_machine import StoreMachine, play
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
+
+from veilmq.model.instant import DAY_US, SECOND_US, Instant
+from veilmq.store import Options, Store
+from veilmq.store.archive import PlaceFailed, place_at
+from veilmq.store.archive.records import ArchiveSource, segments
+from veilmq.store.archive.shipping import EPOCH_MIN, Archive
+from veilmq.store.archive.snapshots import snapshots
+from veilmq.store.log.restoring import restore
+from veilmq.store.sqlite.effects import digest
+from veilmq.store.sqlite.follower import SqliteFollower
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.backup import copy_exactly
+
+open_follower = partial(SqliteFollower, options=SMALL)
+
+
+class ArchivedFactory(SqliteFactory):
+    """Opens stores that ship to a folder, when they are told to."""
+
+    snapshot_bytes = 1 << 30
+    keep_us = DAY_US
+
+    def __init__(self, path: Path, options: Options = SMALL) -> None:
+        super().__init__(path, options)
+        self.place = place_at(str(path.with_name("place")))
+        self.kind = self._open  # type: ignore[assignment]
+
+    def _open(self, path: Path, options: Options) -> SqliteStore:
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.archive = Archive(
+            self.place, "place", path, copy_exactly,
+            keep_us=self.keep_us, every_s=1, wall=Instant(0), snapshot_bytes=self.snapshot_bytes,
+        )  # fmt: skip
+        return SqliteStore(path, options, archive=self.archive)
+
+    def kill(self, store: Store) -> None:
+        """See `SqliteFactory.kill`. The spool has what a close writes, and the tables have not."""
+        super().kill(store)
+        if self.archive._file is not None:
+            os.close(self.archive._file)
+            self.archive._file = None
+
+    def ship(self, store: Store) -> bytes:
+        """Upload all; returns the digest of the tables then."""
+        assert isinstance(store, SqliteStore)
+        store.apply_log()
+        self.archive.step()
+        assert self.archive.lag_s == 0
+        return digest(store._writer.connection)
+
+    def restored(self, place: Path, to: int | None = None) -> bytes:
+        """The digest of the tables that the archive gives."""
+        place.mkdir(mode=0o700)
+        source = ArchiveSource(self.place, "place")
+        found = restore(source, None if to is None else Instant(to), place, open_follower)
+        assert found.damaged == []
+        with closing(apsw.Connection(str(place / "veilmq.db"))) as connection:
+            return digest(connection)
+
+
+class ArchivedMachine(StoreMachine):
+    """Random commands, kills and restarts; what was shipped is restored now and then."""
+
+    factory = ArchivedFactory
+    restores = 0
+
+    @rule()
+    def ship_and_restore(self) -> None:
+        factory = self.stage.factory
+        assert isinstance(factory, ArchivedFactory)
+        expected = factory.ship(self.stage.store)
+        ArchivedMachine.restores += 1
+        with tempfile.TemporaryDirectory() as place:
+            assert factory.restored(Path(place) / "restored") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_was_shipped_gives_the_tables_back() -> None:
+    play(ArchivedMachine, examples=12, steps=40)
+    assert ArchivedMachine.restores > 2
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    playing = Stage(ArchivedFactory(tmp_path / "data"))
+    yield playing
+    playing.store.close()
+    factory_of(playing).archive.close()
+
+
+def factory_of(stage: Stage) -> ArchivedFactory:
+    assert isinstance(stage.factory, ArchivedFactory)
+    return stage.factory
+
+
+def epochs(factory: ArchivedFactory) -> list[int]:
+    (lineage,) = factory.place.list("")
+    return sorted({manifest.epoch for _, manifest in snapshots(factory.place, lineage)})
+
+
+def test_a_kill_costs_no_snapshot_and_a_lost_spool_one(stage: Stage, tmp_path: Path) -> None:
+    """What was committed and not yet uploaded is in the spool; without it the archive begins anew."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    for number in range(3):
+        stage.send(jobs, f"before a kill {number}")
+        store_of(stage).apply_log()
+        stage.reopen(kill=True)
+        expected = factory.ship(stage.store)
+        assert factory.restored(tmp_path / f"killed {number}") == expected
+    assert len(epochs(factory)) == 1
+    stage.send(jobs, "before a power cut")
+    store_of(stage).apply_log()
+    factory.kill(stage.store)
+    for left in (tmp_path / "data" / "archive").glob("spool-*"):
+        left.unlink()
+    stage.open()
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "anew") == expected
+    assert len(epochs(factory)) == 2
+
+
+def test_a_time_without_the_archive_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    stage.store.close()
+    stage.store = SqliteStore(tmp_path / "data", SMALL)
+    stage.send(jobs, "unseen")
+    stage.store.close()
+    stage.open()
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert len(epochs(factory)) == 2
+
+
+def test_a_snapshot_lacks_what_only_the_redo_log_has(stage: Stage, tmp_path: Path) -> None:
+    """It comes with a later record, and once."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    stage.later(SECOND_US)
+    stage.send(jobs, "in the redo log alone")
+    assert store_of(stage)._writer.redo.unapplied
+    factory.archive._snapshot()
+    assert store_of(stage)._writer.redo.unapplied
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+
+
+def test_what_is_not_committed_is_not_shipped(stage: Stage, tmp_path: Path) -> None:
+    """A batch that is rolled back leaves nothing in the spool."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    assert factory.archive.epoch >= EPOCH_MIN
+    stage.send(jobs, "committed")
+    store_of(stage).apply_log()
+    writer = store_of(stage)._writer
+    expected = digest(writer.connection)
+    writer.begin(stage.now)
+    writer.write("UPDATE origin SET client = 'other'", ())
+    writer.finish()
+    assert writer.shipping is not None
+    writer.shipping.append(7)
+    factory.archive.step()
+    writer.rollback()
+    factory.archive.step()
+    assert factory.restored(tmp_path / "new") == expected
+    stage.send(jobs, "after")
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "later") == expected
+
+
+def test_what_is_old_is_dropped_and_any_instant_of_late_can_be_restored(stage: Stage, tmp_path: Path) -> None:
+    factory = factory_of(stage)
+    jobs = stage.create()
+    was = {}
+    for number in range(12):
+        stage.later(SECOND_US)
+        stage.send(jobs, str(number))
+        factory.archive._snapshot_bytes, factory.archive._keep_us = 0, 3 * SECOND_US
+        factory.archive._state.bytes = 1 << 30  # a snapshot is due
+        was[stage.now] = factory.ship(stage.store)
+    (lineage,) = factory.place.list("")
+    kept = [manifest.clock for _, manifest in snapshots(factory.place, lineage)]
+    assert stage.now - 4 * SECOND_US <= kept[-1] <= stage.now - 3 * SECOND_US
+    assert segments(factory.place, lineage)[0].last > 5
+    for number, then in enumerate(list(was)[-3:]):
+        assert factory.restored(tmp_path / str(number), then) == was[then]
+
+
+def test_a_place_that_fails_costs_nothing_but_lag(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    blocked = tmp_path / "place" / factory.place.list("")[0] / "records"
+    for each in blocked.iterdir():
+        each.unlink()
+    blocked.rmdir()
+    blocked.touch()
+    stage.send(jobs, "meanwhile")
+    store_of(stage).apply_log()
+    with pytest.raises(PlaceFailed):
+        factory.archive.step()
+    factory.archive._try_step()
+    assert factory.archive.lag_s > 0
+    assert "the archive lags" in caplog.text
+    blocked.unlink()
+    factory.archive._snapshot_at = -1e9  # the folder is empty now: a snapshot is due
+    factory.archive._try_step()
+    assert (factory.archive.lag_s, factory.archive.trouble) == (0, "")
+
+
+def test_a_spool_that_cannot_be_written_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:
+    """The store goes on."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    (tmp_path / "data" / "archive").rename(tmp_path / "elsewhere")
+    stage.send(jobs, "not spooled")
+    store_of(stage).apply_log()
+    (tmp_path / "elsewhere").rename(tmp_path / "data" / "archive")
+    assert "cannot be written" in factory.archive.trouble
+    factory.archive.step()
+    stage.send(jobs, "of the new epoch")
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert len(epochs(factory)) == 2
