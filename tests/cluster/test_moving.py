@@ -56,9 +56,12 @@ def connected(directory: Path) -> apsw.Connection:
     return apsw.Connection(str(directory / "veilmq.db"))
 
 
-def same(one: Path, other: Path) -> None:
-    """The tables of both are equal."""
+def same(one: Path, other: Path, but: tuple[str, ...] = ()) -> None:
+    """The tables of both are equal, but those."""
     with closing(connected(one)) as first, closing(connected(other)) as second:
+        for table in but:
+            first.execute(f"DELETE FROM {table}")
+            second.execute(f"DELETE FROM {table}")
         compare(first, second)
 
 
@@ -162,6 +165,24 @@ def test_a_restore_to_an_instant_and_its_words(empty: Cluster, run: Run, tmp_pat
     assert "it is of a later instant" in run("restore", "other", "--from", "new", "--to", "1971-01-01").err
     assert "there is no archive at nowhere" in run("restore", "other", "--from", "nowhere").err
     assert not (tmp_path / "other").exists()
+
+
+def test_where_snapshots_are_kept_is_set_once_for_all_and_shown(empty: Cluster, run: Run, tmp_path: Path) -> None:
+    """And an imported snapshot is one that no other server has verified."""
+    at = ("--cluster", empty.pair.dsn)
+    assert run("cluster", "init", *at, "--snapshots", str(tmp_path / "place"), "--keep", "7d").code == 0
+    assert run("cluster", "init", *at).code == 0
+    shown = run("cluster", "status", *at, "--json").json[0]
+    assert (shown["snapshots"], shown["keep_s"]) == (str(tmp_path / "place"), 7 * 86_400)
+    (tmp_path / "file").touch()
+    assert "--snapshots: " in run("cluster", "init", *at, "--snapshots", str(tmp_path / "file")).err
+    stage, _ = played(tmp_path / "alone")
+    stage.store.close()
+    import_directory(empty.postgres(), tmp_path / "alone", NOW)
+    said = f"snapshot  of record 64, verified by no other server, at {tmp_path / 'place'}"
+    assert said in run("cluster", "status", *at).out
+    assert run("restore", "new", "--from", str(tmp_path / "place")).code == 0  # where PostgreSQL is lost
+    same(tmp_path / "alone", tmp_path / "new", but=("secret",))
 
 
 class TestRefused:

@@ -24,7 +24,8 @@ _STANDBYS: Final = """
     from pg_stat_replication order by 1
 """
 _SNAPSHOT: Final = """
-    select coalesce(max(lsn), 0), greatest(0, extract(epoch from clock_timestamp() - max(written)))::float8
+    select coalesce(max(lsn), 0), greatest(0, extract(epoch from clock_timestamp() - max(written)))::float8,
+           coalesce((select verified_by from veilmq.snapshot order by lsn desc limit 1), '')
     from veilmq.snapshot
 """
 
@@ -61,6 +62,12 @@ class Status(msgspec.Struct, kw_only=True):
     """Number of the last record in the newest snapshot; 0: there is none."""
     snapshot_age_s: float | None
     """How long ago it was written, by PostgreSQL's clock."""
+    snapshot_verified_by: str = ""
+    """The server that had the same tables; empty: there was no other."""
+    snapshots: str = ""
+    """URL at which snapshots are kept; empty: in PostgreSQL."""
+    keep_s: float = 0.0
+    """How far a restore can go back at least; 0: to the older of two snapshots."""
     standbys: list[Standby]
     servers: list[Registered]
     """All that belong to the cluster, by name."""
@@ -92,7 +99,7 @@ def status(postgres: Postgres) -> Status:
             shard = look(session)
             [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
             size = log_bytes(session)
-            [(snapshot, snapshot_age_s)] = session.execute(_SNAPSHOT)
+            [(snapshot, snapshot_age_s, verified_by)] = session.execute(_SNAPSHOT)
             standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
             count, registered = len(segments(session)), servers(session)
     except psycopg.Error as error:
@@ -114,6 +121,9 @@ def status(postgres: Postgres) -> Status:
         log_bytes=size,
         snapshot=snapshot,
         snapshot_age_s=snapshot_age_s,
+        snapshot_verified_by=verified_by,
+        snapshots=shard.snapshots,
+        keep_s=shard.keep_us / 1e6,
         standbys=standbys,
         servers=registered,
     )

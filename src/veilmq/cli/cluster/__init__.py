@@ -109,7 +109,7 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
     print(f"owner     {owner}")
     print(f"lease     {found.lease_s:g} s, renewed {found.renewed_s:.1f} s ago")
     print(f"log       {found.records} records, {found.segments} segments, {found.log_bytes} bytes")
-    print(f"snapshot  {f'of record {found.snapshot}' if found.snapshot else 'none yet'}")
+    print(f"snapshot  {_snapshot(found)}")
     for standby in found.standbys:
         print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
     if any(not standby.sync for standby in found.standbys):
@@ -120,6 +120,13 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
         print(f"server    {server.name}: {_said(server, found)}")
     if not found.owned:
         raise typer.Exit(int(Exit.WRONG))
+
+
+def _snapshot(found: Status) -> str:
+    if not found.snapshot:
+        return "none yet"
+    by = f"verified by {found.snapshot_verified_by}" if found.snapshot_verified_by else "verified by no other server"
+    return f"of record {found.snapshot}, {by}" + (f", at {found.snapshots}" if found.snapshots else "")
 
 
 def _hand_over(
