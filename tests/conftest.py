@@ -86,12 +86,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture
 def next_schema(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A release with one more migration: the number of its schema."""
+    """A release with one more migration, which works with no older tables: the number of its schema."""
     version = schema.VERSION + 1
     monkeypatch.setattr(
         schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE extra (id INTEGER PRIMARY KEY) STRICT;")
     )
     monkeypatch.setattr(schema, "VERSION", version)
+    monkeypatch.setattr(schema, "OLDEST_SERVED", version)
     return version
 
 
