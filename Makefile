@@ -23,7 +23,7 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants cluster faults fuzz simulate console pipeline-demo \
+.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo \
 	lock clean
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo 'make simulate           an hour of simulated lives on a faulty disk: ARGS="--minutes N --seed N --seeds COUNT"'
 	@echo 'make faults             half an hour of kills and other faults under load: ARGS="--minutes 3 --seed N"'
 	@echo 'make cluster            PostgreSQL fails and servers race for a shard, thousands of times'
+	@echo 'make cluster-faults     200 faults of a cluster under load: ARGS="--faults 20 --minutes 5 --seed N"'
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
@@ -141,6 +142,10 @@ console: setup-clients
 # A primary and a synchronous standby of PostgreSQL; servers race for a shard for some minutes.
 cluster: setup-test
 	@$(BIN)/python -m pytest -n 0 tests/cluster --takeovers 10000 $(ARGS)
+
+# Three servers, PostgreSQL and its standby, and networks, disks and clocks of their own; the checker judges.
+cluster-faults: setup-test
+	@$(BIN)/python -m tests.faults.cluster $(ARGS)
 
 # Kills, stops, disks and networks that fail, clocks that jump; the checker judges. docs/reliability.md has the figures.
 faults: setup-test

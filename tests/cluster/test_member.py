@@ -1,18 +1,28 @@
 """Where a new owner's lease clock begins, and when a follower takes over."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from threading import Event
 
 import psycopg
 import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
-from tests.support.postgres import until
+from tests.support.postgres import Pair, until
 from tests.support.sqlite import SMALL
 
 from veilmq.cluster.member import Member, begins_at
+from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.ownership import Before, Ownership
-from veilmq.cluster.postgres.schema import Formats
+from veilmq.cluster.postgres.schema import Formats, init
+from veilmq.engine.directory import STATE_FORMAT
+from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
+from veilmq.server.clock import LeaseClock
+from veilmq.server.cluster.member import ClusterServer
+from veilmq.server.config.settings import Address, Settings
+from veilmq.server.shell import Shell
+from veilmq.store import Store
 from veilmq.store.sqlite.follower import SqliteFollower
 
 RENEWED = Instant(1_700_000_000 * SECOND_US)
@@ -133,3 +143,28 @@ def test_a_follower_that_cannot_read_the_log_says_for_how_long(cluster: Cluster,
         following.result(20)
         assert member.registry is not None
         member.registry.leave()
+
+
+class Enough(Exception):
+    """What the test waited for has happened."""
+
+
+def test_a_new_owner_renews_its_lease_while_it_opens_its_store(shared_pair: Pair, tmp_path: Path) -> None:
+    """A large store takes longer to open than a lease lasts. Without renewals the next server would take over."""
+    shared_pair.primary.query("drop schema if exists veilmq cascade")
+    init(Postgres(shared_pair.dsn), state_format=STATE_FORMAT, lease_us=SECOND_US)
+    place = Address("127.0.0.1", 0)
+    settings = Settings(data=tmp_path / "data", cluster=shared_pair.dsn, cluster_name="one", peer=place)
+    server = ClusterServer(settings, LeaseClock(), "1.0")
+
+    async def lead(term: AsyncExitStack, engine: Engine, store: Store) -> Shell:
+        await asyncio.to_thread(until, lambda: shared_pair.primary.query("select beat from veilmq.lease") > [(3,)], 60)
+        raise Enough
+
+    async def play() -> None:
+        async with AsyncExitStack() as undo:
+            assert await server.join(undo, None)
+            await server.run(lead)
+
+    with pytest.raises(Enough):
+        asyncio.run(play())

@@ -41,6 +41,19 @@ class TestOrder:
         shell.send("2")
         assert [shell.got(ticket) for ticket in "abc"] == [["1"], ["2"], None]
 
+    def test_a_receive_says_for_how_long_it_waited(self, shell: Shell) -> None:
+        """From when it came, which may be long before it is carried out; a server of a cluster has another clock."""
+        shell.engine.submit("late", [_receive(wait_us=0)], Instant(shell.clock.now - 7))
+        shell.send("1")
+        shell.wait("parked", WAIT_US)
+        shell.later(5 * SECOND_US)
+        shell.send("2")
+        ((late,), (parked,)) = (shell.answers[ticket] for ticket in ("late", "parked"))
+        assert isinstance(late, Received)
+        assert isinstance(parked, Received)
+        assert (len(late.messages), late.waited_us) == (1, 7)
+        assert (len(parked.messages), parked.waited_us) == (1, 5 * SECOND_US)
+
     def test_one_send_of_many_wakes_as_many_as_it_can_fill(self, shell: Shell) -> None:
         shell.wait("a", WAIT_US, count_max=2)
         shell.wait("b", WAIT_US, count_max=2)
@@ -275,10 +288,10 @@ class TestDeadlines:
 
     def test_a_claim_under_way_while_others_hang_up_keeps_its_deadline(self) -> None:
         room = WaitingRoom(Limits())
-        room.park(waiter := room.new("a", _receive(), Instant(1)))
+        room.park(waiter := room.new("a", _receive(), Instant(0), Instant(1)))
         room.take_first(QUEUE)
         for _ in range(HANGING_UP):
-            room.park(room.new("b", _receive(), Instant(2)))
+            room.park(room.new("b", _receive(), Instant(0), Instant(2)))
             room.cancel("b")
         room.park(waiter)
         assert room.next_deadline() == 1
@@ -293,7 +306,7 @@ class TestDeadlines:
         self, look: Callable[[WaitingRoom], object]
     ) -> None:
         room = WaitingRoom(Limits())
-        room.park(waiter := room.new("a", _receive(), Instant(1)))
+        room.park(waiter := room.new("a", _receive(), Instant(0), Instant(1)))
         room.take_first(QUEUE)
         assert not look(room)
         room.park(waiter)

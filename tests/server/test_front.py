@@ -11,9 +11,9 @@ from tests.support.contract.stage import TESTER, sending
 from tests.support.sqlite import SqliteFactory
 
 from veilmq.engine.engine import Engine
-from veilmq.model.commands import CreateQueue, DescribeQueue, Peek
-from veilmq.model.errors import StoreFailed
-from veilmq.model.instant import HOUR_US
+from veilmq.model.commands import AfterExpiry, CreateQueue, Delete, DescribeQueue, Peek
+from veilmq.model.errors import LeaseExpired, StoreFailed
+from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import QueueDescribed, Received, Sent
 from veilmq.server.clock import LeaseClock
 from veilmq.server.cluster import front as room
@@ -59,6 +59,29 @@ def test_what_waits_for_an_owner_is_passed_on(tmp_path: Path) -> None:
     assert isinstance(sent, Sent)
     assert isinstance(received, Received)
     assert len(received.messages) == 1
+
+
+def test_a_delete_that_came_late_is_late_when_a_take_over_sets_the_clock(tmp_path: Path) -> None:
+    """It came while nobody owned the shard, by a clock that was an hour behind that of the owner before."""
+
+    async def scene(front: Front, shell: Shell) -> Any:
+        await shell.call(sending(QUEUE))
+        (received,) = await shell.call(TAKE)
+        assert isinstance(received, Received)
+        clock: LeaseClock = shell._clock  # type: ignore[assignment]
+        clock.advance(HOUR_US + SECOND_US)  # the lease is over
+        delete = Delete(
+            queue=QUEUE, origin=TESTER, handle=received.messages[0].handle, arrived=Instant(clock.now() - HOUR_US),
+            after_expiry=AfterExpiry.REFUSE,
+        )  # fmt: skip
+        deleting = asyncio.create_task(front.call(delete))
+        await asyncio.sleep(0)
+        front.clock_moved(HOUR_US)
+        front.lead(shell)
+        return await deleting
+
+    (outcome,) = play(tmp_path / "data", scene)
+    assert isinstance(outcome, LeaseExpired)
 
 
 def test_without_an_owner_calls_fail_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

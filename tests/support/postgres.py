@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import distribution
 from pathlib import Path
@@ -56,11 +56,16 @@ class Programs:
         """Where one of them is."""
         return self.packages / _PROGRAMS / "bin" / name
 
-    def run(self, program: str, *arguments: str, cwd: Path) -> None:
-        """Run one of them to its end."""
+    def run(
+        self, program: str, *arguments: str, cwd: Path, inside: Sequence[str] = (), environment: dict[str, str]
+    ) -> None:
+        """Run one of them to its end. inside: a command that enters a network namespace, which only root may."""
+        identity = self.identity
+        if inside:
+            inside, identity = (*inside, f"--setuid={_NOBODY}", f"--setgid={_NOBODY}"), {}
         subprocess.run(
-            [str(self.program(program)), *arguments],
-            check=True, cwd=cwd, stdout=subprocess.DEVNULL, **self.identity,
+            [*inside, str(self.program(program)), *arguments],
+            check=True, cwd=cwd, stdout=subprocess.DEVNULL, env=os.environ | environment, **identity,
         )  # fmt: skip
 
 
@@ -80,11 +85,23 @@ def programs(where: Path | None = None) -> Iterator[Programs]:
 class Server:
     """One PostgreSQL. Settings are given at each start."""
 
-    def __init__(self, programs: Programs, name: str) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        name: str,
+        *,
+        address: str = "",
+        inside: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """address: where it listens beside its socket. inside: see `Programs.run`. environment: beside its parent's."""
         self.programs = programs
         self.name = name
         self.home = programs.directory(name)
         self.data = self.home / "main"
+        self.address = address
+        self._inside = inside
+        self._environment = environment or {}
 
     @property
     def dsn(self) -> str:
@@ -95,16 +112,20 @@ class Server:
         """Create an empty one."""
         options = (f"--username={ROLE}", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
         self._run("initdb", *options)
+        if self.address:
+            with (self.data / "pg_hba.conf").open("a") as file:
+                file.write("host all,replication all 127.0.0.0/8 trust\n")
 
     def copy(self, primary: "Server") -> None:
         """Create a standby of a running one, which calls it by its name."""
-        source = make_conninfo(primary.dsn, application_name=self.name)
+        host = primary.address or str(primary.home)
+        source = make_conninfo(primary.dsn, host=host, application_name=self.name)
         self._run("pg_basebackup", "-d", source, "-R", "-c", "fast", "-X", "stream", "--no-sync")
 
     def start(self, **settings: str) -> None:
         """Start it, and wait until it answers."""
         own = {
-            "listen_addresses": "", "unix_socket_directories": str(self.home), "shared_buffers": "16MB",
+            "listen_addresses": self.address, "unix_socket_directories": str(self.home), "shared_buffers": "16MB",
             "wal_retrieve_retry_interval": "50ms",
         } | settings  # fmt: skip
         options = " ".join(f"-c {name}={shlex.quote(value)}" for name, value in own.items())
@@ -144,7 +165,10 @@ class Server:
         until(lambda: self.query(f"show {name}") == [(value,)])
 
     def _run(self, program: str, *arguments: str) -> None:
-        self.programs.run(program, "-D", str(self.data), *arguments, cwd=self.home)
+        self.programs.run(
+            program, "-D", str(self.data), *arguments,
+            cwd=self.home, inside=self._inside, environment=self._environment,
+        )  # fmt: skip
 
 
 class Pair:

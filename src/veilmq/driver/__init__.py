@@ -20,6 +20,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import Final, NamedTuple, TypeVar
 
@@ -32,7 +34,8 @@ from veilmq.client.adapters.connect import connect_account, parse_url
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Template
-from veilmq.client.queue import Account
+from veilmq.client.queue import Account, Queue
+from veilmq.client.wrapping import Wrapping
 from veilmq.driver.recorded import Recorded, Recording
 from veilmq.model.errors import CapacityError, QueueMissing, StoreError, VeilError
 
@@ -222,6 +225,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: bool = False
     expiring: bool = True
     """With times to live, where the protocol has them."""
+    others: tuple[str, ...] = ()
+    """URLs of other servers of the same cluster. The last client calls any server each time, the others one each."""
 
     def queues(self) -> list[str]:
         """The queue, and the dead-letter queue."""
@@ -267,6 +272,23 @@ def _named(why: str) -> str:
     return f"{kind} {said.partition(':')[0]}" if kind == ServiceError.__name__ else kind
 
 
+class Anywhere(Wrapping):
+    """One queue of several servers: each call goes to any of them."""
+
+    def __init__(self, queues: Sequence[Queue], chance: Random) -> None:
+        super().__init__(queues[0])
+        self._queues = queues
+        self._chance = chance
+
+    @property
+    def inner(self) -> Queue:
+        return self._chance.choice(self._queues)
+
+    @inner.setter
+    def inner(self, queue: Queue) -> None:
+        """As `Wrapping` does at the beginning: `_queues` has it, too."""
+
+
 class Run:
     """A run against one account. `open` it, do `round`s, `close` it."""
 
@@ -294,9 +316,15 @@ class Run:
                 pass  # a random name: it is in nobody's way
         self._account.close()
 
-    def round(self, seconds: float, during: Callable[[threading.Event], None] = lambda stop: None) -> None:
-        """Let the clients run for so long, drain and check. `during` runs beside them, until its event is set."""
-        stop = threading.Event()
+    def round(
+        self,
+        seconds: float | None,
+        during: Callable[[threading.Event], None] = lambda stop: None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Let the clients run for so long, or until `stop` is set, drain and check. `during` runs beside them, until
+        its event is set."""
+        stop = stop or threading.Event()
         interrupted = False
         with ThreadPoolExecutor(self.plan.clients + 1, "client") as pool:
             done = [pool.submit(self._client, number, stop) for number in range(self.plan.clients)]
@@ -321,14 +349,21 @@ class Run:
     def _client(self, number: int, stop: threading.Event) -> None:
         plan = self.plan
         name = f"{plan.seed}-{self.figures.rounds}-{number}"
+        urls = (plan.url, *plan.others)
+        if plan.others and number < plan.clients - 1:
+            urls = (urls[number % len(urls)],)
         try:
-            with connect_account(plan.url) as account:
-                names = plan.queues()
-                queues = self._patiently(lambda: [account.queue(each) for each in names], account, stop)
+            with ExitStack() as stack:
+                accounts = [stack.enter_context(connect_account(url)) for url in urls]
+                queues = [self._reach(queue, accounts, Random(name), stop) for queue in plan.queues()]
                 recorded = [Recorded(queue, self._recording) for queue in queues]
                 Load(recorded, name, Random(name), stop, plan.interval, expiring=plan.expiring).run()
         except _AWAY:
             pass  # the drain will tell
+
+    def _reach(self, name: str, accounts: list[Account], chance: Random, stop: threading.Event) -> Queue:
+        found = [self._patiently(partial(account.queue, name), account, stop) for account in accounts]
+        return found[0] if len(found) == 1 else Anywhere(found, chance)
 
     def _create(self, account: Account) -> None:
         template = Template(visibility_timeout=VISIBILITY_SECONDS, fifo=self.plan.fifo)

@@ -123,7 +123,7 @@ class Engine:
             and self.waiting
             and self.waiting.stands_behind(first)
         ):
-            self._park(ticket, first, Instant(now + first.wait_us), now)
+            self._park(ticket, first, now, first.wait_us, now)
             return
         self._pending.append(Call(ticket, commands, now))
 
@@ -312,10 +312,11 @@ class Engine:
             self._impatient.discard(ticket)
         return ready
 
-    def _park(self, ticket: Any, command: Receive, deadline: Instant, now: Instant) -> None:
+    def _park(self, ticket: Any, command: Receive, began: Instant, wait_us: int, now: Instant) -> None:
         """Park behind all others; if the room is full, answer empty at once or a little later."""
+        deadline = Instant(began + wait_us)
         if self.waiting.has_room(command.queue):
-            self.waiting.park(self.waiting.new(ticket, command, deadline))
+            self.waiting.park(self.waiting.new(ticket, command, began, deadline))
             return
         self.polls.count(command, empty=True, refused=True)
         if self.limits.brake_us and len(self._brake) < self.limits.pending_max:
@@ -352,6 +353,7 @@ class Engine:
                 self._credit(command.queue, 1)
             elif outcome.capped and self.waiting:
                 self._pass_on(command.queue, at)
+            outcome.waited_us = max(0, at - (call.submitted if call.waiter is None else call.waiter.began))
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
             # Messages are available: queueing behind parked receives would leave them unclaimed.
@@ -377,7 +379,7 @@ class Engine:
                 self._pass_on(command.queue, at)
             return True
         if outcome.wait_us:
-            self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us), at)
+            self._park(call.ticket, command, call.submitted, outcome.wait_us, at)
             return True
         return False
 
@@ -405,7 +407,7 @@ class Engine:
             if call.waiter is not None:
                 self.waiting.park(call.waiter)
             else:
-                self._park(call.ticket, command, Instant(call.submitted + (command.wait_us or 0)), now)
+                self._park(call.ticket, command, call.submitted, command.wait_us or 0, now)
         return True
 
     def _withhold(self, queue: QueueKey, count: int) -> None:

@@ -48,6 +48,8 @@ class Waiter(msgspec.Struct, gc=False, eq=False):
 
     ticket: Any
     command: Receive
+    began: Instant
+    """When the call came."""
     deadline: Instant
     place: int
     parked: bool = False
@@ -114,10 +116,10 @@ class WaitingRoom:
         self.refused[queue, full] += 1
         return False
 
-    def new(self, ticket: Any, command: Receive, deadline: Instant) -> Waiter:
+    def new(self, ticket: Any, command: Receive, began: Instant, deadline: Instant) -> Waiter:
         """A new waiter, last in order, not parked yet."""
         self._places += 1
-        return Waiter(ticket, command, deadline, self._places)
+        return Waiter(ticket, command, began, deadline, self._places)
 
     def park(self, waiter: Waiter) -> None:
         """Add the waiter to its queue's list, at its place."""

@@ -41,6 +41,8 @@ class Received(msgspec.Struct, gc=False):
     """The receive's own cap on messages in flight limited it: there may be messages for others."""
     cut: bool = False
     """Nothing was looked for, because the batch had delivered all the bytes that it may: try again in the next one."""
+    waited_us: int = 0
+    """For how long the receive had waited when its messages were granted, by the clock of whoever carried it out."""
 
 
 class Extended(msgspec.Struct, gc=False):

@@ -87,6 +87,20 @@ class Record(msgspec.Struct):
         )
 
 
+def told(runs: Sequence[Run]) -> tuple[Counter[str], list[str]]:
+    """What clients were told that they should not have been, and a story for each violation, since the last call."""
+    unexpected: Counter[str] = Counter()
+    stories: list[str] = []
+    for run in runs:
+        figures, name = run.figures, run.plan.name
+        unexpected.update({error: count for (_, error), count in figures.reasons.items() if error not in EXPECTED})
+        if figures.undrained or figures.recreated:
+            unexpected[f"{name} {figures.undrained or 'was gone'}"] += 1
+        stories += [f"{name}: {each}" for each in figures.report.violations]
+        run.figures = Figures(rounds=figures.rounds)
+    return unexpected, stories
+
+
 class Arena:
     """A server, the proxy before it, and its queues."""
 
@@ -132,15 +146,8 @@ class Arena:
 
     def tell(self, record: Record, kind: Kind) -> None:
         """Add what its queues have done wrong since the last call, in a round of this kind."""
-        unexpected = Counter(record.unexpected)
-        stories: list[str] = []
-        for run in self.runs:
-            figures, name = run.figures, run.plan.name
-            unexpected.update({error: count for (_, error), count in figures.reasons.items() if error not in EXPECTED})
-            if figures.undrained or figures.recreated:
-                unexpected[f"{name} {figures.undrained or 'was gone'}"] += 1
-            stories += [f"{name}: {each}" for each in figures.report.violations]
-            run.figures = Figures(rounds=figures.rounds)
+        unexpected, stories = told(self.runs)
+        unexpected.update(record.unexpected)
         for pattern in self.patterns:
             stories += [f"{pattern.name}: {violation}" for violation in pattern.violations]
             pattern.violations.clear()
@@ -167,7 +174,7 @@ def conduct(
     once: bool = False,
 ) -> Record:
     """Strike until the time is over; `once`: each kind once, and then no more."""
-    record = Record(_commit(), seed)
+    record = Record(commit(), seed)
     record.skipped = {kind.name: why for kind in kinds if (why := kind.missing())}
     possible = [kind for kind in kinds if kind.name not in record.skipped]
     chance = seeded(seed)
@@ -212,7 +219,7 @@ def _arena(stack: contextlib.ExitStack, directory: Path, seed: int, name: str) -
     return arena
 
 
-def _commit() -> str:
+def commit() -> str:
     here = Path(__file__).parent
     said = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=here, capture_output=True, text=True)
     return said.stdout.strip() or "?"

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,19 +27,30 @@ _LOOK_SECONDS = 0.01
 class Server:
     """`start` it again after each `kill`."""
 
-    def __init__(self, directory: Path, log: Path, *options: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        log: Path,
+        *options: str,
+        address: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """inside: a command that enters a network namespace, in which it listens. environment: beside its parent's."""
         self.data = directory / "data"
         self.log = log
-        self.ports = _free_ports(3)
+        self.address = address
+        self.ports = free_ports(3)
         self.options = [
-            "--data", str(self.data), "--admin", "127.0.0.1:0", "--history-s-max", "60", *options,
-            *(part for name, port in self._named() for part in (f"--{name}", f"127.0.0.1:{port}")),
+            "--data", str(self.data), "--admin", f"{address}:0", "--history-s-max", "60",
+            *(part for name, port in self._named() for part in (f"--{name}", f"{address}:{port}")), *options,
         ]  # fmt: skip
         self.pid = 0
         self.lives = 0
         self._fork_server = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.suite.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+            [*inside, sys.executable, "-m", "tests.faults.suite.fork_server"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | (environment or {}),
+        )  # fmt: skip
         self._strace: subprocess.Popen[bytes] | None = None
 
     def _named(self) -> list[tuple[str, int]]:
@@ -47,7 +58,7 @@ class Server:
 
     def urls(self, ports: list[int] | None = None) -> dict[str, str]:
         """An account's URL by protocol; `ports`: of a proxy before the server."""
-        sqs, azure, mns = (f"127.0.0.1:{port}" for port in ports or self.ports)
+        sqs, azure, mns = (f"{self.address}:{port}" for port in ports or self.ports)
         return {
             "veil": f"veil://{sqs}/?retries=0",
             "sqs": f"sqs://x:y@{sqs}/?tls=0&retries=0",
@@ -151,7 +162,8 @@ def _exists(pid: int) -> bool:
     return state != "Z"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has at this moment."""
     with contextlib.ExitStack() as kept:
         sockets = [kept.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -523,7 +523,8 @@ def test_a_receive_tells_all_there_is(door: Door) -> None:
         error_type="ValueError",
         error="bad zip",
     )
-    answer = door.answer("Receive", {"Queue": "jobs.fifo", "CountMax": 2}, Received([delivery(extras=extras)]))
+    received = Received([delivery(extras=extras)], waited_us=10 * SECOND_US)
+    answer = door.answer("Receive", {"Queue": "jobs.fifo", "CountMax": 2}, received)
     message = {
         "Id": LINE["Id"],
         "Body": "hello",

@@ -33,6 +33,7 @@ from veilmq.cluster.peer.frames import (
     Garbage,
     NotOwner,
     age_us,
+    move_arrival,
     unpacked,
 )
 from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
@@ -92,7 +93,7 @@ class _Sent:
 
     def __init__(self, ticket: Ticket, submitted: Instant, held_since_s: float) -> None:
         self.ticket: Final = ticket
-        self.submitted: Final = submitted
+        self.submitted = submitted
         self.held_since_s: Final = held_since_s
         self.id = 0
         """0: held."""
@@ -182,6 +183,12 @@ class Caller(Calls):
     def calls(self) -> int:
         """Calls in flight, held ones included."""
         return len(self._calls)
+
+    def clock_moved(self, by_us: int) -> None:
+        """This server's clock was set: calls in flight are as old as they were."""
+        for sent in self._calls.values():
+            sent.submitted = Instant(sent.submitted + by_us)
+            move_arrival(sent.ticket.commands, by_us)
 
     def tickets(self) -> list[Ticket]:
         """Of the calls in flight."""

@@ -181,6 +181,13 @@ def age_us(commands: Sequence[AnyCommand], submitted: Instant, now: Instant) -> 
     return max(0, now - min(arrived, submitted))
 
 
+def move_arrival(commands: Sequence[AnyCommand], by_us: int) -> None:
+    """Complete commands for a clock that was set since they arrived."""
+    for command in commands:
+        if type(command) is Delete or type(command) is Extend:
+            command.arrived = Instant(command.arrived + by_us)
+
+
 def settle(commands: Sequence[AnyCommand], age: int, arrived: Instant) -> Instant:
     """Complete decoded commands in place; returns when they arrived, by the owner's clock. Raises Garbage.
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from veilmq.cluster.calls import Calls, Clock, Ticket
 from veilmq.cluster.peer.caller import Caller, OnReturned
+from veilmq.cluster.peer.frames import move_arrival
 from veilmq.model.commands import Peek, Receive
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import Instant
@@ -70,6 +71,14 @@ class Front(Calls):
         self._drop_caller()
         self._shell = shell
         self._release()
+
+    def clock_moved(self, by_us: int) -> None:
+        """A take-over has set this server's clock: what waits is as old as it was."""
+        for caller in (self._caller, *self._retiring.values()):
+            if caller is not None:
+                caller.clock_moved(by_us)
+        for ticket in self._held:
+            move_arrival(ticket.commands, by_us)
 
     def follow(self, address: tuple[str, int] | None) -> None:
         """The server at that address owns it; None: nobody is known to."""

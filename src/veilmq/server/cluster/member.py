@@ -113,6 +113,8 @@ class ClusterServer:
         self.aliases = Aliases()
         self.front = Front(clock, self._caller)
         self.ownership: Ownership | None = None
+        self._shell: Shell | None = None
+        """Of the time as the owner, once it serves."""
         self._wanted: str | None = None
         """To whom an operator wants the shard handed over: see `Ownership.renew`."""
         self._queues: dict[int, QueueInfo] = {}
@@ -274,6 +276,14 @@ class ClusterServer:
         taken_ns = boot_ns()
         shared_log = await asyncio.to_thread(partial(PostgresLog, took=self._appends.add), ownership)
         term.callback(shared_log.close)
+
+        def begins(mark: Instant) -> Instant:
+            return begins_at(ownership.before, mark, wall(), (boot_ns() - taken_ns) // 1_000)
+
+        self._shell = None
+        # From here on: to open a large store takes longer than a lease.
+        keeping = asyncio.create_task(self._keep(ownership, shared_log, lambda: begins(Instant(0))))
+        term.callback(keeping.cancel)
         settings = self._settings
         options = msgspec.structs.replace(settings.store_options(), schema=shared_log.format)
         engine, store = await asyncio.to_thread(
@@ -282,15 +292,17 @@ class ClusterServer:
         term.callback(store.close)
         term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
         self.opened(store.directory)
-        since_us = (boot_ns() - taken_ns) // 1_000
-        self._clock.take_over(begins_at(ownership.before, store.mark, wall(), since_us))
+        was = self._clock.now()
+        self._clock.take_over(begins(store.mark))
+        self.front.clock_moved(self._clock.now() - was)
         engine.unread = self.unread
-        shell = await lead(term, engine, store)
+        self._shell = shell = await lead(term, engine, store)
         vouching = self.member.snapshotting(owns=True)
         term.push_async_callback(asyncio.to_thread, vouching.close)
         vouching.start()
-        keeping = asyncio.create_task(self._keep(ownership, shared_log, shell))
         term.callback(keeping.cancel)
+        if ownership.lost is not None:
+            raise ownership.lost
         self.owner, self._epoch = "", ownership.epoch
         self._takeovers += 1
         self.aliases.known = store.reader.aliases
@@ -313,9 +325,9 @@ class ClusterServer:
             except (Unreachable, Unfit) as error:
                 log.warning("not handed over, so others wait until the lease has ended: %s", error)
 
-    async def _keep(self, ownership: Ownership, shared_log: PostgresLog, shell: Shell) -> None:
+    async def _keep(self, ownership: Ownership, shared_log: PostgresLog, begins: Callable[[], Instant]) -> None:
         """Renew the lease until cancelled, until it is to be handed over, or until the shard is lost, which ends the
-        shell."""
+        shell. begins: what the lease clock says as long as there is no shell."""
         pause_s = ownership.shard.lease_us / 1e6 / _RENEWALS
         trouble = ""
 
@@ -331,12 +343,13 @@ class ClusterServer:
 
         while self._wanted is None:
             try:
-                self._wanted = await asyncio.to_thread(renew, self._clock.now())
+                self._wanted = await asyncio.to_thread(renew, begins() if self._shell is None else self._clock.now())
                 if trouble:
                     log.info("the lease is renewed again")
                 trouble = ""
             except NotOwner as error:
-                shell.abort(str(error))
+                if self._shell is not None:
+                    self._shell.abort(str(error))
                 return
             except (Unreachable, Unfit) as error:
                 if not trouble:

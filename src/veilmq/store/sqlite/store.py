@@ -281,7 +281,11 @@ class SqliteStore:
         outcomes: list[Outcome] = []
         for command in commands:
             self._check_usable()
-            outcomes.append(self._apply_alone(command, now))
+            try:
+                outcomes.append(self._apply_alone(command, now))
+            except NotAppended as error:  # each of the others would wait for the log as long as this one
+                outcomes += [StoreFailed(reason=str(error))] * (len(commands) - len(outcomes))
+                break
             for key, count in self._writer.take_visible().items():
                 visible[key] = visible.get(key, 0) + count
         applied = self._applied(outcomes, wrote=False)
@@ -313,6 +317,8 @@ class SqliteStore:
 
     def _failed_alone(self, command: AnyCommand, error: Exception) -> StoreFailed:
         self._roll_back(error)
+        if isinstance(error, NotAppended):
+            raise error
         if not isinstance(error, apsw.Error):
             logger.error("%s could not be applied", type(command).__name__, exc_info=error)
         return StoreFailed(reason=f"{type(error).__name__}: {error}")

@@ -207,7 +207,7 @@ def plan_receive(asked: Asked, given: veil.ReceiveInput) -> Plan:
         lease_us=_microseconds("Lease", given.lease, veil.LEASE_SECONDS_MAX),
         wait_us=_microseconds("Wait", given.wait, veil.WAIT_SECONDS_MAX),
     )
-    return (command,), asked.arrived
+    return (command,), None
 
 
 def plan_peek(asked: Asked, given: veil.PeekInput) -> Plan:
@@ -230,12 +230,8 @@ def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> veil.MessagesRes
     command = call.commands[0]
     assert isinstance(command, Receive | Peek)
     fifo = is_fifo(command.queue.name)
-    waited_us = 0
-    first = received.messages[0]
-    if first.due is not None and first.lease_us is not None:
-        waited_us = max(0, first.due - first.lease_us - call.memo)
     return veil.MessagesResult(
-        messages=[_message(delivery, fifo) for delivery in received.messages], waited=waited_us / SECOND_US
+        messages=[_message(delivery, fifo) for delivery in received.messages], waited=received.waited_us / SECOND_US
     )
 
 
