@@ -347,6 +347,17 @@ async def test_leases_are_judged_by_when_a_call_reached_its_server(peers: Peers)
 
 
 @on_a_loop
+async def test_a_receive_that_came_after_a_stall_of_the_owner_has_not_waited(peers: Peers) -> None:
+    """A delete gets the benefit of the doubt; a client must not believe that its lease is so much longer."""
+    owner = await peers.owner()
+    caller = await peers.connected(owner.port.address)
+    await one(caller, sending(QUEUE))
+    owner.clock.instant = Instant(owner.clock.instant + 5 * SECOND_US)
+    received = expect(await one(caller, TAKE), Received)
+    assert (len(received.messages), received.waited_us) == (1, 0)
+
+
+@on_a_loop
 async def test_a_receive_that_was_on_its_way_waits_for_the_rest_of_its_time(peers: Peers) -> None:
     owner = await peers.owner()
     caller = await peers.connected(owner.port.address)

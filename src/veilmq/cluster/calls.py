@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-from veilmq.model.commands import AnyCommand, Peek, Receive
+from veilmq.model.commands import AnyCommand, Delete, Extend, Peek, Receive
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 
@@ -32,6 +32,20 @@ class Clock(Protocol):
     def now(self) -> Instant:
         """The current instant."""
         ...
+
+
+def age_us(commands: Sequence[AnyCommand], submitted: Instant, now: Instant) -> int:
+    """How long ago a call arrived."""
+    first = commands[0]
+    arrived = first.arrived if type(first) is Delete or type(first) is Extend else submitted
+    return max(0, now - min(arrived, submitted))
+
+
+def move_arrival(commands: Sequence[AnyCommand], by_us: int) -> None:
+    """Complete commands for a clock that was set since they arrived."""
+    for command in commands:
+        if type(command) is Delete or type(command) is Extend:
+            command.arrived = Instant(command.arrived + by_us)
 
 
 class Waiting:

@@ -174,20 +174,6 @@ def _unpack(packed: Any) -> Outcome:
     return packed.value  # type: ignore[no-any-return]
 
 
-def age_us(commands: Sequence[AnyCommand], submitted: Instant, now: Instant) -> int:
-    """How long ago a call arrived."""
-    first = commands[0]
-    arrived = first.arrived if type(first) is Delete or type(first) is Extend else submitted
-    return max(0, now - min(arrived, submitted))
-
-
-def move_arrival(commands: Sequence[AnyCommand], by_us: int) -> None:
-    """Complete commands for a clock that was set since they arrived."""
-    for command in commands:
-        if type(command) is Delete or type(command) is Extend:
-            command.arrived = Instant(command.arrived + by_us)
-
-
 def settle(commands: Sequence[AnyCommand], age: int, arrived: Instant) -> Instant:
     """Complete decoded commands in place; returns when they arrived, by the owner's clock. Raises Garbage.
 

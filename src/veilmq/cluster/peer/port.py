@@ -33,6 +33,7 @@ from veilmq.cluster.peer.handshake import CALLS, Handshake, Refusal, Role
 from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import AnyCommand, Peek, Receive
 from veilmq.model.errors import Overloaded, StoreFailed
+from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 
 _ALONE: Final = frozenset({Receive, Peek})
@@ -239,7 +240,8 @@ class _Peer(Connection):
             self.send(NotOwner(frame.id, port.owner))
             return
         now = shell.now()
-        began = settle(commands, frame.age_us, shell.arrived(now))
+        arrived = shell.arrived(now)  # after a stall the earliest possible: a receive has not waited that long
+        began = Instant(settle(commands, frame.age_us, arrived) + now - arrived)
         limit = self.limits.calls_max
         if len(self.calls) >= limit:
             self.send(outcomes_of(frame.id, [Overloaded(limit=limit)] * len(commands)))

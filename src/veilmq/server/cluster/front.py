@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from veilmq.cluster.calls import Calls, Clock, Ticket
+from veilmq.cluster.calls import Calls, Clock, Ticket, move_arrival
 from veilmq.cluster.peer.caller import Caller, OnReturned
-from veilmq.cluster.peer.frames import move_arrival
 from veilmq.model.commands import Peek, Receive
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import Instant
