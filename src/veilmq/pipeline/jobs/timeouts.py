@@ -197,7 +197,8 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
 def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
     import numpy as np
 
-    from veilmq.pipeline.estimates import timeout_price
+    from veilmq.pipeline.estimates import AT_RISK_MIN, timeout_price
+    from veilmq.pipeline.estimates.buckets import bucket_of
 
     timeout, beyond = best_timeout(alive, costs, _longest(curve))
     # A curve that came down to zero within its reach has nothing beyond.
@@ -209,6 +210,10 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     low, high = _interval(timeout_price(curves, rates, at).cost(costs)[..., 0])
     crash = crash_share(alive, costs.crashes_per_second)
     shortest_s, longest_s = _other_timeouts(curves, rates, costs, timeout, _longest(curve))
+    if curve.law is not None:  # it may be wrong: what the curve alone says is within the interval
+        shortest_s = min(shortest_s, best_timeout(curve.alive, costs, curve.reach_s)[0])
+    elif curve.at_risk[bucket_of(timeout)] < AT_RISK_MIN:
+        longest_s = None  # no sample of these messages has longer work than they have
     return {
         "timeout_s": timeout,
         "timeout_low_s": shortest_s,
