@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.postgres import Pair
 
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.status import status
+from veilmq.cluster.registry import status
 
 GROWTH_MAX = 1.1
 _EVERY_S = 5.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from veilmq.cluster.calls import Calls
+from veilmq.cluster import Calls
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller
 from veilmq.cluster.peer.port import PeerPort

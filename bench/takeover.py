@@ -33,8 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.postgres import Pair, until
 
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.registry import ask_to_hand_over
-from veilmq.cluster.status import status
+from veilmq.cluster.registry import ask_to_hand_over, status
 
 HANDOVER_MS, WARM_S, COLD_S = 200.0, 2.0, 10.0
 

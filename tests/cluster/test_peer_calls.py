@@ -25,7 +25,7 @@ from tests.support.peers import (
     peers,
 )
 
-from veilmq.cluster.calls import Calls
+from veilmq.cluster import Calls
 from veilmq.cluster.peer import Limits
 from veilmq.cluster.peer.frames import Call, Cancel, NotOwner, outcomes_of, unpacked
 from veilmq.engine.long_polls import Unread

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.contract.stage import TESTER, sending
 from tests.support.model_values import ARRIVED, value_of
 
-from veilmq.cluster.calls import age_us
+from veilmq.cluster import age_us
 from veilmq.cluster.peer import AGE_US_MAX
 from veilmq.cluster.peer.frames import (
     ACCEPTED,

@@ -9,8 +9,7 @@ from tests.support.postgres import until
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.ownership import Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Outdated, look
-from veilmq.cluster.registry import NameTaken, Registry, Told, drain, finalize, forget, servers
-from veilmq.cluster.status import within
+from veilmq.cluster.registry import NameTaken, Registry, Told, drain, finalize, forget, servers, within
 
 
 def server(cluster: Cluster, name: str, newest: int, oldest: int = 1) -> Registry:

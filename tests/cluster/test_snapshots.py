@@ -18,9 +18,8 @@ from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.instant import Instant
-from veilmq.store.archive.snapshots import PART_BYTES
-from veilmq.store.log import Diverged, Follower, Point, Position
-from veilmq.store.log.restoring import SnapshotBad
+from veilmq.store.archive.lineage import PART_BYTES
+from veilmq.store.log import Diverged, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 

@@ -12,8 +12,7 @@ import httpx
 import pytest
 from tests.admin import server as admin
 
-from veilmq.cluster.registry import Registered
-from veilmq.cluster.status import Standby, Status
+from veilmq.cluster.registry import Registered, Standby, Status
 from veilmq.server.cluster import ClusterReport
 from veilmq.server.config.settings import Settings
 from veilmq.server.shell import Latencies

@@ -9,9 +9,8 @@ from moto.server import ThreadedMotoServer
 
 from veilmq.model.instant import Instant
 from veilmq.store.archive import PlaceFailed, PlaceUnusable, place_at
-from veilmq.store.archive.snapshots import PART_BYTES, fetch, remove_others, snapshots, upload
-from veilmq.store.log import Point, Position
-from veilmq.store.log.restoring import SnapshotBad
+from veilmq.store.archive.lineage import PART_BYTES, fetch, remove_others, snapshots, upload
+from veilmq.store.log import Point, Position, SnapshotBad
 from veilmq.testing.client_contract import for_each
 
 POINT = Point(Position(7, 1, 99), Instant(5))

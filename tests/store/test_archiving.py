@@ -17,10 +17,9 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
 from veilmq.store.archive import PlaceFailed, place_at
-from veilmq.store.archive.records import ArchiveSource, segments
+from veilmq.store.archive.lineage import ArchiveSource, segments, snapshots
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
-from veilmq.store.archive.snapshots import snapshots
-from veilmq.store.log.restoring import restore
+from veilmq.store.log import restore
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore

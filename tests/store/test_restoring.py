@@ -15,8 +15,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.store import Options, Store
-from veilmq.store.log import Entry, Point, Position
-from veilmq.store.log.restoring import Held, RecordsEnd, SnapshotBad, SourceUnusable, restore
+from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, restore
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore

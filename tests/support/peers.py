@@ -17,7 +17,7 @@ from tests.support.clock import EPOCH
 from tests.support.contract.stage import TESTER
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.cluster.calls import Ticket
+from veilmq.cluster import Ticket
 from veilmq.cluster.peer import Identity, Limits
 from veilmq.cluster.peer.caller import Caller
 from veilmq.cluster.peer.connection import Connection

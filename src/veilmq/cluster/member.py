@@ -31,8 +31,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO
 from veilmq.store.files import durable_write
-from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner
-from veilmq.store.log.restoring import SnapshotBad
+from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad
 
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""

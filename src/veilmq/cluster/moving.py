@@ -33,8 +33,7 @@ from veilmq.store import Options
 from veilmq.store.archive.shipping import EPOCH_MIN
 from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
-from veilmq.store.log import Entry, Point, Position, Record, checksum
-from veilmq.store.log.restoring import Held, RecordsEnd, SourceUnusable
+from veilmq.store.log import Entry, Held, Point, Position, Record, RecordsEnd, SourceUnusable, checksum
 
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"

@@ -20,8 +20,7 @@ from uuid import UUID
 
 from veilmq.cluster.postgres import Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
-from veilmq.cluster.postgres.proofs import Proof, Proofs
-from veilmq.cluster.postgres.snapshots import BYTES_PER_SECOND, Snapshots
+from veilmq.cluster.postgres.snapshots import BYTES_PER_SECOND, Proof, Proofs, Snapshots
 from veilmq.engine.directory import copy_checked, digest_of, open_follower
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, NotOurs

@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from veilmq.cluster.calls import Calls
+from veilmq.cluster import Calls
 from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import (
     AnyCommand,

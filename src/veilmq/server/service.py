@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from veilmq.cluster.calls import Calls
+from veilmq.cluster import Calls
 from veilmq.engine.directory import archive_at, open_directory
 from veilmq.engine.engine import Engine
 from veilmq.engine.long_polls import Unread

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from veilmq.cluster.postgres import Postgres
-    from veilmq.cluster.registry import Registered
-    from veilmq.cluster.status import Status
+    from veilmq.cluster.registry import Registered, Status
 
 _Url = Annotated[
     str,
@@ -95,7 +94,7 @@ def _try_place(url: str) -> None:
 
 def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False) -> None:
     """Show who owns the queues, how long the log is, which standbys confirm it, and all servers."""
-    from veilmq.cluster.status import status
+    from veilmq.cluster.registry import status
 
     with _asking(url, single_copy) as postgres:
         found = status(postgres)
@@ -135,8 +134,7 @@ def _hand_over(
     single_copy: _SingleCopy = False,
 ) -> None:
     """Ask the owner to hand the queues over, and wait until another server has them. Clients notice nothing."""
-    from veilmq.cluster.registry import ask_to_hand_over
-    from veilmq.cluster.status import within
+    from veilmq.cluster.registry import ask_to_hand_over, within
 
     with _asking(url, single_copy) as postgres:
         epoch = within(postgres, lambda session: ask_to_hand_over(session, to))
@@ -209,8 +207,7 @@ def _drain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None
 
     Ends with `undrain`, or when the server starts again.
     """
-    from veilmq.cluster.registry import drain
-    from veilmq.cluster.status import within
+    from veilmq.cluster.registry import drain, within
 
     def is_drained(found: Status) -> bool:
         drained = found.server(server)
@@ -224,8 +221,7 @@ def _drain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None
 
 def _undrain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
     """Let a drained server take part again."""
-    from veilmq.cluster.registry import drain
-    from veilmq.cluster.status import within
+    from veilmq.cluster.registry import drain, within
 
     with _asking(url, single_copy) as postgres:
         within(postgres, lambda session: drain(session, server, undo=True))
@@ -234,8 +230,7 @@ def _undrain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> No
 
 def _forget(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
     """Remove a server that will not come back, so that nothing waits for it."""
-    from veilmq.cluster.registry import forget
-    from veilmq.cluster.status import within
+    from veilmq.cluster.registry import forget, within
 
     with _asking(url, single_copy) as postgres:
         within(postgres, lambda session: forget(session, server))
@@ -244,8 +239,7 @@ def _forget(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> Non
 
 def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
     """After an upgrade: give the queues the newest state format, once all servers know it. There is no way back."""
-    from veilmq.cluster.registry import ask_to_hand_over, finalize
-    from veilmq.cluster.status import status, within
+    from veilmq.cluster.registry import ask_to_hand_over, finalize, status, within
 
     with _asking(url, single_copy) as postgres:
         wanted = within(postgres, finalize)
@@ -274,7 +268,7 @@ def _said(server: Registered, found: Status) -> str:
 
 def _wait(postgres: Postgres, failed: str, done: Callable[[Status], bool]) -> Status:
     """The status once it is as wanted. Raises Failure if it does not become so."""
-    from veilmq.cluster.status import status
+    from veilmq.cluster.registry import status
 
     end = perf_counter() + _WAIT_SECONDS
     while not done(found := status(postgres)):

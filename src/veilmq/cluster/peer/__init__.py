@@ -3,7 +3,7 @@
 Strategy: one TCP connection from each server to the owner. Listener, signature and codec run where the client
 connected; the engine runs at the owner. Frames are msgpack with a length before them. `frames` says what a frame is,
 `handshake` who may send any, `connection` carries them; `port` is the owner's side and `caller` the other one, which is
-called like the shell of the own engine (`cluster/calls.py`).
+called like the shell of the own engine (`cluster/__init__.py`).
 
     caller                                 owner
     Hello(cluster, server, nonce)     ->

@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
-from veilmq.cluster.calls import Calls, Clock, Ticket, age_us, move_arrival
+from veilmq.cluster import Calls, Clock, Ticket, age_us, move_arrival
 from veilmq.cluster.peer import Identity, Limits
 from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import (

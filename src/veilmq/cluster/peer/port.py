@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from veilmq.cluster.calls import Calls
+from veilmq.cluster import Calls
 from veilmq.cluster.peer import Identity, Limits
 from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import (

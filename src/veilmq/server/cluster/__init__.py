@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from veilmq.cluster.calls import Calls
+from veilmq.cluster import Calls
 from veilmq.engine.engine import Engine
 from veilmq.engine.long_polls import Unread
 from veilmq.model.settings.queue import QueueInfo
@@ -16,7 +16,7 @@ from veilmq.store import Store
 from veilmq.store.directory import DataDirectory
 
 if TYPE_CHECKING:
-    from veilmq.cluster.status import Status
+    from veilmq.cluster.registry import Status
     from veilmq.server.cluster.admin import Owner
 
 Lead = Callable[[AsyncExitStack, Engine, Store], Awaitable[Shell]]

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from veilmq.cluster.calls import Calls, Clock, Ticket, move_arrival
+from veilmq.cluster import Calls, Clock, Ticket, move_arrival
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.model.commands import Peek, Receive
 from veilmq.model.errors import StoreFailed

@@ -27,8 +27,7 @@ from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight
 from veilmq.cluster.postgres.schema import Formats
-from veilmq.cluster.registry import Told, ask_to_hand_over
-from veilmq.cluster.status import Status, status, within
+from veilmq.cluster.registry import Status, Told, ask_to_hand_over, status, within
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, open_directory, open_follower
 from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import ParameterInvalid, StoreFailed

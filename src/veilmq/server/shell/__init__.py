@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, thread_time
 from typing import Final, Protocol
 
-from veilmq.cluster.calls import Calls, Clock, Ticket
+from veilmq.cluster import Calls, Clock, Ticket
 from veilmq.engine.engine import Answer, Batch, Engine
 from veilmq.model.commands import Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError

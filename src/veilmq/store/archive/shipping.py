@@ -25,8 +25,8 @@ import msgspec
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.store.archive import Place, PlaceFailed
-from veilmq.store.archive import snapshots as archived
-from veilmq.store.archive.records import FOLDER, frame, frames, keep, segments
+from veilmq.store.archive import lineage as archived
+from veilmq.store.archive.lineage import RECORDS, frame, frames, keep, segments
 from veilmq.store.directory import DATABASE, DatabaseFailed
 from veilmq.store.log import Diverged, Entry, Point, Position, checksum
 
@@ -341,7 +341,7 @@ class Archive:
         archived.remove_others(self._place, self._state.lineage, {folder for folder, _ in kept}, LSN_MAX)
         for segment in segments(self._place, self._state.lineage):
             if (segment.epoch, segment.last) <= (oldest.epoch, oldest.lsn):
-                self._place.remove(f"{self._state.lineage}/{FOLDER}/{segment.name}")
+                self._place.remove(f"{self._state.lineage}/{RECORDS}/{segment.name}")
 
     def _go_on(self, seconds: float = 0.0) -> None:
         if not self._patient and (self._ending.wait(seconds) if seconds else self._ending.is_set()):
