@@ -71,12 +71,13 @@ def unseen(rule: dict[str, Any], shown: list[Series]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
-    """What a new server with TLS and one queue shows, and what Prometheus adds."""
+    """What a new server with TLS, an archive and one queue shows, and what Prometheus adds."""
     directory = tmp_path_factory.mktemp("alarms")
     files = directory / "cert.pem", directory / "key.pem"
     for path, text in zip(files, make_pair("mine"), strict=True):
         path.write_bytes(text)
-    server = ServerProcess(directory, "--tls-cert", str(files[0]), "--tls-key", str(files[1])).start()
+    tls = "--tls-cert", str(files[0]), "--tls-key", str(files[1])
+    server = ServerProcess(directory, *tls, "--archive", str(directory / "archive")).start()
     try:
         headers = {"Authorization": f"Bearer {(server.data / 'admin-token').read_text().strip()}"}
         with httpx.Client(base_url=server.admin, verify=False, headers=headers, timeout=30) as http:
