@@ -19,9 +19,11 @@ from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.instant import Instant
 from veilmq.store.archive.lineage import PART_BYTES
+from veilmq.store.directory import DATABASE
 from veilmq.store.log import Diverged, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing import chance
 
 CLOCK = Instant(5)
 POINT = Point(Position(7, 2, 99), CLOCK)
@@ -165,6 +167,29 @@ class TestCopy:
         cluster.pair.primary.query("delete from veilmq.snapshot_part")
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new, pytest.raises(Unfit, match="no snapshot"):
             new.catch_up(cluster.reader())
+
+    def test_a_damaged_schema_is_thrown_away(
+        self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path
+    ) -> None:
+        """A bit flips on the page of the header and the first tables while the server is down, and it starts."""
+        copy.close()
+        file = tmp_path / "copy" / DATABASE
+        with closing(apsw.Connection(str(file))) as connection:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        content, drawn = file.read_bytes(), chance(35)
+        healed = 0
+        for _ in range(30):
+            damaged, at = bytearray(content), drawn.choice([*range(60), *range(64, 4_096)])  # but the schema's number
+            damaged[at] ^= 1 << drawn.randrange(8)
+            for each in file.parent.glob(f"{DATABASE}*"):
+                each.unlink()
+            file.write_bytes(damaged)
+            with closing(Copy(tmp_path / "copy", follower, snapshots)) as started:
+                healed += started.lsn == 0
+                self.work(stage, 1)
+                started.catch_up(cluster.reader())
+                equal(stage, started)
+        assert healed > 5
 
     def test_a_rotten_copy_is_not_published(
         self, cluster: Cluster, snapshots: Snapshots, copy: Copy, tmp_path: Path

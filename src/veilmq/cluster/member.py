@@ -295,7 +295,8 @@ class Copy:
         """Why the log alone cannot fill it."""
         self.lsn = 0
         """The last record that it has."""
-        self._follower: Follower | None = self._filled()
+        self._follower: Follower | None = None
+        self._follower = self._filled()
 
     @property
     def follower(self) -> Follower:
@@ -348,9 +349,16 @@ class Copy:
 
     def _filled(self) -> Follower:
         """Open the copy, filled from a snapshot if there is none. Raises Unfit if that is needed and cannot be had."""
-        if not (self._directory / DATABASE).exists() and not self._fill() and self._trimmed:
-            raise Unfit(f"{self._directory} cannot be filled: {self._trimmed}, and no snapshot can be read")
-        follower = self._open(self._directory)
+        while True:
+            if not (self._directory / DATABASE).exists() and not self._fill() and self._trimmed:
+                raise Unfit(f"{self._directory} cannot be filled: {self._trimmed}, and no snapshot can be read")
+            try:
+                return self._opened()
+            except Diverged as error:
+                self.throw_away(str(error))
+
+    def _opened(self) -> Follower:
+        self._follower = follower = self._open(self._directory)
         self.lsn = follower.position.lsn
         self._watch.opened(follower)
         self._watch.learnt(follower.queues())

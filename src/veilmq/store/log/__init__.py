@@ -166,15 +166,16 @@ class Follower(Protocol):
 
     def together(self) -> AbstractContextManager[None]:
         """What is applied in the block becomes one transaction, which takes less work. A record that fails changes
-        nothing, those before it stay. Not for the first record of all. Raises StoreUnknown at its end."""
+        nothing, those before it stay. Not for the first record of all. Raises Diverged and StoreUnknown at its end."""
         ...
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
-        """These queues, or all, without counts; None for one that is not there. By incarnation."""
+        """These queues, or all, without counts; None for one that is not there. By incarnation. Raises Diverged,
+        StoreUnknown."""
         ...
 
     def shared(self) -> dict[str, bytes]:
-        """Values that all servers of the cluster have, secrets among them, by name."""
+        """Values that all servers of the cluster have, secrets among them, by name. Raises Diverged, StoreUnknown."""
         ...
 
     def copy(self, file: Path) -> Point:

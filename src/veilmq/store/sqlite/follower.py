@@ -1,11 +1,11 @@
 """A follower: keeps a directory as the owner's is, by applying the records of the log.
 
 Strategy: the file is a cache of the log. So no commit is synced: after a power cut SQLite has an earlier state, whole,
-and its position says which record comes next. A file that differs is not mended but replaced.
+and its position says which record comes next. A file that differs, or cannot be read, is not mended but replaced.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store import Options
-from veilmq.store.directory import DataDirectory
+from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs
 from veilmq.store.log import Changed, Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
@@ -23,10 +23,14 @@ from veilmq.store.sqlite.disk import Checkpointer, check_version, close_unchecke
 from veilmq.store.sqlite.tools.backup import copy_checked
 
 _QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"
+_DAMAGE: Final = (
+    apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError, msgspec.MsgspecError, UnicodeDecodeError
+)  # fmt: skip
+"""What statements that never change raise only if the file does not hold what was written there."""
 
 
 class SqliteFollower:
-    """See `Follower`. Opening raises as `SqliteStore`."""
+    """See `Follower`. Opening raises as `SqliteStore`, and Diverged if the file is damaged."""
 
     def __init__(self, path: Path, options: Options | None = None) -> None:
         """Creates the directory if it is missing; the first record then fills it."""
@@ -35,15 +39,15 @@ class SqliteFollower:
             options or Options(), redo_bytes=0, synchronous="NORMAL", schema=schema.OLDEST_SERVED
         )
         self._directory = DataDirectory(path, options.reserve_bytes, options.floor_bytes, options.disk)
-        try:
+        with ExitStack() as opened, _judged("the file"):
+            opened.callback(self._directory.close)
             self._connection = open_writer(self._directory.database, options)
+            opened.callback(close_unchecked, self._connection)
             self._connection.set_wal_hook(self._wal_grew)
             self._position = effects.position(self._connection) or Position(0, 0, 0)
             page_bytes = int(self._connection.pragma("page_size"))
             self._checkpointer = Checkpointer(self._directory.database, options, page_bytes)
-        except BaseException:
-            self._directory.close()
-            raise
+            opened.pop_all()
         self._wal_pages = 0
 
     @property
@@ -64,51 +68,48 @@ class SqliteFollower:
     def apply(self, lsn: int, epoch: int, record: bytes) -> Changed:
         """See `Follower.apply`."""
         following = Position(lsn, epoch, checksum(record))
-        try:
+        with _judged(f"record {lsn}"):
             changed = effects.apply(self._connection, self._position, following, record)
             self._position = following
             if not self._connection.in_transaction:
                 self._checkpointer.committed(self._wal_pages)
             return changed
-        except apsw.CorruptError as error:
-            raise Diverged(f"record {lsn}: {error}") from error
-        except apsw.Error as error:
-            raise StoreUnknown(reason=f"record {lsn}: {error}") from error
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """See `Follower.together`."""
-        try:
+        with _judged(f"records up to {self._position.lsn}"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
             finally:
-                self._connection.execute("COMMIT")
+                if self._connection.in_transaction:  # a full disk has ended it
+                    self._connection.execute("COMMIT")
             self._checkpointer.committed(self._wal_pages)
-        except apsw.Error as error:
-            raise StoreUnknown(reason=f"records up to {self._position.lsn}: {error}") from error
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         """See `Follower.queues`."""
-        if incarnations is None:
-            rows = self._connection.execute(f"{_QUEUE} WHERE deleted IS NULL").fetchall()
-        else:
-            each = (self._connection.execute(f"{_QUEUE} WHERE incarnation = ?", (one,)) for one in incarnations)
-            rows = [row for cursor in each for row in cursor]
         found: dict[int, QueueInfo | None] = dict.fromkeys(incarnations or ())
         row: Any
-        for row in rows:
-            incarnation, account, region, name, created, modified, deleted, packed = row
-            if deleted is None:
-                key, settings = QueueKey(account, region, name), SETTINGS_DECODER.decode(packed)
-                found[incarnation] = QueueInfo(key, incarnation, created, modified, settings, QueueCounts())
+        with _judged("the queues"):
+            if incarnations is None:
+                rows = self._connection.execute(f"{_QUEUE} WHERE deleted IS NULL").fetchall()
+            else:
+                each = (self._connection.execute(f"{_QUEUE} WHERE incarnation = ?", (one,)) for one in incarnations)
+                rows = [row for cursor in each for row in cursor]
+            for row in rows:
+                incarnation, account, region, name, created, modified, deleted, packed = row
+                if deleted is None:
+                    key, settings = QueueKey(account, region, name), SETTINGS_DECODER.decode(packed)
+                    found[incarnation] = QueueInfo(key, incarnation, created, modified, settings, QueueCounts())
         return found
 
     def shared(self) -> dict[str, bytes]:
         """See `Follower.shared`."""
-        if not self._connection.table_exists("main", "shared"):
-            return {}  # the log begins with an older format
-        return dict(self._connection.execute("SELECT name, value FROM shared").fetchall())  # type: ignore[arg-type]
+        with _judged("what the servers share"):
+            if not self._connection.table_exists("main", "shared"):
+                return {}  # the log begins with an older format
+            return dict(self._connection.execute("SELECT name, value FROM shared").fetchall())  # type: ignore[arg-type]
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
@@ -126,3 +127,20 @@ class SqliteFollower:
             close_unchecked(self._connection)
         finally:
             self._directory.close()
+
+
+@contextmanager
+def _judged(what: str) -> Iterator[None]:
+    """Raises Diverged if the file is damaged, StoreUnknown if SQLite failed otherwise."""
+    try:
+        yield
+    except NotOurs as error:
+        raise Diverged(str(error)) from error
+    except DatabaseUnusable as error:
+        if isinstance(error.__cause__, _DAMAGE):
+            raise Diverged(str(error)) from error
+        raise
+    except _DAMAGE as error:
+        raise Diverged(f"{what}: {type(error).__name__}: {error}") from error
+    except apsw.Error as error:
+        raise StoreUnknown(reason=f"{what}: {error}") from error

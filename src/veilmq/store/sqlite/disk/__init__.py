@@ -72,6 +72,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     if _is_empty(path) and not _is_empty(wal):
         raise _orphaned(path, wal)  # SQLite would delete it
     log, committed = path.with_name(REDO), path.with_name(COMMITTED)
+    connection: apsw.Connection | None = None
     try:
         noted = last_commit.read(committed)
         connection = apsw.Connection(str(path), vfs=options.disk.vfs, statementcachesize=_STATEMENTS)
@@ -90,12 +91,16 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection, found if found and options.schema is not None else options.schema)
-    except apsw.NotADBError:
-        raise NotOurs(
-            f"{path} is not a database, or its first page is damaged: see what `veilmq check --repair` brings back"
-        ) from None
-    except (apsw.Error, msgspec.MsgspecError, OSError) as error:
-        raise unusable(path, error) from error
+    except BaseException as error:
+        if connection is not None:
+            close_unchecked(connection)  # later it might remove the WAL of another file with this name
+        if isinstance(error, apsw.NotADBError):
+            raise NotOurs(
+                f"{path} is not a database, or its first page is damaged: see what `veilmq check --repair` brings back"
+            ) from None
+        if isinstance(error, apsw.Error | msgspec.MsgspecError | OSError):
+            raise unusable(path, error) from error
+        raise
     if 0 < found < schema.VERSION and options.schema is None:
         logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
     return connection
