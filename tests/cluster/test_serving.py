@@ -16,6 +16,7 @@ from threading import Event
 from time import perf_counter
 from typing import Any
 
+import apsw
 import boto3
 import httpx
 import pytest
@@ -31,6 +32,7 @@ from veilmq.client.worker import Worker
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.schema import init
 from veilmq.engine.directory import STATE_FORMAT
+from veilmq.store.directory import DATABASE
 from veilmq.testing.local import VEILMQ, ServerProcess
 
 LEASE_S = 1.0
@@ -203,6 +205,25 @@ def test_a_killed_owner_is_replaced_and_nothing_is_lost(servers: Servers) -> Non
     for _, handle in taken:
         client.delete(handle)
     assert client.counts() == (21 - len(taken), 0)
+
+
+def test_a_copy_that_is_damaged_in_what_only_an_owner_reads_is_filled_again(servers: Servers) -> None:
+    one, two = servers.start("one"), servers.start("two")
+    Client(one).send("kept")
+    servers.stop("two")
+    with closing(apsw.Connection(str(two.data / DATABASE))) as connection:
+        connection.pragma("journal_mode", "delete")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'topic'").fetchall()[0]
+    with (two.data / DATABASE).open("r+b") as file:
+        file.seek((page - 1) * 4_096)
+        file.write(b"\xff" * 4_096)
+    two = servers.start("two")
+    one.kill()
+    until(lambda: servers.owner() == "two")
+    until(lambda: ready(two))
+    assert [body for body, _ in Client(two).receive()] == ["kept"]
+    assert "the copy is thrown away and filled again" in two.log.read_text()
+    assert two.stop() == 0
 
 
 def test_owners_hand_over_and_no_client_notices(servers: Servers) -> None:

@@ -387,16 +387,21 @@ class Copy:
 
     def throw_away(self, why: str) -> None:
         """Remove the copy; it is filled again when it is needed."""
-        log.error("%s: %s: the copy is thrown away and filled again", self._directory, why)
         self.close()
-        for name in _COPY:
-            (self._directory / name).unlink(missing_ok=True)
+        remove_copy(self._directory, why)
 
     def close(self) -> None:
         """Release the directory."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+
+
+def remove_copy(directory: Path, why: str) -> None:
+    """Remove a copy that nobody has open."""
+    log.error("%s: %s: the copy is thrown away and filled again", directory, why)
+    for name in _COPY:
+        (directory / name).unlink(missing_ok=True)
 
 
 def begins_at(before: Before, mark: Instant, wall: Instant, since_us: int) -> Instant:

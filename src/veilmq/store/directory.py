@@ -28,6 +28,10 @@ class DatabaseUnusable(Exception):
     reads."""
 
 
+class DatabaseDamaged(DatabaseUnusable):
+    """What a start reads is not what was written."""
+
+
 class SchemaRefused(Exception):
     """This release does not read the file's schema."""
 

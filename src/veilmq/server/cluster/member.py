@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cluster.member import FOR_GOOD, Member, Watch, begins_at
+from veilmq.cluster.member import FOR_GOOD, Member, Watch, begins_at, remove_copy
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.connection import Connection
@@ -41,7 +41,7 @@ from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
 from veilmq.server.shell import Latencies, Shell
-from veilmq.store.directory import DataDirectory
+from veilmq.store.directory import DatabaseDamaged, DataDirectory, NotOurs
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 
 _RENEWALS: Final = 3
@@ -285,9 +285,14 @@ class ClusterServer:
         term.callback(keeping.cancel)
         settings = self._settings
         options = msgspec.structs.replace(settings.store_options(), schema=shared_log.format)
-        engine, store = await asyncio.to_thread(
-            open_directory, settings.data, settings.engine_limits(), options, log=shared_log
-        )
+        try:
+            engine, store = await asyncio.to_thread(
+                open_directory, settings.data, settings.engine_limits(), options, log=shared_log
+            )
+        except (DatabaseDamaged, NotOurs) as error:
+            remove_copy(settings.data, str(error))
+            await asyncio.to_thread(self._hand_over, ownership)
+            raise Unfit("its copy was damaged") from error
         term.callback(store.close)
         term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
         self.opened(store.directory)

@@ -15,18 +15,14 @@ import msgspec
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store import Options
-from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs
+from veilmq.store.directory import DatabaseDamaged, DataDirectory, NotOurs
 from veilmq.store.log import Changed, Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import Checkpointer, check_version, close_unchecked, open_writer, schema
+from veilmq.store.sqlite.disk import DAMAGE, Checkpointer, check_version, close_unchecked, open_writer, schema
 from veilmq.store.sqlite.tools.backup import copy_checked
 
 _QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"
-_DAMAGE: Final = (
-    apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError, msgspec.MsgspecError, UnicodeDecodeError
-)  # fmt: skip
-"""What statements that never change raise only if the file does not hold what was written there."""
 
 
 class SqliteFollower:
@@ -134,13 +130,9 @@ def _judged(what: str) -> Iterator[None]:
     """Raises Diverged if the file is damaged, StoreUnknown if SQLite failed otherwise."""
     try:
         yield
-    except NotOurs as error:
+    except (DatabaseDamaged, NotOurs) as error:
         raise Diverged(str(error)) from error
-    except DatabaseUnusable as error:
-        if isinstance(error.__cause__, _DAMAGE):
-            raise Diverged(str(error)) from error
-        raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise Diverged(f"{what}: {type(error).__name__}: {error}") from error
     except apsw.Error as error:
         raise StoreUnknown(reason=f"{what}: {error}") from error

@@ -19,7 +19,15 @@ import msgspec
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store import Options
-from veilmq.store.directory import COMMITTED, REDO, DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
+from veilmq.store.directory import (
+    COMMITTED,
+    REDO,
+    DatabaseDamaged,
+    DatabaseUnusable,
+    NotOurs,
+    SchemaOlder,
+    SqliteTooOld,
+)
 from veilmq.store.disk import Job
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
@@ -37,6 +45,11 @@ _REMAINDER_PAGES: Final = 256
 _BULKS_MAX: Final = 4
 """After this many bulks that left a large remainder, it is copied between batches anyway: the writer is faster than the
 copying."""
+DAMAGE: Final = (
+    apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, msgspec.MsgspecError,
+    ValueError, TypeError, LookupError,
+)  # fmt: skip
+"""What statements that never change raise only if the file does not hold what was written there."""
 _STATEMENTS: Final = 512
 """Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
 of some hundred rows would evict all other statements."""
@@ -140,7 +153,8 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
             return DatabaseUnusable(
                 f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it, or chmod u+rw"
             )
-    return DatabaseUnusable(
+    kind = DatabaseDamaged if isinstance(error, DAMAGE) else DatabaseUnusable
+    return kind(
         f"{path} cannot be opened ({type(error).__name__}: {error}):"
         " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"
     )
