@@ -217,13 +217,13 @@ def test_the_state_of_an_endpoint_goes_with_its_last_subscription(play: Any) -> 
                 for name in ("a", "b"):
                     await stage.subscribe(f"{name}{place}", url)
             await stage.publish()
-            await until(lambda: len(stage.room._endpoints) == 9)
+            await until(lambda: len(stage.room.endpoints) == 9)
             await until(lambda: len(stage.pushes()) == 17)
             for left, name in ((9, "a"), (1, "b")):
                 for place in range(len(elsewhere)):
                     await stage.do(Unsubscribe(topic=NEWS, origin=TESTER, name=f"{name}{place}"))
-                await until(lambda left=left: len(stage.room._endpoints) == left)  # type: ignore[misc]
-                assert len(stage.room._endpoints) == left
+                await until(lambda left=left: len(stage.room.endpoints) == left)  # type: ignore[misc]
+                assert len(stage.room.endpoints) == left
             assert len(stage.room._tasks) == 1
             assert not stage.room._held_up
             assert not stage.room._sending

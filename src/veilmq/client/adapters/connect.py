@@ -20,7 +20,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -85,6 +85,7 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "azure": _Form(frozenset({"tls", "create", "base64", "retries"}), ("account", "queue"), key_first=False),
     "mns": _Form(frozenset({"tls", "create", "base64", "retries"}), ("queue",)),
 }
+_AUTHORITY: Final = re.compile("[^/?#]*")
 SCHEMES: Final = tuple(scheme for scheme in _FORMS if scheme != "embedded")
 
 
@@ -93,7 +94,7 @@ def parse_url(url: str) -> Address:
     if _ESCAPE.search(url) or not url.isprintable() or " " in url:
         raise _wrong("spaces, control characters and the percent sign itself must be percent-encoded")
     try:
-        parts = urlsplit(url)
+        parts = _split(url)
     except ValueError:
         raise _wrong("an IPv6 address needs brackets, and brackets elsewhere must be percent-encoded") from None
     kind = parts.scheme
@@ -113,6 +114,20 @@ def parse_url(url: str) -> Address:
     if kind in {"veil", "mns"} and not found.get("host"):
         raise _wrong(f"{kind}:// needs a host")
     return Address(**found)
+
+
+def _split(url: str) -> SplitResult:
+    """As urlsplit, which checks the brackets of one host, here of each. Raises ValueError."""
+    scheme, mark, rest = url.partition("://")
+    found = _AUTHORITY.match(rest)
+    assert found is not None
+    authority = found[0]
+    user, at, place = authority.rpartition("@")
+    host, *others = place.split(",")
+    for other in others:
+        urlsplit(f"//{other}")
+    parts = urlsplit(f"{scheme}{mark}{user}{at}{host}{rest[len(authority) :]}")
+    return parts._replace(netloc=authority) if others else parts
 
 
 def _wrong(reason: str) -> ParameterInvalid:
