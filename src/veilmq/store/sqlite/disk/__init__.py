@@ -94,10 +94,8 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         if 0 < found < schema.VERSION and not options.migrates:
             raise SchemaOlder(found, schema.VERSION)
         if not found and not redo.is_blank(log):
-            connection.close()
             raise _orphaned(path, log)
         if not found and noted is not None and noted.offset:
-            connection.close()
             raise _orphaned(path, committed)
         if found and schema.is_begun(connection):
             _refuse_losses(path, connection)
@@ -120,18 +118,14 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
 
 
 def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
-    """Raises NotOurs, with the connection closed, if something that was acknowledged is missing."""
+    """Raises NotOurs if something that was acknowledged is missing."""
     try:
         losses = last_commit.losses(path, connection, last_commit.find(path, connection))
     except redo.KeyMissing as error:
         losses = [] if is_given_up(path.with_name(REDO)) else [str(error)]
-    except apsw.Error:
-        close_unchecked(connection)
-        raise
     if connection.in_transaction:
         connection.execute("ROLLBACK")
     if losses:
-        close_unchecked(connection)
         raise NotOurs(losses[0])
 
 
