@@ -1,7 +1,9 @@
 """Where a new owner's lease clock begins, and when a follower takes over."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 
@@ -75,59 +77,57 @@ def member_of(cluster: Cluster, copy: Path, clock: Clock) -> Member:
     return Member(cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), name="one")
 
 
+@contextmanager
+def following(member: Member, clock: "CountingClock", patience_s: float) -> Iterator[Future[Ownership | None]]:
+    """The member follows during the block, and has looked at the owner some times. It ends with what the future has."""
+    stopping = Event()
+    found = begin(lambda: member.follow(stopping, patience_s=patience_s))
+    try:
+        until(lambda: clock.reads > 20)
+        yield found
+    finally:
+        stopping.set()
+        ownership = found.result(20)
+        if ownership is not None:
+            ownership.close()
+        assert member.registry is not None
+        member.registry.leave()
+
+
 @pytest.mark.parametrize("to", ["", "one"], ids=["to any", "back"])
 def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
     cluster: Cluster, tmp_path: Path, to: str
 ) -> None:
     """Nobody owns it, so anybody may take over at once. Unless it is handed back to that very server."""
-    clock, stopping = CountingClock(), Event()
-    member = member_of(cluster, tmp_path / "copy", clock)
-    following = begin(lambda: member.follow(stopping, patience_s=2))
-    try:
-        until(lambda: clock.reads > 20)
-        assert not following.done()
+    clock = CountingClock()
+    with following(member_of(cluster, tmp_path / "copy", clock), clock, 2) as found:
+        assert not found.done()
         if to == "one":
             cluster.owner("two", Clock()).hand_over("one", RENEWED)
         else:
             clock.advance(2 * SECOND_US)
-        ownership = following.result(20)
-        assert isinstance(ownership, Ownership)
-        ownership.close()
-    finally:
-        stopping.set()
-        assert member.registry is not None
-        member.registry.leave()
+        assert isinstance(found.result(20), Ownership)
 
 
 def test_a_drained_server_does_not_take_over(cluster: Cluster, tmp_path: Path) -> None:
     """Nor when nobody else owns the shard."""
-    clock, stopping = CountingClock(), Event()
+    clock = CountingClock()
     member = member_of(cluster, tmp_path / "copy", clock)
-    following = begin(lambda: member.follow(stopping, patience_s=2))
-    try:
-        until(lambda: clock.reads > 20)
+    with following(member, clock, 2) as found:
         cluster.pair.primary.query("update veilmq.server set drained = true")
         until(lambda: member.drained)
         clock.advance(2 * SECOND_US)
         reads = clock.reads
         until(lambda: clock.reads > reads + 20)
-        assert not following.done()
+        assert not found.done()
         cluster.pair.primary.query("update veilmq.server set drained = false")
-        ownership = following.result(20)
-        assert isinstance(ownership, Ownership)
-        ownership.close()
-    finally:
-        stopping.set()
-        assert member.registry is not None
-        member.registry.leave()
+        assert isinstance(found.result(20), Ownership)
 
 
 def test_a_follower_that_cannot_read_the_log_says_for_how_long(cluster: Cluster, tmp_path: Path) -> None:
-    clock, stopping, primary = CountingClock(), Event(), cluster.pair.primary
+    clock, primary = CountingClock(), cluster.pair.primary
     member = member_of(cluster, tmp_path / "copy", clock)
-    following = begin(lambda: member.follow(stopping, patience_s=60))
-    try:
-        until(lambda: clock.reads > 20)
+    with following(member, clock, 60):
         assert member.behind_s == 0
         with psycopg.connect(primary.dsn) as connection:
             connection.execute("lock table veilmq.log_0_0 in access exclusive mode")
@@ -138,11 +138,6 @@ def test_a_follower_that_cannot_read_the_log_says_for_how_long(cluster: Cluster,
             clock.advance(5 * SECOND_US)
             assert member.behind_s == 5
         until(lambda: member.behind_s == 0)
-    finally:
-        stopping.set()
-        following.result(20)
-        assert member.registry is not None
-        member.registry.leave()
 
 
 class Enough(Exception):

@@ -21,7 +21,7 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from veilmq.cluster.member import Copy
-from veilmq.cluster.postgres import ClusterError, Postgres, Session, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Postgres, Session, Unfit
 from veilmq.cluster.postgres.log import insertion
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed, end_of_log
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, raise_epoch
@@ -38,6 +38,7 @@ from veilmq.store.log import Entry, Held, Point, Position, Record, RecordsEnd, S
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"
 _OPTIONS: Final = Options(reserve_bytes=0)
+_FAILED: Final = "PostgreSQL did not do it"
 _FORMATS: Final = Formats(STATE_FORMAT_OLDEST, STATE_FORMAT)
 
 
@@ -55,7 +56,7 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
     Raises DirectoryHeld, DirectoryUnsafe, SchemaRefused, NotOurs, DatabaseFailed, Diverged (it is damaged), Unfit,
     Unreachable, OSError; then the cluster is as it was.
     """
-    with _asked(postgres) as session:
+    with postgres.session(_FAILED) as session:
         shard = _empty(session)
     if not (directory / DATABASE).is_file():
         raise NotOurs(f"{directory} has no {DATABASE}")
@@ -73,7 +74,7 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
         snapshots = Snapshots(postgres, shard.incarnation)
         snapshot = snapshots.upload(copy, Point(position, found.clock), "", lambda size: None)
         size = copy.stat().st_size
-        with _asked(postgres) as session, session.certain(), session.transaction():
+        with postgres.session(_FAILED) as session, session.certain(), session.transaction():
             now = _empty(session, lock=True)
             if now.epoch != shard.epoch:
                 raise Unfit("a server of the cluster has started meanwhile: stop it, and import again")
@@ -89,16 +90,6 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
             )
         set_position(source.database, position)  # so that no server starts on it
     return Moved(position, size)
-
-
-@contextmanager
-def _asked(postgres: Postgres) -> Iterator[Session]:
-    """A session whose errors are Unreachable."""
-    try:
-        with postgres.connect() as session:
-            yield session
-    except psycopg.Error as error:
-        raise Unreachable(f"PostgreSQL did not do it: {error}") from error
 
 
 def _empty(session: Session, *, lock: bool = False) -> Shard:
@@ -121,7 +112,7 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
-    with _asked(postgres) as session:
+    with postgres.session(_FAILED) as session:
         shard = look(session)
         _FORMATS.admit(shard)
         if not end_of_log(session, shard.segment).lsn:

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
-import psycopg
 
 from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
@@ -71,6 +70,7 @@ _SNAPSHOT: Final = """
            coalesce((select verified_by from veilmq.snapshot order by lsn desc limit 1), '')
     from veilmq.snapshot
 """
+_NOT_TAKEN: Final = "PostgreSQL did not take that this server is there"
 
 log = logging.getLogger("veilmq.cluster")
 
@@ -142,7 +142,7 @@ class Registry(Connected):
         Raises NameTaken; Unreachable (also while a server of this name may be running), Unfit.
         """
         name, address, holder = self.server[:3]
-        try:
+        with self._asking(_NOT_TAKEN):
             session = self._connected()
             with session.certain(), session.transaction():
                 shard = look(session, incarnation=self._incarnation, lock="for key share")
@@ -154,12 +154,6 @@ class Registry(Connected):
                 row = session.execute(_REGISTER, (name, address, holder, self._release, *formats, not again)).fetchone()
                 assert row is not None
                 self.drained = row[0]
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL did not take that this server is there: {error}") from error
-        except Unreachable:
-            self.close()
-            raise
 
     def tell(self, told: Told) -> None:
         """Say what this server is and has; learn whether it is to be drained. Raises as `register`."""
@@ -170,14 +164,9 @@ class Registry(Connected):
         name, address, holder = self.server[:3]
         self.told = told
         role = "drained" if self.drained and told.role == "follower" else told.role
-        try:
-            session = self._connected()
-            row = session.execute(
-                _TELL, (address, told.format, told.record, role, name, holder), prepare=True
-            ).fetchone()
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL did not take that this server is there: {error}") from error
+        with self._asking(_NOT_TAKEN):
+            values = (address, told.format, told.record, role, name, holder)
+            row = self._connected().execute(_TELL, values, prepare=True).fetchone()
         if row is None:  # an operator took it for gone
             self.register(again=True)
         elif row[0] != self.drained:
@@ -326,26 +315,20 @@ class Status(msgspec.Struct, kw_only=True):
 
 def within(postgres: Postgres, act: Callable[[Session], T]) -> T:
     """What a function of the registry does or finds, on a connection of its own. Raises Unreachable, Unfit."""
-    try:
-        with postgres.connect() as session:
-            look(session)
-            return act(session)
-    except psycopg.Error as error:
-        raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+    with postgres.session() as session:
+        look(session)
+        return act(session)
 
 
 def status(postgres: Postgres) -> Status:
     """Ask. Raises Unreachable, Unfit."""
-    try:
-        with postgres.connect() as session:
-            shard = look(session)
-            [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
-            size = log_bytes(session)
-            [(snapshot, snapshot_age_s, verified_by)] = session.execute(_SNAPSHOT)
-            standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
-            count, registered = len(segments(session)), servers(session)
-    except psycopg.Error as error:
-        raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+    with postgres.session() as session:
+        shard = look(session)
+        [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
+        size = log_bytes(session)
+        [(snapshot, snapshot_age_s, verified_by)] = session.execute(_SNAPSHOT)
+        standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
+        count, registered = len(segments(session)), servers(session)
     with closing(LogReader(postgres, shard.incarnation)) as reader:
         end = reader.end()
     lease_s = shard.lease_us / 1e6

@@ -7,11 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-import msgspec
 from tests.faults.cluster import clocks, network
 from tests.faults.cluster.conductor import conduct
 from tests.faults.cluster.kinds import KINDS
-from tests.faults.suite.conductor import temporary
+from tests.faults.suite.conductor import kept, temporary
 
 _INSIDE = "VEILMQ_FAULTS_INSIDE"
 
@@ -41,13 +40,7 @@ def main() -> int:
             Path(directory), seed, minutes=given.minutes, faults=given.faults, in_a_round=given.round, kinds=kinds,
             whole=whole,
         )  # fmt: skip
-    given.record.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-    for name, why in record.skipped.items():
-        print(f"skipped {name}: {why}")
-    for error, count in record.unexpected.items():
-        print(f"unexpected: {error} ({count})")
-    print(f"{given.record}\n{record.row()}")
-    return 0 if record.clean else 1
+    return kept(record, given.record)
 
 
 if __name__ == "__main__":

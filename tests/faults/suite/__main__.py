@@ -5,8 +5,7 @@ import secrets
 import sys
 from pathlib import Path
 
-import msgspec
-from tests.faults.suite.conductor import conduct, temporary
+from tests.faults.suite.conductor import conduct, kept, temporary
 from tests.faults.suite.kinds import KINDS
 
 
@@ -25,13 +24,7 @@ def main() -> int:
     print(f"seed {seed}")
     with temporary() as directory:
         record = conduct(Path(directory), seed, given.minutes, given.round, kinds)
-    given.record.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-    for name, why in record.skipped.items():
-        print(f"skipped {name}: {why}")
-    for error, count in record.unexpected.items():
-        print(f"unexpected: {error} ({count})")
-    print(f"{given.record}\n{record.row()}")
-    return 0 if record.clean else 1
+    return kept(record, given.record)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from tests.faults.suite.kinds import KINDS
@@ -85,6 +86,29 @@ class Record(msgspec.Struct):
             f"| {self.commit} | {self.seed} | {self.seconds / 60:.0f} min | {total.rounds} | {total.kills:,} "
             f"| {total.strikes:,} | {total.operations:,} | {total.violations} |"
         )
+
+
+class Conducted(Protocol):
+    """What the record of a run has, whatever was struck."""
+
+    skipped: dict[str, str]
+    unexpected: dict[str, int]
+
+    @property
+    def clean(self) -> bool: ...
+
+    def row(self) -> str: ...
+
+
+def kept(record: Conducted, path: Path) -> int:
+    """Write the record, and print what matters of it. Returns the exit code: 1 if a promise was broken."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    for name, why in record.skipped.items():
+        print(f"skipped {name}: {why}")
+    for error, count in record.unexpected.items():
+        print(f"unexpected: {error} ({count})")
+    print(f"{path}\n{record.row()}")
+    return 0 if record.clean else 1
 
 
 def told(runs: Sequence[Run]) -> tuple[Counter[str], list[str]]:

@@ -151,6 +151,15 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
             raise Uncertain(f"PostgreSQL remarked: {'; '.join(self.remarks)}")
 
 
+@contextmanager
+def unreachable(failed: str) -> Iterator[None]:
+    """Within the block psycopg's errors are Unreachable. failed: what did not happen."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise Unreachable(f"{failed}: {error}") from error
+
+
 class Connected:
     """Keeps a session, and makes another when that one is gone."""
 
@@ -161,6 +170,16 @@ class Connected:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+    @contextmanager
+    def _asking(self, failed: str = "PostgreSQL does not answer") -> Iterator[None]:
+        """Within the block psycopg's errors are Unreachable, which lets the connection go."""
+        try:
+            with unreachable(failed):
+                yield
+        except Unreachable:
+            self.close()
+            raise
 
 
 class Postgres:
@@ -200,6 +219,12 @@ class Postgres:
     def seen(self) -> Seen:
         """What was seen until now."""
         return self._seen
+
+    @contextmanager
+    def session(self, failed: str = "PostgreSQL does not answer") -> Iterator[Session]:
+        """A session for the block, in which psycopg's errors are Unreachable. Raises Unreachable, Unfit."""
+        with unreachable(failed), self.connect() as session:
+            yield session
 
     def connect(self, *, widely: bool = False) -> Session:
         """A session on the primary that may be trusted.

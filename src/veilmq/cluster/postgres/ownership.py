@@ -104,12 +104,8 @@ class Candidate(Connected):
 
     def look(self) -> Sight:
         """Read the owner's last sign of life. Raises Unreachable, Unfit."""
-        try:
-            session = self._connected()
-            row = session.execute(_SIGHT, (SHARD,)).fetchone()
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+        with self._asking():
+            row = self._connected().execute(_SIGHT, (SHARD,)).fetchone()
         assert row is not None
         sight = Sight._make((*row, self._boot_ns()))
         before = self._sight
@@ -278,19 +274,13 @@ class Ownership(Connected):
         if self._lost is not None:
             raise self._lost
         sent_ns = self._boot_ns()
-        try:
+        with self._asking("PostgreSQL did not take the renewal"):
             session = self._connected()
             with session.certain():
                 renewed = session.execute(_RENEW, (clock, SHARD, self.epoch), prepare=True).fetchone()
             if renewed is None:
                 self._stay(look(session, incarnation=self.shard.incarnation))
                 return None  # the epoch was raised by `fence` meanwhile
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL did not take the renewal: {error}") from error
-        except Uncertain:
-            self.close()
-            raise
         with self._lock:
             if self._lost is None:
                 self._until_ns = max(self._until_ns, sent_ns + self._lease_ns)
@@ -325,15 +315,13 @@ class Ownership(Connected):
         out), Unfit.
         """
         self.lose(NotOwner(f"handed over to {to or 'any server'}"), wanted=True)
-        try:
-            with self.postgres.connect() as session, session.certain(), session.transaction():
-                shard = look(session, incarnation=self.shard.incarnation, lock="for update")
-                if shard.holder != self.server.holder:
-                    raise owned_by(shard)
-                epoch = raise_epoch(session, shard, None, to)
-                session.execute(_RENEW, (clock, SHARD, epoch))
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL did not take the hand-over: {error}") from error
+        failed = "PostgreSQL did not take the hand-over"
+        with self.postgres.session(failed) as session, session.certain(), session.transaction():
+            shard = look(session, incarnation=self.shard.incarnation, lock="for update")
+            if shard.holder != self.server.holder:
+                raise owned_by(shard)
+            epoch = raise_epoch(session, shard, None, to)
+            session.execute(_RENEW, (clock, SHARD, epoch))
         log.info("handed over to %s, which begins epoch %d", to or "any server", epoch + 1)
 
     def lose(self, why: NotOwner, *, wanted: bool = False) -> None:

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, Final, LiteralString, NamedTuple
 from uuid import UUID
 
-import psycopg
-
 from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreachable
 from veilmq.cluster.postgres.schema import SHARD, Shard, log_bytes, look
 from veilmq.model.instant import Instant
@@ -90,10 +88,8 @@ class Snapshots:
     def _asked(self) -> Iterator[tuple[Session, Shard]]:
         """A session, and the shard's row. Raises Unreachable, Unfit."""
         try:
-            with self._postgres.connect() as session:
+            with self._postgres.session() as session:
                 yield session, look(session, incarnation=self._incarnation)
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
         except PlaceFailed as error:
             raise Unreachable(f"the snapshots' place does not answer: {error}") from error
 
@@ -111,7 +107,7 @@ class Snapshots:
     @contextmanager
     def turn(self) -> Iterator[bool]:
         """While the block runs no other server writes a snapshot; False: one does. Raises Unreachable, Unfit."""
-        with self._postgres.connect() as session:
+        with self._postgres.session() as session:
             ((mine,),) = session.execute("select pg_try_advisory_lock(hashtext('veilmq snapshot'))")
             yield mine
 
@@ -244,12 +240,9 @@ class Proofs(Connected):
         self._execute(_ANSWER, (lsn, digest, SHARD, self._name, claimed))
 
     def _execute(self, statement: LiteralString, parameters: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        try:
+        with self._asking():
             cursor = self._connected().execute(statement, parameters)
             return cursor.fetchone() if cursor.description else None
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
 
     def _connected(self) -> Session:
         if self._session is None or not self._postgres.is_usable(self._session):

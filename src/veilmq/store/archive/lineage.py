@@ -27,7 +27,7 @@ import msgspec
 
 from veilmq.model.instant import Instant
 from veilmq.store.archive import Place, PlaceFailed
-from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable
+from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, checksum
 
 PART_BYTES: Final = 4 * 1024 * 1024
 """Of the file, before compression."""
@@ -194,12 +194,13 @@ def frames(content: bytes) -> Iterator[Entry]:
         yield Entry(lsn, epoch, record)
 
 
-def keep(place: Place, lineage: str, content: bytes) -> Segment:
-    """Write records, as `frame` makes them. Raises PlaceFailed."""
+def keep(place: Place, lineage: str, content: bytes) -> Position:
+    """Write records of one epoch, as `frame` makes them; returns the last one. Raises PlaceFailed."""
     entries = list(frames(content))
-    found = Segment(entries[0].epoch, entries[0].lsn, entries[-1].lsn)
-    place.write(f"{lineage}/{RECORDS}/{found.name}", zlib.compress(content, 1))
-    return found
+    first, last = entries[0], entries[-1]
+    segment = Segment(first.epoch, first.lsn, last.lsn)
+    place.write(f"{lineage}/{RECORDS}/{segment.name}", zlib.compress(content, 1))
+    return Position(last.lsn, last.epoch, checksum(last.record))
 
 
 def _order(held: Held) -> tuple[int, int, int]:

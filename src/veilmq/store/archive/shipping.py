@@ -111,8 +111,8 @@ class Archive:
         self.trouble = ""
         """Why nothing can be written at the place; empty: something can."""
         self.uploaded_bytes = 0
-        self.settle: Callable[[], object] = lambda: None
-        """Lets the tables have all that was acknowledged. Any thread."""
+        self.apply_log: Callable[[], object] = lambda: None
+        """Lets the tables have all that was acknowledged: the store's. Any thread."""
         self._thread = threading.Thread(target=self._run, name="veilmq-archive", daemon=True)
 
     @property
@@ -246,7 +246,7 @@ class Archive:
     def step(self) -> None:
         """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,
         StoreError, OSError."""
-        self.settle()
+        self.apply_log()
         began = perf_counter()
         if self._failed:
             self._begin_anew()
@@ -259,9 +259,7 @@ class Archive:
                 continue
             content = path.read_bytes()
             if content:
-                found = keep(self._place, self._state.lineage, content)
-                last = list(frames(content))[-1]
-                self._state.end = Position(found.last, found.epoch, checksum(last.record))
+                self._state.end = keep(self._place, self._state.lineage, content)
                 self._state.bytes += len(content)
                 self._state.segments += 1
                 self.uploaded_bytes += len(content)

@@ -28,6 +28,7 @@ from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer, queues
 from veilmq.store.sqlite.disk import (
+    DAMAGE,
     Checkpointer,
     Readers,
     check_version,
@@ -54,7 +55,7 @@ CRASH_POINTS: Final = (
 )
 """Where a test may kill the process (tests/support)."""
 _DISK_LOOK_US: Final = SECOND_US
-_DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, LookupError)
+_DAMAGE: Final = (apsw.Error, *DAMAGE)
 """Errors of reading a damaged table: SQLite notices a torn page, but not a changed value."""
 
 logger = logging.getLogger("veilmq.store")
@@ -140,7 +141,7 @@ class SqliteStore:
         """Whether readers miss the latest commits."""
         self._handlers = serial_order(self._sweep)
         if self._archive is not None:
-            self._archive.settle = self.apply_log
+            self._archive.apply_log = self.apply_log
 
     def _with_reserve(self, step: Callable[[], T], error: type[Exception]) -> tuple[T, bool]:
         """Run a step of opening. If it fails, perhaps because the disk is full, free the reserve and try again. Returns

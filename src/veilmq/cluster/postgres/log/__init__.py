@@ -174,11 +174,8 @@ class PostgresLog(Connected):
         number, used = divmod(self._last.lsn, self._segment)
         if used < self._segment // 2:
             return
-        try:
-            with self._postgres.connect() as session:
-                add_segment(session, number + 1, self._segment)
-        except psycopg.Error as error:
-            raise Unreachable(f"PostgreSQL did not create the next segment: {error}") from error
+        with self._postgres.session("PostgreSQL did not create the next segment") as session:
+            add_segment(session, number + 1, self._segment)
 
     def close(self) -> None:
         """Let the connection go. An append that is being found out ends as unknown."""

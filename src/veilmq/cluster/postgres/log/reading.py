@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8
 
-from veilmq.cluster.postgres import Connected, Postgres, Session, Unreachable
+from veilmq.cluster.postgres import Connected, Postgres, Session
 from veilmq.cluster.postgres.schema import Shard, drop_segments, look, segment_table, segments
 from veilmq.store.log import Entry, Position, checksum
 
@@ -49,33 +49,24 @@ class LogReader(Connected):
 
         Raises LogDiverged, LogTrimmed; Unreachable, Unfit.
         """
-        try:
+        with self._asking():
             session, shard = self._connected()
             return _page(session, shard.segment, after, limit)
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
 
     def end(self) -> Position:
         """Where the log ends. Raises Unreachable, Unfit."""
-        try:
+        with self._asking():
             session, shard = self._connected()
             return end_of_log(session, shard.segment)
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL does not answer: {error}") from error
 
     def drop_below(self, lsn: int) -> list[int]:
         """Drop each segment whose records are all below lsn, but never the last record. Returns their numbers.
 
         Raises Unreachable (try again: a reader was in the way), Unfit.
         """
-        try:
+        with self._asking("PostgreSQL did not drop old segments"):
             session, shard = self._connected()
             return drop_segments(session, min(lsn, end_of_log(session, shard.segment).lsn), shard.segment)
-        except psycopg.Error as error:
-            self.close()
-            raise Unreachable(f"PostgreSQL did not drop old segments: {error}") from error
 
     def _connected(self) -> tuple[Session, Shard]:
         if self._session is None or self._shard is None or not self._postgres.is_usable(self._session):
