@@ -71,6 +71,8 @@ def drain_page(page: Page, queue: Any, address: str, metrics_port: int) -> dict[
     told["rows"] = _delta(page, "orders").to_pandas()["id"].nunique()
     page.run()
     told["columns"] = page.names["frame"].columns
+    page.run()
+    told["many"] = page.names["many"].columns
     told["bad_records"] = page.run()
     page.run()
     told["sent"] = _left(queue)

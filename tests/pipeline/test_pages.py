@@ -64,6 +64,7 @@ def test_the_pages_run(tmp_path: Path) -> None:
     columns = DRAIN.partition("\nColumns: ")[2].partition(", which together")[0]
     # In brackets is what a column holds.
     assert drained["columns"] == re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", columns, flags=re.S))
+    assert drained["many"] == ["queue", *drained["columns"]]
     assert drained["bad_records"] == ""
     assert (drained["sent"], drained["own"]) == (2, ["order 1", "order 2"])
     assert drained["processed"] == f"{{'done': {WORKED}}}\n"

@@ -17,7 +17,26 @@ from veilmq.pipeline.errors import OptionInvalid
 _STEPS: Final = ("large", "encrypted")
 ROWS_DEFAULT: Final = 100_000
 ROWS_DEFAULT_SINGLY: Final = 5_000
-_LISTS: Final = frozenset({"unwrap", "algorithms"})
+_LISTS: Final = frozenset({"unwrap", "algorithms", "queues"})
+_KAFKA_SAME: Final = {"maxoffsetspertrigger": "max_rows", "minpartitions": "partitions"}
+"""Options of Spark's Kafka source that mean the same."""
+_KAFKA_OTHERS: Final = {
+    "subscribe": "queues lists queues.",
+    "subscribepattern": "queues takes patterns, such as orders-*.",
+    "assign": "queues lists queues.",
+    "kafka.bootstrap.servers": "url names the server.",
+    "kafka.group.id": "No group is needed: the checkpoint and the option directory say what is drained.",
+    "groupidprefix": "No group is needed: the checkpoint and the option directory say what is drained.",
+    "endingoffsets": "trigger(availableNow=True) ends with what the queue holds at the start.",
+    "startingtimestamp": "Filter by the column sent.",
+    "startingoffsetsbytimestamp": "Filter by the column sent.",
+    "minoffsetspertrigger": "trigger(processingTime=...) makes batches larger.",
+    "maxtriggerdelay": "trigger(processingTime=...) says how often a batch is made.",
+    "kafkaconsumer.polltimeoutms": "wait is the time that a receive waits, in seconds.",
+    "fetchoffset.numretries": "patience is the time that an unreachable queue is retried, in seconds.",
+    "includeheaders": "The column attributes is always there.",
+}
+"""Options of Spark's Kafka source that mean something else here, and what to use."""
 _SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "storage"})
 """Options that Spark passes on by itself."""
 
@@ -26,9 +45,15 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the source `veilmq`. Durations are seconds."""
 
     url: str
-    """As in `veilmq.connect`."""
+    """As in `veilmq.connect`; with `queues`, as in `veilmq.connect_account`."""
     directory: str
     """For manifests: on a file system that driver and executors share; used by this query only."""
+    queues: tuple[str, ...] = ()
+    """Names and patterns (`orders-*`) of queues of one account, drained as one stream."""
+    refresh: float = 10.0
+    """How often the queues of the patterns are listed."""
+    fail_on_data_loss: bool | None = None
+    """With `queues`: whether the query ends when one of them is gone. A single queue's query always does."""
     max_rows: int | None = None
     """Messages in one micro-batch; None: `rows_default` of the queue."""
     max_bytes: int = 256 << 20
@@ -75,7 +100,15 @@ def read_options(options: Mapping[str, str]) -> DrainOptions:
     fields = {name.replace("_", ""): name for name in DrainOptions.__struct_fields__}
     given: dict[str, Any] = {}
     for name, value in dict(options).items():
-        field = fields.get(str(name).lower())
+        low = str(name).lower()
+        field = _KAFKA_SAME.get(low) or fields.get(low)
+        if low == "startingoffsets" and value == "earliest":
+            continue
+        if low in _KAFKA_OTHERS or low == "startingoffsets":
+            mend = _KAFKA_OTHERS.get(low, "A queue has no offsets: all that it holds is drained, as with earliest.")
+            raise OptionInvalid(f"{name}={value} is an option of Kafka's source, which veilmq does not have.", mend)
+        if field in given:
+            raise OptionInvalid(f"{name} and {_camel(field)} are the same option.", "Give one of them.")
         if field is None:
             raise OptionInvalid(
                 f"veilmq has no option {name}.", f"It has {', '.join(sorted(map(_camel, fields.values())))}."
@@ -110,11 +143,16 @@ def _check(read: DrainOptions) -> None:
         ("receivers", 1),
         ("partitions", 1),
         ("wait", 0),
+        ("refresh", 0),
         ("patience", 0),
     ):
         value = getattr(read, name)
         if value is not None and not value >= low:
             raise OptionInvalid(f"{_camel(name)}={getattr(read, name)} is below {low}.", "")
+    if read.fail_on_data_loss is False and not read.queues:
+        raise OptionInvalid(
+            "failOnDataLoss=false cannot be.", "A query of one queue ends with it: see the option queues."
+        )
     if not read.lease > 0:
         raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")
     if "://" in read.directory:

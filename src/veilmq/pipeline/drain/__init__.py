@@ -24,16 +24,18 @@ Before changing it: docs/pipeline-drain.md explains the order of the steps.
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM
+from veilmq.client.messages import Stats
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
 from veilmq.pipeline.drain.bad_records import BadRecord, read_bad_records
+from veilmq.pipeline.drain.batches.many import opened, total
 from veilmq.pipeline.drain.manifests import is_taken
 from veilmq.pipeline.errors import (
     DirectoryForeign,
@@ -45,7 +47,7 @@ from veilmq.pipeline.errors import (
     SourceUnreachable,
     TableForeign,
 )
-from veilmq.pipeline.options import read_options
+from veilmq.pipeline.options import DrainOptions, read_options
 from veilmq.pipeline.sinks.delta import check_place
 from veilmq.store.files import locked
 
@@ -124,7 +126,7 @@ def drain(
     directory = Path(directory)
     given = {_camel(name): _text(value) for name, value in options.items()}
     given |= {"url": url, "directory": str(directory / "manifests")}
-    read_options(given)
+    read = read_options(given)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory / "lock", DirectoryTaken, "Another drain"):
         clear_checkpoint(directory / "checkpoint", directory / "manifests")
@@ -137,10 +139,12 @@ def drain(
             runs += 1
             messages += sum(rows)
             batches += sum(1 for each in rows if each)
-            if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
+            left = _left(read)
+            if not total(left) and not any((directory / "manifests").glob("*.arrow")):
                 break
             if until is not None and SYSTEM.monotonic() - started > until:
-                raise DrainUnfinished(f"The queue is not empty after {until:g} s.", _HELD)
+                state = f"{left.visible} messages wait, {left.in_flight or 0} are in flight"
+                raise DrainUnfinished(f"The queue is not empty after {until:g} s: {state}.", _HELD)
             time.sleep(_PAUSE_SECONDS)
     bad = len(read_bad_records(directory / "manifests"))
     return Drained(messages, batches, bad, runs, SYSTEM.monotonic() - started)
@@ -188,13 +192,12 @@ def _counted(spark: "SparkSession", query: Any) -> list[int]:
     return list(rows.values())
 
 
-def _is_empty(url: str) -> bool:
+def _left(options: DrainOptions) -> Stats:
     try:
-        with connect(url) as queue:
-            stats = queue.stats()
+        with closing(opened(options, SYSTEM)) as queue:
+            return queue.stats()
     except VeilError as error:
         raise SourceUnreachable(f"The queue cannot be reached: {error}.", "Run it again.") from None
-    return stats.visible + (stats.delayed or 0) + (stats.in_flight or 0) == 0
 
 
 def _camel(name: str) -> str:

@@ -35,6 +35,8 @@ class BadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     receive_count: int = 0
     batch: int = 0
+    queue: str | None = None
+    """Where it came from, in a drain of many queues."""
 
 
 def adopt_former(directory: Path) -> None:

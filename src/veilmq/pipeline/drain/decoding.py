@@ -11,6 +11,7 @@ the column for corrupt records if the schema has one, as in Spark's own reader; 
 
 import datetime
 import decimal
+import functools
 import re
 import struct
 from typing import Any, Final
@@ -28,14 +29,14 @@ from veilmq.client.messages import Peeked
 from veilmq.client.records.objects import ObjectStore
 from veilmq.client.unreadable import keep
 from veilmq.model.errors import ParameterInvalid
-from veilmq.pipeline.drain.manifests import ARROW_SCHEMA
+from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, QUEUE
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import DrainOptions, store_options_of
 
 _FLOAT: Final = struct.Struct("<f")
 _DECIMAL: Final = re.compile(rb'("?)(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\1')
 _NULL: Final = b"null"
-METADATA: Final = {f"_{name}": name for name in ARROW_SCHEMA.names if name != "body"}
+METADATA: Final = {f"_{name}": name for name in (*ARROW_SCHEMA.names, QUEUE.name) if name != "body"}
 """Columns of a JSON schema that hold the message's metadata, not fields of the body."""
 _PLAIN: Final[dict[type, Any]] = {
     types.StringType: str,
@@ -103,7 +104,7 @@ class Decoding:
 
     def row(self, body: str, metadata: dict[str, Any]) -> dict[str, Any]:
         """The row of one body. Raises ValueError with the reason if the body does not fit."""
-        found = {name: metadata[METADATA[name]] for name in self.schema.fieldNames() if name in METADATA}
+        found = {name: metadata.get(METADATA[name]) for name in self.schema.fieldNames() if name in METADATA}
         try:
             record = self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -191,10 +192,13 @@ class Unwrapping:
         except (ParameterInvalid, KeyFileInvalid, ValueError) as error:
             raise OptionInvalid(f"unwrap={','.join(options.unwrap)}: {error}.", "") from None
 
-    def body(self, message: Peeked) -> str:
-        """The body as it was sent. Raises Unreadable, and ObjectStoreFailed, which says nothing about the message."""
+    def body(self, message: Peeked, queue: str | None = None) -> str:
+        """The body as it was sent. `queue`: where it came from, in a drain of many.
+
+        Raises Unreadable, and ObjectStoreFailed, which says nothing about the message.
+        """
         for step in self._steps:
-            message = Peeked(message.id, step(message), message.attributes)
+            message = Peeked(message.id, step(message, queue), message.attributes)
         return message.body
 
 
@@ -202,10 +206,15 @@ def _large(options: DrainOptions) -> Any:
     store = ObjectStore(str(options.store), options=store_options_of(options))
     nowhere: Any = None  # without leases there is nothing to ask the queue
     fetcher = Fetcher(nowhere, store, PointerFormat(options.pointers), BODY_BYTES_MAX, keep, SYSTEM)
-    return lambda message: fetcher.peeked(message).body
+    return lambda message, queue: fetcher.peeked(message).body
 
 
 def _encrypted(options: DrainOptions) -> Any:
-    name = options.bound_to or parse_url(options.url).queue or ""
-    cipher = Cipher(Keys.read(str(options.keys)), options.algorithms, name, ())
-    return lambda message: cipher.decrypt(message.body, message.id)
+    keys = Keys.read(str(options.keys))
+
+    @functools.cache
+    def cipher(queue: str | None) -> Cipher:
+        return Cipher(keys, options.algorithms, options.bound_to or queue or parse_url(options.url).queue or "", ())
+
+    cipher(None)  # what is wrong with the options is found before a message is
+    return lambda message, queue: cipher(queue).decrypt(message.body, message.id)

@@ -17,17 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
-from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
+from veilmq.model.errors import CapacityError, LeaseError, ReceiptInvalid, StoreError, VeilError
 from veilmq.pipeline.drain import bad_records, batches
 from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.exchange import Cleanup, Deleter, Room, each_chunk, gather
+from veilmq.pipeline.drain.batches.many import Queues, opened, parted, total
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, rows_default
@@ -52,7 +52,9 @@ class Driver:
     ) -> None:
         """`wrap`: wraps the queue of the option url, to inject faults."""
         self._options, self._clock = options, clock
-        self._queue = wrap(_connected(options.url))
+        queue: object = opened(options, clock)
+        self._many = queue if isinstance(queue, Queues) else None
+        self._queue = wrap(cast(Queue, queue))
         try:
             _check_lease(options, self._queue)
             self.directory = Directory(Path(options.directory), self._queue.name, clock=clock)
@@ -85,8 +87,8 @@ class Driver:
 
     def prepare(self) -> None:
         """AvailableNow: messages that arrive from now on belong to the next run."""
-        stats = self._asked(self._queue.stats)
-        self._target = self._emitted + stats.visible + (stats.delayed or 0) + (stats.in_flight or 0)
+        stats = self._asked(self._queue.stats if self._many is None else self._many.prepare)
+        self._target = self._emitted + total(stats)
 
     def latest(self, start: Offset, rows: int | None) -> Offset:
         """The next batch of up to `rows` messages (None: the option's value), or `start` if there are none."""
@@ -101,14 +103,12 @@ class Driver:
             self.committed(start)
             self._deleter.finish()
             return start
-        messages = list(fresh.values())
-        if self._queue.capabilities.native_fifo:
-            messages.sort(key=lambda each: each.sequence_number or 0)
+        messages = self._in_order(list(fresh.values()))
         seq = start.seq + 1
         leases = BatchLeases(self._queue, messages, self._options.lease, self._clock)
         leases.start()
         try:
-            offset = self.directory.write(seq, table_of(messages, seq))
+            offset = self.directory.write(seq, table_of(messages, seq, None if self._many is None else parted))
         except BaseException:
             # Nobody will commit these messages: they come back when their leases end.
             leases.stop()
@@ -142,6 +142,15 @@ class Driver:
             if batch.to_delete() or batch.is_done or not batch.is_tidied:
                 self._deleter.submit(batch)
 
+    def _in_order(self, messages: list[Received]) -> list[Received]:
+        """By queue, and by sequence number on FIFO queues."""
+        if self._many is not None:
+            self._many.emitted(messages)
+            messages.sort(key=lambda each: parted(each.id)[0])
+        if self._queue.capabilities.native_fifo:
+            messages.sort(key=lambda each: (parted(each.id)[0] if self._many else "", each.sequence_number or 0))
+        return messages
+
     def _wanted(self, rows: int | None) -> int:
         bound = self._options.max_rows or rows_default(self._queue.capabilities)
         wanted = bound if rows is None else min(rows, bound)
@@ -155,6 +164,8 @@ class Driver:
         options = self._options
         room = self._room
         room.begin()
+        if self._many is not None:
+            self._asked(partial(self._many.plan, wanted))
         # The first messages received must be leased in time, and more than can be received within a lease can never be
         # held.
         until = self._clock.monotonic() + options.lease / _PARTS
@@ -273,17 +284,6 @@ def _passes(error: VeilError) -> bool:
     if isinstance(error, ServiceError):
         return error.retryable
     return isinstance(error, TransportError | CapacityError | StoreError)
-
-
-def _connected(url: str) -> Queue:
-    try:
-        return connect(url)
-    except ParameterInvalid as error:
-        raise OptionInvalid(
-            f"The option url cannot be: {error}.", "It looks like veil://127.0.0.1:9324/orders."
-        ) from None
-    except VeilError as error:
-        raise SourceUnreachable(f"The queue of the option url cannot be reached: {error}.", "Is it there?") from None
 
 
 def _check_lease(options: DrainOptions, queue: Queue) -> None:

@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -66,7 +66,9 @@ ARROW_SCHEMA: Final = pa.schema(
         ("position", pa.int32()),
     ]
 )
-MANIFEST_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("handle", pa.string()))
+QUEUE: Final = pa.field("queue", pa.string())
+"""The column that a drain of many queues has besides."""
+MANIFEST_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("handle", pa.string())).append(QUEUE)
 
 
 class Offset(NamedTuple):
@@ -262,10 +264,14 @@ def _locked(path: Path, seconds: float, clock: Clock) -> int:
     return file
 
 
-def table_of(messages: Sequence[Received], batch: int) -> Any:
-    """The rows of a manifest."""
+def table_of(messages: Sequence[Received], batch: int, parted: Callable[[str], tuple[str, str]] | None = None) -> Any:
+    """The rows of a manifest. `parted`: the queue's name and the id, where ids hold both; None: one queue."""
+    ids = [each.id for each in messages]
+    queues: list[str | None] = [None] * len(ids)
+    if parted is not None:
+        queues, ids = [parted(each)[0] for each in ids], [parted(each)[1] for each in ids]
     columns = [
-        pa.array([each.id for each in messages], pa.string()),
+        pa.array(ids, pa.string()),
         pa.array([each.body for each in messages], pa.string()),
         pa.array([_texts(each.attributes) for each in messages], ARROW_SCHEMA.field("attributes").type),
         pa.array([each.type for each in messages], pa.string()),
@@ -278,6 +284,7 @@ def table_of(messages: Sequence[Received], batch: int) -> Any:
         pa.repeat(pa.scalar(batch, pa.int64()), len(messages)),
         pa.array(range(len(messages)), pa.int32()),
         pa.array([each.handle for each in messages], pa.string()),
+        pa.array(queues, pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=MANIFEST_SCHEMA)
 

@@ -38,7 +38,7 @@ from veilmq.pipeline.drain import bad_records
 from veilmq.pipeline.drain.bad_records import BadRecord
 from veilmq.pipeline.drain.decoding import METADATA, Decoding, Unwrapping
 from veilmq.pipeline.drain.driver import Driver, Span
-from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, SPARK_SCHEMA, Offset, open_manifest
+from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, QUEUE, SPARK_SCHEMA, Offset, open_manifest
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import ROWS_DEFAULT, DrainOptions, read_options, read_send_options
 from veilmq.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
@@ -116,9 +116,10 @@ class QueueSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a message; JSON bodies need a schema from the user."""
-        if read_options(self.options).format == "json":
+        options = read_options(self.options)
+        if options.format == "json":
             raise OptionInvalid("format=json needs a schema.", "Give it with .schema('...').")
-        return SPARK_SCHEMA
+        return f"`queue` string, {SPARK_SCHEMA}" if options.queues else SPARK_SCHEMA
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Refused: a batch read has no later moment at which its messages could be deleted."""
@@ -144,13 +145,14 @@ class QueueSource(DataSource):
 
 def check_schema(schema: types.StructType, options: DrainOptions) -> None:
     """Raises OptionInvalid for a schema that the source cannot provide."""
-    names = {name: name for name in ARROW_SCHEMA.names}
+    able = ARROW_SCHEMA.append(QUEUE) if options.queues else ARROW_SCHEMA
+    names = {name: name for name in able.names}
     if options.format == "json":
         Decoding(schema, options.column_name_of_corrupt_record)
         schema = types.StructType([field for field in schema.fields if field.name in METADATA])
-        names = METADATA
+        names = {column: name for column, name in METADATA.items() if name in able.names}
     for field in arrow_schema(schema):
-        if field.name not in names or ARROW_SCHEMA.field(names[field.name]).type != field.type:
+        if field.name not in names or able.field(names[field.name]).type != field.type:
             raise OptionInvalid(
                 f"veilmq has no column {field.name} of the type {field.type}.", f"It has {', '.join(names)}."
             )
@@ -183,7 +185,8 @@ def _decoded(path: Path, first: int, stop: int, schema: types.StructType, option
         for at in range(first, stop):
             for row in reader.get_batch(at).to_pylist():
                 try:
-                    body = unwrapping.body(Peeked(row["id"], row["body"], dict(row["attributes"])))
+                    message = Peeked(row["id"], row["body"], dict(row["attributes"]))
+                    body = unwrapping.body(message, row.get("queue"))
                     good.append({**row, "body": body} if decoding is None else decoding.row(body, row))
                 except (Unreadable, ValueError) as error:
                     bad.append(_bad_record(row, str(error)))
@@ -204,4 +207,5 @@ def _bad_record(row: dict[str, Any], reason: str) -> BadRecord:
         sent=None if row["sent"] is None else row["sent"].timestamp(),
         receive_count=row["receive_count"],
         batch=row["batch"],
+        queue=row.get("queue"),
     )

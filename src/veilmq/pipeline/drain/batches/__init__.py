@@ -25,6 +25,7 @@ from veilmq.client.keeper import Lease, LeaseKeeper, Reason
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ReceiptInvalid, VeilError
+from veilmq.pipeline.drain.batches.many import joined
 from veilmq.pipeline.drain.manifests import open_manifest
 
 _PARTS: Final = 3
@@ -203,4 +204,9 @@ def loaded(path: Path) -> list[Received]:
     with open_manifest(path) as reader:
         table = reader.read_all()
         ids, handles = table.column("id").to_pylist(), table.column("handle").to_pylist()
-    return [Received(each, "", handle=handle, lease_end=0.0) for each, handle in zip(ids, handles, strict=True)]
+        # A manifest of an earlier release has no such column.
+        queues = table.column("queue").to_pylist() if "queue" in table.column_names else [None] * len(ids)
+    return [
+        Received(each if queue is None else joined(queue, each), "", handle=handle, lease_end=0.0)
+        for each, handle, queue in zip(ids, handles, queues, strict=True)
+    ]

@@ -321,14 +321,21 @@ class Cleanup:
     def _message(self, target: Queue, row: BadRecord) -> Message:
         able = target.capabilities
         attributes = dict(row.attributes)
-        told = {"veilmq.unreadable": row.reason[:_REASON_CHARACTERS_MAX], "veilmq.source": self._queue.name}
+        told = {
+            "veilmq.unreadable": row.reason[:_REASON_CHARACTERS_MAX],
+            "veilmq.source": row.queue or self._queue.name,
+        }
         if len(attributes) + len(told) + (row.type is not None) <= ATTRIBUTES_MAX:
             attributes |= told
         return Message(
             row.body,
             attributes=attributes if able.attributes else {},
             type=row.type if able.attributes else None,
-            group=(row.group or self._queue.name) if able.native_fifo else row.group if able.groups else None,
+            group=(row.group or row.queue or self._queue.name)
+            if able.native_fifo
+            else row.group
+            if able.groups
+            else None,
             deduplication_id=row.id if able.native_fifo else None,
         )
 
