@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.drain_stage import Stage
+from tests.pipeline.stores import Store, azurite, moto, told
 from tests.support.commands import Run, in_process
 
 from veilmq.pipeline.session import session
@@ -62,3 +63,25 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     """Runs a command that ends before Spark starts, in this process and an empty directory; there is no Java for it."""
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     return in_process(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Store]:
+    """A bucket of an S3 store that fails when it is told to; the environment names it while a test uses it."""
+    with moto() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def abfs() -> Iterator[Store]:
+    """A container of Azurite's."""
+    with azurite() as store:
+        yield store
+
+
+@pytest.fixture(params=["s3", pytest.param("abfs", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Each of them, known by the environment."""
+    found: Store = request.getfixturevalue(request.param)
+    with told(found.environment):
+        yield found

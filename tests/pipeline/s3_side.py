@@ -5,7 +5,7 @@
 It prints its port, and serves until its standard input ends. `POST /fault?at=NAME&do=STEP[&pid=PID]` arms one fault,
 for the next PUT of a key that ends with NAME: `request` is lost; the `answer` is lost, and the key was written; or the
 client `PID` is killed, `kill-before` or `kill-after` the key was written. With `away=1` nobody answers until
-the next `/fault`.
+the next `/fault`. `POST /fault?overwrites=1`: like a store without conditional writes, it heeds no If-None-Match.
 
 A process of its own: deltalake keeps Python's lock while it lists, and a store in the same process could not answer.
 """
@@ -40,6 +40,8 @@ class Faulty:
             start("204 No Content", [])
             return []
         at = self.fault.get("at")
+        if "overwrites" in self.fault:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         if self.is_away:
             return lose(environ)
         if environ["REQUEST_METHOD"] != "PUT" or at is None or not environ["PATH_INFO"].endswith(at):

@@ -12,89 +12,33 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
-import boto3
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
-from tests.pipeline import delta_side, s3_side
+from tests.pipeline import delta_side
 from tests.pipeline.drain_stage import Stage, left, send
+from tests.pipeline.stores import SCHEMA, Store, told
 
 from veilmq.pipeline.errors import SourceUnreachable
 from veilmq.pipeline.options import read_delta_options
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaSink, DeltaWriter, Written, add_files
 
-SCHEMA = pa.schema([("n", pa.int64())])
 NOW = 2e9
 ROOT = Path(__file__).parents[2]
 FIRST = "00000000000000000001.json"
 """The log's entry for the first commit after the table was made."""
 
 
-class Store:
-    """An S3 store that can fail; a table of it is made with a name."""
-
-    def __init__(self, port: int) -> None:
-        self.endpoint = f"http://127.0.0.1:{port}"
-        self.files = pyarrow.fs.S3FileSystem(
-            endpoint_override=self.endpoint, access_key="x", secret_key="x", region="us-east-1"
-        )
-        boto3.client(
-            "s3", endpoint_url=self.endpoint, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
-        ).create_bucket(Bucket="tables")
-
-    def storage(self, **more: str) -> dict[str, str]:
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1", **more,
-        }  # fmt: skip
-
-    def make(self, name: str) -> str:
-        write_deltalake(f"s3://tables/{name}", SCHEMA.empty_table(), storage_options=self.storage())
-        return f"s3://tables/{name}"
-
-    def put(self, table: str, name: str, numbers: list[int]) -> Written:
-        """As an executor writes it."""
-        path = f"{table.removeprefix('s3://')}/{name}"
-        pq.write_table(pa.table({"n": numbers}, SCHEMA), path, filesystem=self.files)
-        return Written(name, self.files.get_file_info(path).size, len(numbers), delta_side.QUERY)
-
-    def fault(self, **given: str) -> None:
-        query = "&".join(f"{name}={value}" for name, value in given.items())
-        with urlopen(Request(f"{self.endpoint}/fault?{query}", method="POST")) as answer:
-            assert answer.status == 204
-
-    def rows(self, table: str) -> list[int]:
-        found: list[int] = DeltaTable(table, storage_options=self.storage()).to_pyarrow_table()["n"].to_pylist()
-        return sorted(found)
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    process = subprocess.Popen(
-        [sys.executable, s3_side.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield Store(int(process.stdout.readline()))
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        process.wait(30)
-
-
 @pytest.fixture
-def reachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def reachable(s3: Store) -> Iterator[Store]:
     """For pyarrow too, which knows of no storage options."""
-    for name, value in store.storage().items():
-        monkeypatch.setenv(name, value)
-    return store
+    with told(s3.environment):
+        yield s3
 
 
 @pytest.mark.parametrize(

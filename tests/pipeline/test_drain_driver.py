@@ -22,6 +22,7 @@ from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
+from veilmq.pipeline.places import place
 
 START = Offset()
 
@@ -47,7 +48,7 @@ class Play:
     def read(self, start: Offset, end: Offset) -> list[str]:
         rows: list[str] = []
         for path, first, stop in self.driver.pieces(start, end):
-            with open_manifest(Path(path)) as reader:
+            with open_manifest(place(path)) as reader:
                 for at in range(first, stop):
                     rows += reader.get_batch(at).column("body").to_pylist()
         return rows
@@ -283,7 +284,7 @@ def test_group_and_sequence_are_columns_in_their_order(stage: Stage) -> None:
         start, rows = START, []
         while (end := play.driver.latest(start, 100)) != start:
             for path, first, stop in play.driver.pieces(start, end):
-                with open_manifest(Path(path)) as reader:
+                with open_manifest(place(path)) as reader:
                     rows += [row for at in range(first, stop) for row in reader.get_batch(at).to_pylist()]
             start = end
         assert len(rows) == 30

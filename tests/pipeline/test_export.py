@@ -12,7 +12,7 @@ import pytest
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline.errors import HistoryGap
-from veilmq.pipeline.events.export import ROW_GROUP_ROWS, ExportTaken, alone, export
+from veilmq.pipeline.events.export import ROW_GROUP_ROWS, ExportTaken, alone_in, export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.tables import compact, retain
 
@@ -97,7 +97,7 @@ def test_a_history_that_ends_before_what_was_exported_is_another_one(table: pa.T
 
 def test_one_at_a_time(table: pa.Table, tmp_path: Path) -> None:
     export(MadeUp(table), tmp_path, until=500)
-    with alone(tmp_path):
+    with alone_in(tmp_path):
         for work in (
             lambda: export(MadeUp(table), tmp_path),
             lambda: compact(tmp_path),

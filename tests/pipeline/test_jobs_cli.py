@@ -107,7 +107,7 @@ def test_events_are_printed_and_exported(
         (["pipeline", "health", "--path", "x", "--window", "5 minutes"], 2, "--window: expected a time such as"),
         (["pipeline", "health", "--path", "x", "--window", "0"], 2, "--window: must be above 0"),
         (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 2, "exclude each other"),
-        (["pipeline", "timeouts", "--path", "s3://b/events"], 2, "--path: s3://b/events is a URL"),
+        (["pipeline", "timeouts", "--path", "s4://b/events"], 2, "s4://: Protocol not known"),
         (["pipeline", "replay", "abfs://c/t", "--queue", "veil://127.0.0.1:1/q"], 2, "TABLE: abfs://c/t is a URL"),
         (["pipeline", "timeouts", "--server", "http://h:99999"], 2, "server='http://h:99999' is no URL"),
         (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),

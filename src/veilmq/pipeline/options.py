@@ -13,6 +13,7 @@ import msgspec
 
 from veilmq.client.queue import Capabilities
 from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.places import is_url
 
 _STEPS: Final = ("large", "encrypted")
 ROWS_DEFAULT: Final = 100_000
@@ -47,7 +48,8 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """As in `veilmq.connect`; with `queues`, as in `veilmq.connect_account`."""
     directory: str
-    """For manifests: on a file system that driver and executors share; used by this query only."""
+    """For manifests: on a file system or in an object store (a URL) that driver and executors share; used by this query
+    only."""
     queues: tuple[str, ...] = ()
     """Names and patterns (`orders-*`) of queues of one account, drained as one stream."""
     refresh: float = 10.0
@@ -155,9 +157,7 @@ def _check(read: DrainOptions) -> None:
         )
     if not read.lease > 0:
         raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")
-    if "://" in read.directory:
-        raise OptionInvalid(f"directory={read.directory!r} is a URL.", "It must be one on a mounted file system.")
-    if not Path(read.directory).is_absolute():
+    if not is_url(read.directory) and not Path(read.directory).is_absolute():
         raise OptionInvalid(f"directory={read.directory!r} is relative.", "Executors need an absolute path.")
     strange = [step for step in read.unwrap if step not in _STEPS]
     if strange or len(set(read.unwrap)) != len(read.unwrap):

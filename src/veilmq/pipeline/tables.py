@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.events.export import alone
+from veilmq.pipeline.events.export import alone_in
 from veilmq.store.files import make_directory, restore, take_name, take_place
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def compact(place: Path, *, files_max: int = 1) -> int:
     _check_days(place)
     if not place.is_dir():
         return 0
-    with alone(place):
+    with alone_in(place):
         restore(place)
         return sum(_compact_day(each, files_max) for each in sorted(place.glob(f"{_DAY}*")))
 
@@ -258,7 +258,7 @@ def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAUL
     _check_days(place)
     if not place.is_dir():
         return 0
-    with alone(place):
+    with alone_in(place):
         days = [each for each in place.glob(f"{_DAY}*") if each.name.removeprefix(_DAY) < oldest.isoformat()]
         for each in days:
             shutil.rmtree(each)

@@ -31,6 +31,7 @@ from veilmq.cli.pipeline.session import (
     hush,
     make_place,
     options_of,
+    place_of,
     print_json,
     records,
     reported,
@@ -186,12 +187,14 @@ def export(
             ) from None
         url = as_url(server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
         history = ServerHistory(url, token_of(token_file, environment), str(certificate) if certificate else None)
-        make_place(directory, "DIR")
+        place = place_of(directory)
+        if isinstance(place, Path):
+            make_place(directory, "DIR")
         try:
             with bar() as advance:
                 first, stop = job(
                     history,
-                    directory,
+                    directory if isinstance(place, Path) else place,
                     start=start,
                     until=until,
                     progress=lambda done, total: advance("exporting", done, total),

@@ -81,6 +81,12 @@ def make_place(out: Path, named: str = "--out") -> None:
         raise Failure(Exit.USAGE, f"{named}: {out}: {error.strerror}", mend) from None
 
 
+def place_of(given: Path) -> Path | str:
+    """The absolute path, or the URL that was given: as a `Path` it has lost a slash."""
+    url = _URL.match(str(given))
+    return given.resolve() if url is None else f"{url[1]}://{'/' if url[1] == 'file' else ''}{url[2]}"
+
+
 def check_local(place: Path, named: str) -> None:
     """Raises Failure for a URL: as a path it would be a directory below this one."""
     url = _URL.match(str(place))
@@ -134,8 +140,7 @@ def options_of(asked: Asked, environment: Mapping[str, str]) -> dict[str, str]:
     if asked.path is not None and asked.server is not None:
         raise OptionInvalid("--server and --path exclude each other.", "Which history is it?")
     if asked.path is not None:
-        check_local(asked.path, "--path")
-        options = {"path": str(asked.path.resolve())}
+        options = {"path": str(place_of(asked.path))}
     else:
         options = {"server": server_of(asked, environment)}
         token = token_of(asked.token_file, environment)

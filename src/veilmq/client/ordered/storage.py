@@ -262,6 +262,11 @@ class ObjectStorage(OwnedStorage):
     def __str__(self) -> str:
         return self._url
 
+    @property
+    def generation(self) -> int:
+        """The number of this hold, greater than that of every earlier one; 0: it is not held."""
+        return self._generation
+
     def _take(self) -> None:
         before = self._generations()
         with self._gone_is_held():

@@ -87,8 +87,8 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self.scheme = split[1]
         try:
-            # A cached listing would show a sweep the state of an hour ago.
-            self._files: Any = fsspec.filesystem(self.scheme, use_listings_cache=False, **(options or {}))
+            # A cached listing would show a sweep the state of an hour ago. A URL may name an account, too (abfs).
+            self._files: Any = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **(options or {}))[0]
         except (ImportError, ValueError) as error:
             raise ParameterInvalid(parameter="url", reason=f"{self.scheme}://: {error}") from None
         named = options_identity(options or {})
@@ -97,7 +97,8 @@ class ObjectStore:
         self._root: str = self._files._strip_protocol(self.url)
         self._is_local = isinstance(self._files, LocalFileSystem)
         self._attempts, self._pause = attempts, pause
-        self._faults: tuple[type[BaseException], ...] = (OSError, EOFError, *faults, *_faults(self.scheme))
+        self.faults: tuple[type[BaseException], ...] = (OSError, EOFError, *faults, *_faults(self.scheme))
+        """What the implementation raises."""
 
     @property
     def bucket(self) -> str:
@@ -154,11 +155,19 @@ class ObjectStore:
 
     def size_bytes(self, key: str) -> int | None:
         """Its size; None if it does not exist."""
+        found = self.found(key)
+        return None if found is None else found.size_bytes
+
+    def found(self, key: str) -> Found | None:
+        """The object as a listing tells it; None if it does not exist."""
         path = self._path(key)
         try:
-            return int(self._try("size", lambda: self._files.size(path)))
+            entry = self._try("size", lambda: self._files.info(path))
         except FileNotFoundError:
             return None
+        if entry.get("type") == "directory":
+            return None
+        return Found(key, int(entry.get("size") or 0), modified_of(entry))
 
     def remove(self, key: str) -> bool:
         """Remove the object; False if the store reports that it did not exist."""
@@ -178,8 +187,8 @@ class ObjectStore:
                 pass
 
     def list(self, below: str) -> Iterator[Found]:
-        """The objects whose keys begin with `below` and a slash."""
-        path = self._path(below)
+        """The objects whose keys begin with `below` and a slash; all if it is empty."""
+        path = self._path(below) if below else self._root
         try:
             found: dict[str, dict[str, Any]] = self._try("list", lambda: self._files.find(path, detail=True))
         except FileNotFoundError:
@@ -214,7 +223,7 @@ class ObjectStore:
                 if operation not in {"put", "create"}:
                     raise
                 raise ObjectStoreFailed(operation=operation, reason="the bucket is missing", refused=True) from None
-            except self._faults as error:
+            except self.faults as error:
                 if operation == "create" and _is_conflict(error):
                     raise FileExistsError from None
                 if number == self._attempts or isinstance(error, _FINAL):

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from veilmq.pipeline.drain.manifests import put
-from veilmq.store.files import make_directory
+from veilmq.pipeline.places import Place, make, place
 
 FOLDER: Final = "bad_records"
 _FORMER_FOLDER: Final = "quarantine"
@@ -39,43 +39,57 @@ class BadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where it came from, in a drain of many queues."""
 
 
-def adopt_former(directory: Path) -> None:
+def adopt_former(directory: Place) -> None:
     """Take over what a drain of before the first release kept, in a folder of another name. Call it under the lock."""
+    if not isinstance(directory, Path):
+        return
     former = directory / _FORMER_FOLDER
     if former.is_dir() and not (directory / FOLDER).exists():
         former.rename(directory / FOLDER)
 
 
-def write(manifest: Path, first: int, rows: Sequence[BadRecord]) -> None:
+def write(manifest: Place, first: int, rows: Sequence[BadRecord]) -> None:
     """The rows of one task; durable when this returns."""
     if not rows:
         return
     path = manifest.parent / FOLDER / f"{manifest.stem}-{first}.jsonl"
     if path.with_suffix(".sent").exists():
         return
-    make_directory(path.parent, 0o700)
+    make(path.parent, 0o700)
     put(path, b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
 
 
-def unsent(manifest: Path) -> Iterator[tuple[Path, list[BadRecord]]]:
+def unsent(manifest: Place) -> Iterator[tuple[Place, list[BadRecord]]]:
     """The files of one manifest that were not sent to a dead-letter queue yet."""
-    for path in sorted((manifest.parent / FOLDER).glob(f"{manifest.stem}-*.jsonl")):
+    for path in _sorted(manifest.parent / FOLDER, f"{manifest.stem}-*.jsonl"):
         yield path, _read(path)
 
 
-def read_bad_records(directory: Path | str) -> list[BadRecord]:
+def mark_sent(path: Place) -> None:
+    """The dead-letter queue has the rows of that file. A kill amid this may let it have them twice."""
+    if isinstance(path, Path):
+        path.rename(path.with_suffix(".sent"))
+    else:
+        put(path.with_suffix(".sent"), path.read_bytes())
+        path.unlink()
+
+
+def read_bad_records(directory: Place | str) -> list[BadRecord]:
     """All messages that the query with that manifest directory could not decode."""
-    folder = Path(directory) / FOLDER
-    paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.sent")])
-    return [each for path in paths for each in _read(path)]
+    folder = place(directory) / FOLDER
+    return [each for path in _sorted(folder, "*.jsonl", "*.sent") for each in _read(path)]
 
 
-def _read(path: Path) -> list[BadRecord]:
+def _read(path: Place) -> list[BadRecord]:
     return [msgspec.json.decode(line, type=BadRecord) for line in path.read_bytes().splitlines()]
 
 
-def of_manifest(manifest: Path) -> list[BadRecord]:
+def of_manifest(manifest: Place) -> list[BadRecord]:
     """The bad records of one manifest."""
-    folder = manifest.parent / FOLDER
-    paths = [*folder.glob(f"{manifest.stem}-*.jsonl"), *folder.glob(f"{manifest.stem}-*.sent")]
-    return [each for path in sorted(paths) for each in _read(path)]
+    paths = _sorted(manifest.parent / FOLDER, f"{manifest.stem}-*.jsonl", f"{manifest.stem}-*.sent")
+    return [each for path in paths for each in _read(path)]
+
+
+def _sorted(folder: Place, *patterns: str) -> list[Place]:
+    found: list[Place] = [path for pattern in patterns for path in folder.glob(pattern)]
+    return sorted(found, key=str)

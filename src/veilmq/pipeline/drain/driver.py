@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, cast
 
 from veilmq.client.clock import SYSTEM, Clock
@@ -31,6 +30,7 @@ from veilmq.pipeline.drain.batches.many import Queues, opened, parted, total
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, rows_default
+from veilmq.pipeline.places import Place, modified, place
 
 REMEMBER_SECONDS: Final = 14 * 86_400.0
 _PAUSE_SECONDS: Final = 0.2
@@ -57,7 +57,7 @@ class Driver:
         self._queue = wrap(cast(Queue, queue))
         try:
             _check_lease(options, self._queue)
-            self.directory = Directory(Path(options.directory), self._queue.name, clock=clock)
+            self.directory = Directory(place(options.directory), self._queue.name, clock=clock)
             bad_records.adopt_former(self.directory.path)
         except BaseException:
             self._queue.close()
@@ -217,7 +217,7 @@ class Driver:
                 self._batches[seq] = batch
         remember = self._remember_seconds()
         for _, path in self.directory.files("ids"):
-            if self._clock.wall() - path.stat().st_mtime > remember:
+            if self._clock.wall() - modified(path) > remember:
                 path.unlink()
             else:
                 self._remembered.add(path, path.read_text().split("\n"))
@@ -230,7 +230,7 @@ class Driver:
         self._asked(batch.leases.revive)
         batch.leases.start()
 
-    def _purge(self, seq: int, path: Path) -> None:
+    def _purge(self, seq: int, path: Place) -> None:
         """Remove a manifest that Spark never logged: its messages were not emitted, and anyone may receive them."""
         with self._lock:
             batch = self._batches.pop(seq, None)

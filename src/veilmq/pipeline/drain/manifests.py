@@ -1,4 +1,4 @@
-"""Writes received messages to disk before Spark learns of them: one manifest per micro-batch, under a unique name.
+"""Keeps received messages durably before Spark learns of them: one manifest per micro-batch, under a unique name.
 
     00000000000000000012-<token>.arrow        messages and handles of offset 12
     00000000000000000012-<token>.ids          its ids that must stay known after the manifest is gone
@@ -6,8 +6,10 @@
     lock
 
 Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset contains its
-SHA-256. Names are never reused, so that an orphan of a crash is never mistaken for the batch that was logged. The lock
-is an flock: the kernel releases it when the process ends, however that happens.
+SHA-256. Names are never reused, so that an orphan of a crash is never mistaken for the batch that was logged. The
+directory is local, with an flock, or in an object store, with a hold (`places`): `query.json` then is in the objects of
+the hold, so saving it tells whether another process has taken over. The token begins with the number of the hold. A
+process that finds a manifest of a greater number is over: it removes nothing, and receives nothing more.
 
 The columns of a drained message are here too, for Arrow and for Spark. A manifest holds these and the handle, in
 exactly the types that Spark's Arrow reader expects, so that a plain drain passes record batches on without touching a
@@ -15,15 +17,12 @@ row.
 """
 
 import base64
-import fcntl
 import hashlib
-import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -31,17 +30,17 @@ import pyarrow.compute as pc
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import AttributeValue, Received
+from veilmq.pipeline import places
 from veilmq.pipeline.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
-from veilmq.store.files import durable_write, make_directory
+from veilmq.pipeline.places import Place, PlaceFailed, PlaceTaken
 
 ROWS_PER_BATCH: Final = 1_000
 BYTES_PER_BATCH: Final = 16 << 20
 """Approximate bytes of a record batch: Java loads each as a whole, and would do so with a thousand large bodies."""
 LOCK_SECONDS: Final = 15.0
 """A killed query's process needs a moment to exit."""
-_LOCK: Final = "lock"
-_LOOK_SECONDS: Final = 0.05
-_NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.(arrow|ids)\Z")
+_QUERY: Final = "query.json"
+_NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{8})[0-9a-f]{8}\.(arrow|ids)\Z")
 _MEND: Final = (
     "Restore it from a backup. Without it the batch cannot be repeated; its messages are still in the queue, so that a "
     "new checkpoint with a new directory drains them."
@@ -96,24 +95,33 @@ class _Owner(msgspec.Struct):
 
 
 class Directory:
-    """The manifest directory of one query, locked until `close` or the end of the process."""
+    """The manifest directory of one query, locked until `close`, the end of the process, or, in an object store, 30 s
+    after it could last be renewed.
+    """
 
-    def __init__(self, path: Path, queue: str, *, lock_seconds: float = LOCK_SECONDS, clock: Clock = SYSTEM) -> None:
+    def __init__(self, path: Place, queue: str, *, lock_seconds: float | None = None, clock: Clock = SYSTEM) -> None:
         """`queue`: the queue that is drained. Raises DirectoryTaken, DirectoryForeign."""
         self.path = path
-        make_directory(path, 0o700)
-        self._lock = _locked(path, lock_seconds, clock)
+        places.make(path, 0o700)
+        if lock_seconds is None:
+            lock_seconds = LOCK_SECONDS if isinstance(path, Path) else LOCK_SECONDS + places.HOLD_SECONDS
+        try:
+            self._lock = places.lock_of(path, _QUERY, places.Patience(lock_seconds, clock))
+        except PlaceTaken as error:
+            self._taken(error.wrong)
         try:
             self._owner = self._own(queue)
         except BaseException:
             self.close()
             raise
 
+    def _taken(self, holder: str) -> NoReturn:
+        mend = "Stop that one, or give each query its own directory."
+        raise DirectoryTaken(f"{self.path} is used by another query ({holder}).", mend) from None
+
     def close(self) -> None:
         """Release the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     def begin(self, start: Offset) -> None:
         """Everything up to `start` is committed. Raises DirectoryForeign if that is impossible, DirectoryUnwritable."""
@@ -145,18 +153,22 @@ class Directory:
             for start, stop in _cuts(table.column("body")):
                 writer.write_table(table.slice(start, stop - start), ROWS_PER_BATCH)
         content = sink.getvalue()
-        name = f"{seq:020}-{secrets.token_hex(8)}.arrow"
-        self._put(name, content)
+        # A local lock has no number: the kernel sees to it that nobody else is at work.
+        token = f"{self._lock.number:08x}{secrets.token_hex(4)}" if self._lock.number else secrets.token_hex(8)
+        name = f"{seq:020}-{token}.arrow"
+        put(self.path / name, content)
         return Offset(seq, name, hashlib.sha256(content).hexdigest())
 
-    def files(self, kind: str) -> Iterator[tuple[int, Path]]:
-        """Number and path of each `arrow` or `ids`, in order."""
-        for path in sorted(self.path.iterdir()):
-            found = _NAME.match(path.name)
-            if found and found[2] == kind:
-                yield int(found[1]), path
+    def files(self, kind: str) -> list[tuple[int, Place]]:
+        """Number and path of each `arrow` or `ids`, in order. Raises DirectoryTaken if another process has written
+        some since this one took the lock."""
+        found = [(each, path) for path in self.path.iterdir() if (each := _NAME.match(path.name))]
+        if self._lock.number and any(int(each[2], 16) > self._lock.number for each, _ in found):
+            self._taken("another process")
+        found.sort(key=lambda each: each[1].name)
+        return [(int(each[1]), path) for each, path in found if each[3] == kind]
 
-    def checked(self, offset: Offset) -> Path:
+    def checked(self, offset: Offset) -> Place:
         """The manifest of an offset, checked against its digest. Raises ManifestDamaged."""
         path = self.path / offset.file
         if not _NAME.match(offset.file):
@@ -169,22 +181,23 @@ class Directory:
             raise ManifestDamaged(f"{path} is not what was written.", _MEND)
         return path
 
-    def keep_ids(self, path: Path, ids: Sequence[str]) -> None:
+    def keep_ids(self, path: Place, ids: Sequence[str]) -> None:
         """Replace a manifest by the ids that must stay known."""
         if ids:
-            self._put(path.with_suffix(".ids").name, "\n".join(ids).encode())
+            put(path.with_suffix(".ids"), "\n".join(ids).encode())
         path.unlink(missing_ok=True)
 
     def _own(self, queue: str) -> _Owner:
-        path = self.path / "query.json"
-        try:
-            owner = msgspec.json.decode(path.read_bytes(), type=_Owner)
-        except FileNotFoundError:
+        content = self._lock.load()
+        if content is None:
             self._owner = _Owner(queue)
             self._write_owner()
             return self._owner
+        try:
+            owner = msgspec.json.decode(content, type=_Owner)
         except (ValueError, RecursionError):
-            raise DirectoryForeign(f"{path} is not ours.", "Give the query an empty directory.") from None
+            mend = "Give the query an empty directory."
+            raise DirectoryForeign(f"{self.path / _QUERY} is not ours.", mend) from None
         if owner.queue != queue:
             raise DirectoryForeign(
                 f"{self.path} is of a query that drains {owner.queue}, not {queue}.",
@@ -193,20 +206,27 @@ class Directory:
         return owner
 
     def _write_owner(self) -> None:
-        self._put("query.json", msgspec.json.encode(self._owner))
+        try:
+            self._lock.save(msgspec.json.encode(self._owner))
+        except PlaceTaken as error:
+            self._taken(error.wrong)
+        except (OSError, PlaceFailed) as error:
+            raise _unwritable(self.path, error) from error
 
-    def _put(self, name: str, content: Any) -> None:
-        put(self.path / name, content)
 
-
-def put(path: Path, content: Any) -> None:
+def put(path: Place, content: Any) -> None:
     """Write a file atomically and durably. Raises DirectoryUnwritable."""
     try:
-        durable_write(path, content)
-    except OSError as error:
-        raise DirectoryUnwritable(
-            f"{path.parent} cannot be written: {error.strerror}.", "Run the query again when it can: it goes on."
-        ) from error
+        places.put(path, content)
+    except (OSError, PlaceFailed) as error:
+        raise _unwritable(path.parent, error) from error
+
+
+def _unwritable(directory: Place, error: OSError | PlaceFailed) -> DirectoryUnwritable:
+    mend = "Run the query again when it can: it goes on."
+    if isinstance(error, PlaceFailed):
+        return DirectoryUnwritable(error.wrong, mend)
+    return DirectoryUnwritable(f"{directory} cannot be written: {error.strerror}.", mend)
 
 
 def _cuts(bodies: Any) -> Iterator[tuple[int, int]]:
@@ -220,48 +240,23 @@ def _cuts(bodies: Any) -> Iterator[tuple[int, int]]:
     yield start, len(bodies)
 
 
-def open_manifest(path: Path) -> Any:
-    """A reader of its record batches, memory-mapped. Raises ManifestDamaged."""
+def open_manifest(path: Place) -> Any:
+    """A reader of its record batches, memory-mapped if it is local. Raises ManifestDamaged, PlaceFailed."""
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path)))
+        return pa.ipc.open_file(pa.memory_map(str(path)) if isinstance(path, Path) else places.source(path))
     except (OSError, pa.ArrowException) as error:
         raise ManifestDamaged(f"{path} cannot be read: {error}.", _MEND) from None
 
 
 def is_taken(path: Path) -> bool:
     """Whether a query is using the manifests there."""
-    try:
-        file = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    if not (path / places.LOCK).exists():
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        places.lock_of(path, _QUERY, places.Patience(0)).release()
+    except PlaceTaken:
         return True
-    finally:
-        os.close(file)
     return False
-
-
-def _locked(path: Path, seconds: float, clock: Clock) -> int:
-    file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = clock.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if clock.monotonic() >= end:
-                holder = os.pread(file, 32, 0).decode("ascii", "replace").strip()
-                os.close(file)
-                raise DirectoryTaken(
-                    f"{path} is used by another query (process {holder or 'unknown'}).",
-                    "Stop that one, or give each query its own directory.",
-                ) from None
-            time.sleep(_LOOK_SECONDS)
-    os.ftruncate(file, 0)
-    os.pwrite(file, str(os.getpid()).encode(), 0)
-    return file
 
 
 def table_of(messages: Sequence[Received], batch: int, parted: Callable[[str], tuple[str, str]] | None = None) -> Any:

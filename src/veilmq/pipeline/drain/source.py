@@ -16,7 +16,6 @@ others. So a query that does not read to the end cannot lose a bad record.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +40,7 @@ from veilmq.pipeline.drain.driver import Driver, Span
 from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, QUEUE, SPARK_SCHEMA, Offset, open_manifest
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import ROWS_DEFAULT, DrainOptions, read_options, read_send_options
+from veilmq.pipeline.places import Place, place
 from veilmq.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
 
 
@@ -168,15 +168,15 @@ def rows(span: Span, schema: types.StructType, options: DrainOptions) -> Iterato
     path, first, stop = span
     wanted = arrow_schema(schema)
     if options.format == "raw" and not options.unwrap:
-        with open_manifest(Path(path)) as reader:
+        with open_manifest(place(path)) as reader:
             for at in range(first, stop):
                 batch = reader.get_batch(at)
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted)
         return
-    yield from _decoded(Path(path), first, stop, schema, options).to_batches()
+    yield from _decoded(place(path), first, stop, schema, options).to_batches()
 
 
-def _decoded(path: Path, first: int, stop: int, schema: types.StructType, options: DrainOptions) -> Any:
+def _decoded(path: Place, first: int, stop: int, schema: types.StructType, options: DrainOptions) -> Any:
     unwrapping = Unwrapping(options)
     decoding = Decoding(schema, options.column_name_of_corrupt_record) if options.format == "json" else None
     good: list[dict[str, Any]] = []

@@ -12,7 +12,6 @@ import re
 import ssl
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlencode, urlsplit
 
@@ -28,6 +27,7 @@ from veilmq.pipeline.errors import (
     TokenRefused,
 )
 from veilmq.pipeline.events import plain
+from veilmq.pipeline.places import Place, is_url, place, source
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 REQUEST_ROWS_MAX: Final = 1_000_000
@@ -312,20 +312,27 @@ def same_history(known: str, found: str, where: str) -> str:
 
 
 class ParquetHistory:
-    """A directory that `veilmq events export` wrote."""
+    """A directory that `veilmq events export` wrote: a path, or the URL of one in an object store."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self.epoch = ""
 
-    def files(self) -> list[tuple[int, int, Path]]:
-        """First offset, the one after the last, and path of every file, in order. Raises HistoryGap."""
-        found = []
-        for path in Path(self.directory).glob("day=*/offset-*.parquet"):
+    def files(self) -> list[tuple[int, int, Place]]:
+        """First offset, the one after the last, and path of every file, in order. Raises HistoryGap.
+
+        The ranges do not overlap, though files may (see `export`): of each file the events of its range count.
+        """
+        named = []
+        for path in place(self.directory).glob("day=*/offset-*.parquet"):
             name = _FILE.search(path.name)
             if name:
-                found.append((int(name[1]), int(name[2]), path))
-        found.sort()
+                named.append((int(name[1]), -int(name[2]), str(path), path))
+        found: list[tuple[int, int, Place]] = []
+        for start, stop, _, path in sorted(named):
+            reached = found[-1][1] if found else 0
+            if -stop > reached:
+                found.append((max(start, reached), -stop, path))
         for (_, stop, _), (start, _, path) in pairwise(found):
             if start != stop:
                 raise HistoryGap(
@@ -366,7 +373,7 @@ class ParquetHistory:
                 continue
             end = min(following, stop)
             try:
-                with pq.ParquetFile(path) as file:
+                with pq.ParquetFile(source(path), pre_buffer=is_url(path)) as file:
                     is_whole = HOLES not in _told(file.metadata)
                     for batch in file.iter_batches(_BATCH_ROWS, row_groups=_row_groups(file, at, stop)):
                         part = _between(batch, at, end)
@@ -397,18 +404,18 @@ def _told(metadata: Any) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items()}
 
 
-def _epoch_of(path: Path) -> str:
+def _epoch_of(path: Place) -> str:
     try:
-        return _told(pq.read_metadata(path)).get(EPOCH, "")
+        return _told(pq.read_metadata(source(path))).get(EPOCH, "")
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
 
 
-def _unreadable(path: Path, error: Exception) -> HistoryGap:
+def _unreadable(path: Place, error: Exception) -> HistoryGap:
     return HistoryGap(f"{path} cannot be read: {error}.", "Export it anew, or restore it.")
 
 
-def _incomplete(path: Path, at: int) -> HistoryGap:
+def _incomplete(path: Place, at: int) -> HistoryGap:
     return HistoryGap(f"{path} has no event {at}, though its name says so.", "Export it anew, or restore it.")
 
 

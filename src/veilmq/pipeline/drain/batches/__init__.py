@@ -15,7 +15,6 @@ keeper takes the whole batch. `BatchLeases.unbroken` reports whether a lease was
 
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -27,6 +26,7 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ReceiptInvalid, VeilError
 from veilmq.pipeline.drain.batches.many import joined
 from veilmq.pipeline.drain.manifests import open_manifest
+from veilmq.pipeline.places import Place
 
 _PARTS: Final = 3
 """Leases are registered after one part of the lease, and extended with half of it left."""
@@ -126,7 +126,7 @@ class BatchLeases:
 class Batch:
     """The messages of one manifest that are not certainly deleted."""
 
-    def __init__(self, seq: int, path: Path, messages: Sequence[Received], leases: BatchLeases) -> None:
+    def __init__(self, seq: int, path: Place, messages: Sequence[Received], leases: BatchLeases) -> None:
         self.seq, self.path, self.leases = seq, path, leases
         self.places = {each.id: place for place, each in enumerate(messages)}
         self.doubtful: set[str] = set()
@@ -173,10 +173,10 @@ class Remembered:
     """Ids of earlier batches that may come again although their delete was reported as done."""
 
     def __init__(self) -> None:
-        self._paths: dict[str, Path] = {}
-        self._left: dict[Path, int] = {}
+        self._paths: dict[str, Place] = {}
+        self._left: dict[Place, int] = {}
 
-    def add(self, path: Path, ids: Iterable[str]) -> None:
+    def add(self, path: Place, ids: Iterable[str]) -> None:
         """Add ids that the file `path` keeps."""
         for each in ids:
             self._paths[each] = path
@@ -193,13 +193,13 @@ class Remembered:
             path.unlink(missing_ok=True)
 
 
-def load(seq: int, path: Path, queue: Queue, lease: float, clock: Clock) -> Batch:
+def load(seq: int, path: Place, queue: Queue, lease: float, clock: Clock) -> Batch:
     """The batch of a manifest that another process wrote. Raises ManifestDamaged."""
     messages = loaded(path)
     return Batch(seq, path, messages, BatchLeases(queue, messages, lease, clock))
 
 
-def loaded(path: Path) -> list[Received]:
+def loaded(path: Place) -> list[Received]:
     """Ids and handles; their leases are unknown, and so count as expired. Raises ManifestDamaged."""
     with open_manifest(path) as reader:
         table = reader.read_all()

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from veilmq.client.adapters.connect import connect
@@ -33,11 +32,12 @@ from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.records.objects import ObjectStore
 from veilmq.model.errors import InFlightFull, VeilError
-from veilmq.pipeline.drain.bad_records import BadRecord, of_manifest, unsent
+from veilmq.pipeline.drain.bad_records import BadRecord, mark_sent, of_manifest, unsent
 from veilmq.pipeline.drain.batches import Batch
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, store_options_of
+from veilmq.pipeline.places import Place
 
 _PART: Final = 4
 """A batch counts as complete before its receives would be smaller than this part of a full one."""
@@ -306,7 +306,7 @@ class Cleanup:
         if self._target is not None:
             for path, rows in unsent(batch.path):
                 self._send(self._target, rows)
-                path.rename(path.with_suffix(".sent"))
+                mark_sent(path)
         if self._store is not None:
             self._remove_objects(batch.path, self._store)
 
@@ -339,7 +339,7 @@ class Cleanup:
             deduplication_id=row.id if able.native_fifo else None,
         )
 
-    def _remove_objects(self, manifest: Path, store: ObjectStore) -> None:
+    def _remove_objects(self, manifest: Place, store: ObjectStore) -> None:
         kept = {row.id for row in of_manifest(manifest)}
         with open_manifest(manifest) as reader:
             rows = reader.read_all().select(["id", "body", "attributes"]).to_pylist()

@@ -1,0 +1,195 @@
+"""Directories in object stores: one process at a time, and what a process does that was taken for dead."""
+
+import json
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+from tests.pipeline.drain_stage import Stage, left, send
+from tests.pipeline.stores import Store
+from tests.pipeline.test_drain_driver import START, Play, bodies
+from tests.support.commands import Run
+from tests.support.histories import MadeUp, Workload, history, lognormal
+
+from veilmq.pipeline.drain import DirectoryTaken, bad_records
+from veilmq.pipeline.drain.manifests import Directory
+from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.events.export import ExportTaken, export
+from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.places import ObjectPath, Patience, PlaceFailed, PlaceTaken, lock_of, place, source
+
+DAY = 86_400.0
+
+
+def falls_asleep(lock: str) -> None:
+    """The holder of that lock is on another machine, and did not renew it for too long."""
+    files, path = fsspec.core.url_to_fs(lock)
+    parent, _, name = path.rpartition("/")
+    (found,) = (each for each in files.ls(parent, detail=False, refresh=True) if f"/{name}.0" in each)
+    content = json.loads(files.cat_file(found))
+    content["owner"] |= {"place": "elsewhere", "seconds": -60.0}
+    files.pipe_file(found, json.dumps(content, separators=(",", ":")).encode())
+
+
+@pytest.fixture
+def directory(store: Store, request: pytest.FixtureRequest) -> ObjectPath:
+    name = "".join(each if each.isalnum() else "-" for each in request.node.name)
+    found = place(f"{store.url}/{name}")
+    assert isinstance(found, ObjectPath)
+    return found
+
+
+def test_one_process_holds_a_directory(directory: ObjectPath) -> None:
+    first = lock_of(directory, "lock", Patience(0))
+    first.save(b'{"a":1}')
+    with pytest.raises(PlaceTaken, match="pid "):
+        lock_of(directory, "lock", Patience(0))
+    first.release()
+    second = lock_of(directory, "lock", Patience(0))
+    assert second.load() == b'{"a":1}'
+    falls_asleep(str(directory / "lock"))
+    third = lock_of(directory, "lock", Patience(0))
+    assert 0 == first.number < second.number < third.number
+    with pytest.raises(PlaceTaken):
+        second.save(b'{"a":2}')
+    assert third.load() == b'{"a":1}'
+    third.save(b'{"a":3}')
+    second.release()
+    with pytest.raises(PlaceTaken):
+        lock_of(directory, "lock", Patience(0))
+    third.release()
+
+
+def test_a_store_that_creates_what_exists_is_refused(s3: Store, store: Store, directory: ObjectPath) -> None:
+    if store is not s3:
+        return
+    store.fault(overwrites="1")
+    try:
+        with pytest.raises(OptionInvalid, match="its store cannot lock, as it overwrites an object that exists"):
+            lock_of(directory, "lock", Patience(0))
+        assert not list(directory.glob("*"))
+    finally:
+        store.fault()
+
+
+def test_a_bucket_that_is_not_there_is_told_in_a_sentence(store: Store) -> None:
+    nowhere = place(f"{store.scheme}://nowhere/directory")
+    with pytest.raises(PlaceFailed, match=f"{store.scheme}://nowhere/directory.* cannot be used"):
+        lock_of(nowhere, "lock", Patience(0))
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # aiohttp's, of adlfs
+def test_an_object_is_read_by_ranges(directory: ObjectPath) -> None:
+    content = bytes(range(256)) * 40_000
+    (directory / "a").write_bytes(content)
+    with source(directory / "a") as file:
+        file.seek(-10, 2)
+        assert file.read() == content[-10:]
+        file.seek(5_000_000)
+        assert file.read(1_000) == content[5_000_000:5_001_000]
+        assert file.read() == content[5_001_000:]
+    assert [each.name for each in directory.glob("[!.]*")] == ["a"]
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return history([Workload("q", lognormal(20, 1), "t", 1_000)], seed=1, span=2 * DAY)
+
+
+def read(directory: ObjectPath) -> Any:
+    exported = ParquetHistory(str(directory))
+    return pa.Table.from_batches(exported.read(*exported.bounds()))
+
+
+def test_an_export_goes_on_where_it_stopped(directory: ObjectPath, table: pa.Table) -> None:
+    assert export(MadeUp(table), str(directory), file_rows=500, until=1_200) == (0, 1_200)
+    assert export(MadeUp(table), str(directory), file_rows=500) == (1_200, table.num_rows)
+    assert read(directory).equals(table)
+    exported = ParquetHistory(str(directory))
+    assert pa.Table.from_batches(exported.read(700, 1_300)).equals(table.slice(700, 600))
+
+
+def test_an_export_that_slept_writes_no_event_twice(directory: ObjectPath, table: pa.Table) -> None:
+    class Slow(MadeUp):
+        """While its second file is read, another export takes over and gets ahead."""
+
+        def read(self, start: int, stop: int) -> Any:
+            if start == 500:
+                with pytest.raises(ExportTaken, match="Another export or tidy works in"):
+                    export(MadeUp(table), str(directory))
+                falls_asleep(str(directory / ".lock"))
+                assert export(MadeUp(table), str(directory), file_rows=700, until=1_300) == (500, 1_300)
+            yield from super().read(start, stop)
+
+    with pytest.raises(ExportTaken):
+        export(Slow(table), str(directory), file_rows=500)
+    spans = sorted(each.name[7:-8] for each in directory.glob("day=*/*"))
+    wanted = [(0, 500), (500, 1_000), (500, 1_200), (1_200, 1_300)]
+    assert spans == [f"{start:020}-{stop:020}" for start, stop in wanted]
+    assert export(MadeUp(table), str(directory)) == (1_300, table.num_rows)
+    assert read(directory).equals(table)
+
+
+def test_a_command_exports_to_a_url(store: Store, directory: ObjectPath, stage: Stage, run: Run) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(20))
+    source = ("--server", stage.server.admin, "--token-file", str(stage.server.data / "admin-token"))
+    code, out, err = run("events", "export", str(directory), *source)
+    assert (code, err) == (0, ""), err
+    assert read(directory).num_rows >= 21
+    assert "exported" in out
+    code, out, err = run("events", "export", f"{store.scheme}://nowhere/x", *source)
+    assert code == 1
+    assert "cannot be used" in err
+
+
+def test_a_drain_keeps_its_manifests_in_a_store(stage: Stage, directory: ObjectPath) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(250))
+        play = Play(stage, directory=directory)
+        first = play.driver.latest(START, 100)
+        play.run(START, first)
+        second = play.driver.latest(first, 100)
+        with pytest.raises(DirectoryTaken, match=r"is used by another query \(pid "):
+            Directory(directory, stage.name, lock_seconds=0)
+        play.again()
+        # The batch was logged, and its process died before a row was read.
+        play.run(first, second)
+        end = play.to_the_end(second)
+        assert sorted(play.rows) == sorted(bodies(250))
+        assert left(queue) == 0
+        assert end.seq == 3
+        assert not play.driver.directory.files("arrow")
+        play.driver.close()
+
+
+@pytest.mark.parametrize("amid", ["a batch", "an idle stream"])
+def test_a_drain_that_slept_removes_no_manifest_of_the_next(stage: Stage, directory: ObjectPath, amid: str) -> None:
+    with stage.make(timeout=2) as queue:
+        send(queue, bodies(300))
+        asleep = Play(stage, directory=directory, lease=2)
+        first = asleep.driver.latest(START, 100)
+        asleep.run(START, first)
+        falls_asleep(str(directory / "query.json"))
+        awake = Play(stage, directory=directory, lease=2)
+        second = awake.driver.latest(first, 100)
+        with pytest.raises(DirectoryTaken, match="used by another query"):
+            asleep.driver.latest(first if amid == "a batch" else START, 100)
+        asleep.driver.close()
+        awake.run(first, second)
+        awake.to_the_end(second)
+        assert sorted(asleep.rows + awake.rows) == sorted(bodies(300))
+        assert left(queue) == 0
+        awake.driver.close()
+
+
+def test_bad_records_lie_beside_manifests_in_a_store(directory: ObjectPath) -> None:
+    manifest = directory / "00000000000000000001-0123456789abcdef.arrow"
+    row = bad_records.BadRecord(id="1", body="b", reason="r")
+    bad_records.write(manifest, 0, [row])
+    ((path, rows),) = bad_records.unsent(manifest)
+    assert rows == [row]
+    bad_records.mark_sent(path)
+    assert not list(bad_records.unsent(manifest))
+    assert bad_records.read_bad_records(str(directory)) == bad_records.of_manifest(manifest) == [row]
