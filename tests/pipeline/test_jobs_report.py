@@ -1,17 +1,22 @@
 """The report: one file that needs nothing else, for light and dark, with everything from the history escaped."""
 
+import html
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+from tests.console.browsing import Tab, chromium
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.session import show
+from veilmq.pipeline import report
 from veilmq.pipeline.report import Analysis, figures, page
 from veilmq.pipeline.report.drawing import ROLES, Drawing, say
 from veilmq.testing.for_each import for_each
@@ -71,13 +76,14 @@ def text(found: Any) -> str:
     return page(found, source="http://127.0.0.1:9325/?a=1&b=2", offsets=(0, 12_345), now=1_767_225_600.0)
 
 
-def test_it_answers_five_questions(text: str) -> None:
+def test_it_answers_six_questions(text: str) -> None:
     seen = Seen(text)
     assert seen.open == []
     assert seen.titles == [
         "How long does work take?",
         "How often does work outlive its lease?",
         "What does a faster recovery cost?",
+        "What would another timeout do?",
         "Which types belong in queues of their own?",
         "What happened when?",
     ]
@@ -138,6 +144,50 @@ def test_a_filter_finds_cards_panels_and_rows(text: str) -> None:
     assert '<input type="search" id="filter"' in text
     for element in ('<div class="card"', '<g id="redelivery-panel-', '<g id="survival-panel-', "<tr"):
         assert re.search(re.escape(element) + r'[^>]* data-name="media · video"', text), element
+
+
+def test_a_slider_begins_at_what_is_recommended_and_says_so_without_a_script(text: str, found: Any) -> None:
+    rows = found.timeouts
+    video = rows[rows["type"].eq("video")].iloc[0]
+    slider = re.search(r'<div class="slider" data-name="media · video">.*?</div>', text)
+    assert slider is not None
+    assert f"<output>{say(video.timeout_s)} (recommended)</output>" in slider[0]
+    places = json.loads(html.unescape(re.search('data-places="(.*?)"', slider[0])[1]))  # type: ignore[index]
+    start = int(re.search('value="(.*?)"', slider[0])[1])  # type: ignore[index]
+    assert places[start][0] == f"{say(video.timeout_s)} (recommended)"
+    assert sum("today" in place[0] for place in places) == 1
+    twice = [float(place[1].partition(" ")[0]) for place in places]
+    assert twice == sorted(twice, reverse=True), "a longer timeout starts less work twice"
+    assert 'data-name="billing"' not in "".join(re.findall(r'<div class="slider".*?>', text)), "its workers extend"
+
+
+def test_a_timeout_beyond_the_grid_gives_no_place_its_name(found: Any) -> None:
+    """Today's may be longer than all that was seen."""
+    rows = found.redelivery[found.redelivery["type"].eq("video")]
+    longest = float(rows.timeout_s.max())
+    places, start = report._places(rows, {"today": 10 * longest})
+    assert start == len(places) - 1
+    assert not any("today" in place[0] for place in places)
+
+
+@pytest.mark.slow
+def test_sliders_move_in_a_browser_without_a_network(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(text)
+    with chromium() as browser:
+        tab = Tab(browser, "file://")
+        tab.page.goto(f"file://{tmp_path}/report.html")
+        slider = tab.page.locator('.slider[data-name="media · video"]')
+        bar, told = slider.locator("input"), slider.locator("output")
+        assert "(recommended)" in told.first.inner_text()
+        before = told.nth(1).inner_text()
+        bar.fill("0")
+        places = json.loads(bar.get_attribute("data-places") or "")
+        assert told.all_inner_texts() == places[0]
+        assert bar.get_attribute("aria-valuetext") == places[0][0]
+        assert told.nth(1).inner_text() != before
+        tab.page.fill("#filter", "icon")
+        assert not slider.is_visible()
+        tab.close()
 
 
 def test_panels_of_a_row_have_one_scale() -> None:

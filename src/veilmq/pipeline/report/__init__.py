@@ -9,6 +9,7 @@ Spark. Recommendations come first; each figure has one sentence on how to read i
 are at the end, folded. Everything from the history is escaped. Colours are set once for light and once for dark.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -127,6 +128,10 @@ WINDOWS_MAX = 300
 _CARDS_MAX: Final = 6
 _CARDS_MOST: Final = 200
 """With those that only a filter shows."""
+_PLACES_MAX: Final = 40
+"""Of a slider."""
+_PLACE_NEAR: Final = 0.06
+"""A place of the grid stands for a timeout that differs by less."""
 _FILTER: Final = (
     '<p><input type="search" id="filter" placeholder="queue or type" aria-label="Show queues and types with these'
     ' letters" /></p>'
@@ -135,13 +140,23 @@ _SCRIPT: Final = f"""
 const filter = document.getElementById("filter");
 if (filter) filter.addEventListener("input", () => {{
   const wanted = filter.value.trim().toLowerCase();
-  let cards = 0;
+  const shown = {{card: 0, slider: 0}};
   for (const each of document.querySelectorAll("[data-name]")) {{
     const fits = each.dataset.name.includes(wanted);
     if (each.tagName === "g") each.style.opacity = fits ? 1 : 0.12;
-    else each.hidden = !fits || (each.className === "card" && !wanted && ++cards > {_CARDS_MAX});
+    else each.hidden = !fits || (each.className in shown && !wanted && ++shown[each.className] > {_CARDS_MAX});
   }}
 }});
+for (const slider of document.querySelectorAll("input[type=range]")) {{
+  const places = JSON.parse(slider.dataset.places);
+  const told = slider.parentElement.querySelectorAll("output");
+  slider.hidden = false;
+  slider.addEventListener("input", () => {{
+    const place = places[slider.value];
+    told.forEach((each, at) => {{ each.textContent = place[at]; }});
+    slider.setAttribute("aria-valuetext", place[0]);
+  }});
+}}
 """
 _WORTH: Final = 0.02
 """Share of today's cost: a change that saves less gets no card."""
@@ -165,7 +180,9 @@ section { background:var(--surface); border:1px solid var(--rule); border-radius
 .card { background:var(--surface); border:1px solid var(--rule); border-radius:12px; padding:1rem 1.1rem }
 .card b { display:block; overflow-wrap:anywhere } .card .to { font-size:1.45rem; font-weight:650; margin:.25rem 0 }
 .card .from { color:var(--today) } .card .new { color:var(--better) } .card small { color:var(--muted); display:block }
-.card[hidden] { display:none } #filter { font:inherit; color:var(--ink); background:var(--surface); width:100%;
+.card[hidden], .slider[hidden] { display:none } .slider { border-top:1px solid var(--rule); padding:.7rem 0 .2rem }
+.slider input { width:100%; accent-color:var(--better) } .slider output { color:var(--ink); font-weight:600 }
+#filter { font:inherit; color:var(--ink); background:var(--surface); width:100%;
   max-width:22rem; padding:.4rem .7rem; border:1px solid var(--rule); border-radius:8px }
 details summary { cursor:pointer; font-weight:600 }
 table { border-collapse:collapse; font-size:.86rem; margin-top:.8rem; font-variant-numeric:tabular-nums; width:100% }
@@ -296,6 +313,12 @@ def _figures(found: Analysis) -> list[str]:
             figures.tradeoff(found.redelivery, timeouts),
         ),
         _section(
+            "What would another timeout do?",
+            "To messages whose workers do not extend. Where there is a script, move the slider; it begins at what is "
+            "recommended. Costs count a second of a dead worker's message as 1, and work started twice as 120.",
+            _sliders(found.redelivery, timeouts),
+        ),
+        _section(
             "Which types belong in queues of their own?",
             "Each bar goes from a type's median to its p99; a colour is a queue with its own timeout.",
             figures.split(found.split, found.quantiles),
@@ -304,8 +327,58 @@ def _figures(found: Analysis) -> list[str]:
     ]
 
 
-def _section(title: str, words: str, svg: str) -> str:
-    return f"<section><h2>{title}</h2><p>{words}</p>{svg}</section>" if svg else ""
+def _section(title: str, words: str, content: str) -> str:
+    return f"<section><h2>{title}</h2><p>{words}</p>{content}</section>" if content else ""
+
+
+def _sliders(points: Any, timeouts: Any) -> str:
+    """One for each queue and type whose leases nobody extends; without a script, the text of its first place."""
+    sliders: list[str] = []
+    for _, row in figures.worst(timeouts, _CARDS_MOST).iterrows():
+        rows = figures.rows_of(points, row)
+        if row.today_renewed or rows.empty:
+            continue
+        plain, today_s = _known(row.timeout_s), float(row.today_lease_s)
+        remarks = {"today": today_s}
+        if plain is not None:
+            remarks["recommended"] = plain
+        else:
+            remarks["recommended: at least this"] = max(_known(row.timeout_at_least_s) or 0.0, today_s)
+        places, start = _places(rows, remarks)
+        name = escape(figures.label_of(row))
+        hidden = " hidden" if len(sliders) >= _CARDS_MAX else ""
+        told = [f"<output>{escape(each)}</output>" for each in places[start]]
+        sliders.append(
+            f'<div class="slider" data-name="{name.lower()}"{hidden}><b>{name}</b><input type="range" hidden min="0" '
+            f'max="{len(places) - 1}" value="{start}" aria-label="Timeout of {name}" '
+            f'aria-valuetext="{escape(places[start][0])}" data-places="{escape(json.dumps(places))}" />'
+            f"<p>With a timeout of {told[0]}, {told[1]} are started twice, a dead worker's message is back after "
+            f"{told[2]}, and a message costs {told[3]}.</p></div>"
+        )
+    return "".join(sliders)
+
+
+def _places(rows: Any, remarks: dict[str, float]) -> tuple[list[list[str]], int]:
+    """What a slider tells at each place: timeout, share started twice, recovery, cost; and where it begins.
+
+    remarks: seconds that have a name, the last of which is where it begins.
+    """
+    rows = rows.sort_values("timeout_s").reset_index(drop=True)
+    near = {word: int((rows.timeout_s - each).abs().idxmin()) for word, each in remarks.items()}
+    start = list(near.values())[-1]
+    known = {word: at for word, at in near.items() if abs(rows.timeout_s[at] / remarks[word] - 1) < _PLACE_NEAR}
+    step = -(-len(rows) // _PLACES_MAX)
+    kept = sorted({*range(0, len(rows), step), start, *known.values()})
+    places = []
+    for at in kept:
+        row = rows.iloc[at]
+        words = [word for word in known if known[word] == at]
+        timeout = say(remarks[words[-1]] if words else float(row.timeout_s))
+        words += [] if row.within_reach else ["longer than what was seen"]
+        twice = f"{figures.percent(row.redelivered)} ({figures.percent(row.low)} to {figures.percent(row.high)})"
+        told = f"{timeout} ({', '.join(words)})" if words else timeout
+        places.append([told, twice, say(float(row.recovery_s)), f"{float(row.cost):.3g}"])
+    return places, kept.index(start)
 
 
 def _table(title: str, rows: Any, columns: tuple[str, ...]) -> str:

@@ -76,7 +76,7 @@ def worst(timeouts: Any, most: int = PANELS_MAX) -> Any:
     return told_apart(known.loc[cost.sort_values(ascending=False).index[:most]], timeouts)
 
 
-def _of(rows: Any, group: Any) -> Any:
+def rows_of(rows: Any, group: Any) -> Any:
     """The rows of one group."""
     kept = rows.queue.eq(group.queue) & rows.account.eq(group.account) & rows.region.eq(group.region)
     kind = group["type"]
@@ -114,10 +114,10 @@ def percent(share: float) -> str:
 def survival(curve: Any, timeouts: Any) -> str:
     """How long does work take? The share still at it, with its interval, and where attempts were cut off."""
     drawing, pairs = _panels("survival", worst(timeouts))
-    spans = [_spread(_of(curve, group), group) for _, group in pairs]
+    spans = [_spread(rows_of(curve, group), group) for _, group in pairs]
     _on_one_scale([(panel, *span) for (panel, _), span in zip(pairs, spans, strict=True)])
     for panel, group in pairs:
-        rows = _of(curve, group)
+        rows = rows_of(curve, group)
         seen = rows[rows.within_reach]
         panel.fill_between(seen.seconds, seen.low, seen.high, step="post", color=SERIES[0], alpha=0.18, linewidth=0)
         panel.step(seen.seconds, seen.alive, where="post", color=SERIES[0], label="seen")
@@ -158,11 +158,11 @@ def redelivery(points: Any, timeouts: Any) -> str:
     drawing, pairs = _panels("redelivery", worst(timeouts))
     longest = [
         max(float(rows.timeout_s.max()) if len(rows) else 10.0, float(group.today_lease_s) * 1.3)
-        for group, rows in ((group, _of(points, group)) for _, group in pairs)
+        for group, rows in ((group, rows_of(points, group)) for _, group in pairs)
     ]
     _on_one_scale([(panel, 1.0, high) for (panel, _), high in zip(pairs, longest, strict=True)])
     for panel, group in pairs:
-        rows = _of(points, group)
+        rows = rows_of(points, group)
         seen, beyond = rows[rows.within_reach], rows[~rows.within_reach.astype(bool)]
         panel.fill_between(seen.timeout_s, seen.low.clip(1e-5), seen.high.clip(1e-5), color=SERIES[0], alpha=0.18,
                            linewidth=0)  # fmt: skip
@@ -205,13 +205,13 @@ def tradeoff(points: Any, timeouts: Any) -> str:
     drawing, pairs = _panels("tradeoff", worst(timeouts))
     spans = []
     for _, group in pairs:
-        near = _of(points, group)
+        near = rows_of(points, group)
         near = near[near.within_reach & (near.recovery_s > 0)].recovery_s
         waits = [float(each) for each in (group.recovery_s, group.today_recovery_s, *near)]
         spans.append((max(min(waits) * 0.6, 0.1), max(waits) * 1.6))
     _on_one_scale([(panel, *span) for (panel, _), span in zip(pairs, spans, strict=True)])
     for panel, group in pairs:
-        rows = _of(points, group)
+        rows = rows_of(points, group)
         rows = rows[rows.recovery_s > 0]
         # Both parts include the point where one ends and the other begins.
         seen = rows[rows.within_reach]
@@ -272,7 +272,7 @@ def split(parts: Any, quantiles: Any) -> str:
             for kind in part.types:
                 group = part.copy()
                 group["type"] = kind
-                row = _of(quantiles, group).iloc[0]
+                row = rows_of(quantiles, group).iloc[0]
                 # An unknown value is drawn at its lower bound.
                 middle, end = (row.at_least_s if isna(each) else each for each in (row.p50_s, row.p99_s))
                 panel.plot([middle, end], [place, place], color=color, linewidth=7, solid_capstyle="round")
