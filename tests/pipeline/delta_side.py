@@ -2,7 +2,7 @@
 
     python delta_side.py TABLE STORAGE NAME SIZE_BYTES ROWS
 
-It waits for a line on its standard input first.
+It says `ready`, and waits for a line on its standard input.
 """
 
 import sys
@@ -21,6 +21,7 @@ def writer(table: str, storage: str = "{}") -> DeltaWriter:
 
 
 def main(table: str, storage: str, name: str, size_bytes: str, rows: str) -> None:
+    print("ready", flush=True)
     sys.stdin.readline()
     writer(table, storage).commit([Written(name, int(size_bytes), int(rows), QUERY)], 0)
 

@@ -54,7 +54,12 @@ class Store:
         """See s3_side.py."""
         query = "&".join(f"{name}={value}" for name, value in given.items())
         with urlopen(Request(f"{self.endpoint}/fault?{query}", method="POST")) as answer:
-            assert answer.status == 204
+            assert answer.status == 200
+
+    def is_armed(self) -> bool:
+        """Whether the fault is still to come."""
+        with urlopen(f"{self.endpoint}/armed") as answer:
+            return bool(answer.read() == b"yes")
 
     def rows(self, table: str) -> list[int]:
         found: list[int] = DeltaTable(table, storage_options=self.storage()).to_pyarrow_table()["n"].to_pylist()
@@ -62,22 +67,28 @@ class Store:
 
 
 @contextmanager
-def moto() -> Iterator[Store]:
+def faulty(*upstream: str) -> Iterator[str]:
+    """The endpoint of s3_side.py."""
     process = subprocess.Popen(
-        [sys.executable, s3_side.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, s3_side.__file__, *upstream], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        secrets = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
-        with told(secrets | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}) as environment:
-            boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
-            yield Store("s3", environment, endpoint)
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
     finally:
         process.stdin.close()
         process.stdout.close()
         process.wait(30)
+
+
+@contextmanager
+def moto() -> Iterator[Store]:
+    secrets = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
+    with faulty() as endpoint:
+        with told(secrets | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}) as environment:
+            boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
+            yield Store("s3", environment, endpoint)
 
 
 @contextmanager
@@ -91,18 +102,18 @@ def azurite() -> Iterator[Store]:
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            endpoint = address(log, process)
-            secrets = {
-                "AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};"
-                f"AccountKey={KEY};BlobEndpoint={endpoint}/{ACCOUNT};",
-                "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
-                "AZURE_STORAGE_ACCOUNT_KEY": KEY,
-                "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}",
-                "AZURE_ALLOW_HTTP": "true",
-            }
-            with told(secrets) as environment:
-                fsspec.filesystem("abfs").mkdir(BUCKET)
-                yield Store("abfs", environment, endpoint)
+            with faulty(address(log, process).removeprefix("http://")) as endpoint:
+                secrets = {
+                    "AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};"
+                    f"AccountKey={KEY};BlobEndpoint={endpoint}/{ACCOUNT};",
+                    "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+                    "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+                    "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}",
+                    "AZURE_ALLOW_HTTP": "true",
+                }
+                with told(secrets) as environment:
+                    fsspec.filesystem("abfs").mkdir(BUCKET)
+                    yield Store("abfs", environment, endpoint)
         finally:
             process.kill()
             process.wait()

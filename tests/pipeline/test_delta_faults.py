@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from tests.pipeline import delta_side
 from tests.pipeline.drain_stage import Stage, left, send
-from tests.pipeline.stores import SCHEMA, Store, told
+from tests.pipeline.stores import SCHEMA, Store
+from tests.support.postgres import until
 
 from veilmq.pipeline.errors import SourceUnreachable
 from veilmq.pipeline.options import read_delta_options
@@ -34,13 +34,6 @@ FIRST = "00000000000000000001.json"
 """The log's entry for the first commit after the table was made."""
 
 
-@pytest.fixture
-def reachable(s3: Store) -> Iterator[Store]:
-    """For pyarrow too, which knows of no storage options."""
-    with told(s3.environment):
-        yield s3
-
-
 @pytest.mark.parametrize(
     ("fault", "options", "raises", "has_landed"),
     [
@@ -51,43 +44,118 @@ def reachable(s3: Store) -> Iterator[Store]:
     ids=["request lost", "answer lost", "answer lost and nobody there"],
 )
 def test_a_commit_that_is_not_answered_loses_no_row(
-    reachable: Store, fault: dict[str, str], options: dict[str, str], raises: bool, has_landed: bool
+    store: Store, fault: dict[str, str], options: dict[str, str], raises: bool, has_landed: bool
 ) -> None:
-    table = reachable.make(f"{'-'.join(fault.values())}")
-    writer = delta_side.writer(table, json.dumps(reachable.storage(**options)))
-    messages = [reachable.put(table, "first.parquet", [1, 2])]
-    reachable.fault(at=FIRST, **fault)
+    table = store.make(f"{'-'.join(fault.values())}")
+    writer = delta_side.writer(table, json.dumps(store.storage(**options)))
+    messages = [store.put(table, "first.parquet", [1, 2])]
+    store.fault(at=FIRST, **fault)
     if raises:
         with pytest.raises(SourceUnreachable, match="may have batch 0 or not"):
             writer.commit(messages, 0)
-        reachable.fault()
+        store.fault()
         writer.abort(messages, 0)
     else:
         writer.commit(messages, 0)
-    assert reachable.rows(table) == ([1, 2] if has_landed else [])
-    writer.commit([reachable.put(table, "again.parquet", [1, 2])], 0)
-    assert reachable.rows(table) == [1, 2]
-    assert not check(table, reachable.storage(), now=NOW).missing
+    assert store.rows(table) == ([1, 2] if has_landed else [])
+    writer.commit([store.put(table, "again.parquet", [1, 2])], 0)
+    assert store.rows(table) == [1, 2]
+    assert not check(table, store.storage(), now=NOW).missing
 
 
 @pytest.mark.parametrize(("step", "has_landed"), [("kill-before", False), ("kill-after", True)])
-def test_a_process_killed_amid_a_commit_loses_no_row(reachable: Store, step: str, has_landed: bool) -> None:
-    table = reachable.make(step)
-    file = reachable.put(table, "first.parquet", [1, 2])
-    storage = json.dumps(reachable.storage())
-    command = [sys.executable, delta_side.__file__, table, storage, file.name, str(file.size_bytes), str(file.rows)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
-    reachable.fault(at=FIRST, do=step, pid=str(process.pid))
+def test_a_process_killed_amid_a_commit_loses_no_row(store: Store, step: str, has_landed: bool) -> None:
+    table = store.make(step)
+    file = store.put(table, "first.parquet", [1, 2])
+    storage = json.dumps(store.storage())
+    process = side(table, storage, file)
+    store.fault(at=FIRST, do=step, pid=str(process.pid))
     process.communicate(b"\n", timeout=60)
     assert process.returncode == -signal.SIGKILL
-    assert reachable.rows(table) == ([1, 2] if has_landed else [])
+    assert store.rows(table) == ([1, 2] if has_landed else [])
     # Spark's JVM lives, and lets another process of Python's abort.
     writer = delta_side.writer(table, storage)
     writer.abort([file], 0)
-    assert reachable.rows(table) == ([1, 2] if has_landed else [])
-    writer.commit([reachable.put(table, "again.parquet", [1, 2])], 0)
-    assert reachable.rows(table) == [1, 2]
-    assert not check(table, reachable.storage(), now=NOW).missing
+    assert store.rows(table) == ([1, 2] if has_landed else [])
+    writer.commit([store.put(table, "again.parquet", [1, 2])], 0)
+    assert store.rows(table) == [1, 2]
+    assert not check(table, store.storage(), now=NOW).missing
+
+
+def side(table: str, storage: str, file: Written) -> subprocess.Popen[bytes]:
+    """A process that commits batch 0, once it reads a line."""
+    command = [sys.executable, delta_side.__file__, table, storage, file.name, str(file.size_bytes), str(file.rows)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("step", ["kill-before", "kill-after"])
+def test_a_process_killed_while_it_makes_the_table_loses_no_row(store: Store, step: str) -> None:
+    table = f"{store.url}/new-{step}"
+    storage = json.dumps(store.storage())
+    process = side(table, storage, store.put(table, "first.parquet", [1, 2]))
+    store.fault(at="00000000000000000000.json", do=step, pid=str(process.pid))
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    writer = delta_side.writer(table, storage)
+    writer.commit([store.put(table, "again.parquet", [1, 2])], 0)
+    assert store.rows(table) == [1, 2]
+    assert not check(table, store.storage(), now=NOW).missing
+
+
+def test_of_two_that_commit_one_batch_at_once_one_does(store: Store) -> None:
+    """The first has asked the table and written its files; its entry of the log is on its way."""
+    table = store.make("two")
+    storage = json.dumps(store.storage())
+    process = side(table, storage, store.put(table, "first.parquet", [1, 2]))
+    store.fault(at=FIRST, do="hold")
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    until(lambda: not store.is_armed())
+    delta_side.writer(table, storage).commit([store.put(table, "second.parquet", [1, 2])], 0)
+    store.fault()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert store.rows(table) == [1, 2]
+    assert not check(table, store.storage(), now=NOW).missing
+
+
+@pytest.mark.slow
+def test_of_many_that_commit_one_batch_at_once_one_does(tmp_path: Path) -> None:
+    """In a local table, whose log has no requests that could be held."""
+    write_deltalake(tmp_path, SCHEMA.empty_table())
+    processes = []
+    for number in range(4):
+        pq.write_table(pa.table({"n": [1, 2]}, SCHEMA), tmp_path / f"{number}.parquet")
+        size = (tmp_path / f"{number}.parquet").stat().st_size
+        processes.append(side(str(tmp_path), "{}", Written(f"{number}.parquet", size, 2, delta_side.QUERY)))
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0] * 4
+    assert DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["_last_checkpoint", "00000000000000000001.checkpoint.parquet"])
+def test_a_checkpoint_that_is_lost_undoes_no_commit(store: Store, place: str) -> None:
+    table = f"{store.url}/checkpoint-{place[:5]}"
+    every = {"delta.checkpointInterval": "1"}
+    write_deltalake(table, SCHEMA.empty_table(), configuration=every, storage_options=store.storage())
+    writer = delta_side.writer(table, json.dumps(store.storage(max_retries="0")))
+    file = store.put(table, "first.parquet", [1, 2])
+    store.fault(at=place, do="request")
+    writer.commit([file], 0)
+    assert not store.is_armed()
+    writer.abort([file], 0)
+    writer.commit([store.put(table, "again.parquet", [1, 2])], 0)
+    assert store.rows(table) == [1, 2]
+    assert not check(table, store.storage(), now=NOW).missing
 
 
 def checkpoint_fails(table: Path, schema: Any = SCHEMA) -> None:

@@ -37,10 +37,12 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import DeltaOptions, read_delta_options
+from veilmq.pipeline.places import is_url
 from veilmq.store.files import sync_directory, sync_file
 
 _ROWS_FLUSHED: Final = 65_536
-_ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")
+_ARROWS_OWN: Final = ("s3://", "gs://", "gcs://", "hdfs://", "viewfs://", "file:")
+"""URLs whose files pyarrow writes without another package; for the others fsspec does."""
 _LOG: Final = "_delta_log"
 """The directory of a table's log."""
 
@@ -161,7 +163,7 @@ def _sync_log(path: str) -> None:
 
 def _local(path: str) -> Path | None:
     """The table's directory, if it is local."""
-    if path.startswith(_ELSEWHERE):
+    if is_url(path):
         return None
     files, root = _files(path)
     return Path(root) if isinstance(files, pyarrow.fs.LocalFileSystem) else None
@@ -176,7 +178,7 @@ def check_place(path: str, schema: Any) -> None:
     """Check what can be known of a table's path before there are rows. Raises OptionInvalid, DeltaRefused."""
     from deltalake import DeltaTable
 
-    if path.startswith(_ELSEWHERE):
+    if is_url(path):
         # Only the executors need to reach it.
         return
     files, root = _files(path)
@@ -275,8 +277,14 @@ class DeltaWriter(DataSourceStreamArrowWriter):
 def _files(path: str) -> tuple[Any, str]:
     """The file system, and the table's path on it. Raises OptionInvalid."""
     try:
-        files, root = pyarrow.fs.FileSystem.from_uri(path)
-    except (pa.ArrowException, OSError) as error:
+        if is_url(path) and not path.startswith(_ARROWS_OWN):
+            import fsspec
+
+            found, root = fsspec.core.url_to_fs(path, use_listings_cache=False)
+            files: Any = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(found))
+        else:
+            files, root = pyarrow.fs.FileSystem.from_uri(path)
+    except (pa.ArrowException, ImportError, OSError, ValueError) as error:
         raise OptionInvalid(f"path={path!r} cannot be: {error}.", "It is an absolute path or a URI.") from None
     return files, root.rstrip("/")
 
