@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from veilmq.client.clock import SYSTEM
+from veilmq.pipeline.drain.batches.backlog import read_backlog
 from veilmq.pipeline.errors import Unready
 
 if TYPE_CHECKING:
@@ -49,13 +50,20 @@ class QueryMetrics(StreamingQueryListener):
         self._seconds = Histogram("veilmq_query_batch_seconds", "Time of a micro-batch.", buckets=SECONDS, **given)
         self._failures = Counter("veilmq_query_failures", "Ends of the query by an error.", **given)
         self._told = Gauge("veilmq_query_last_told_timestamp_seconds", "When Spark last told of the query.", **given)
+        of = "of the queues that it drains"
+        self._backlog = {
+            "waiting": Gauge("veilmq_query_backlog_messages", f"Visible messages {of}.", **given),
+            "inFlight": Gauge("veilmq_query_in_flight_messages", f"Leased messages {of}, by whomever.", **given),
+            "oldestSeconds": Gauge("veilmq_query_oldest_seconds", "Age of the oldest message under way.", **given),
+            "secondsLeft": Gauge("veilmq_query_backlog_seconds", "Until the backlog is gone, as estimated.", **given),
+        }
         self._names: dict[str, str] = {}
 
     def onQueryStarted(self, event: "QueryStartedEvent") -> None:
         """Spark calls this in the thread that starts the query."""
         name = event.name or str(event.id)
         self._names[str(event.id)] = name
-        for each in (self._batches, self._rows, self._seconds, self._failures):
+        for each in (self._batches, self._rows, self._seconds, self._failures, *self._backlog.values()):
             each.labels(name)
         self._active.labels(name).set(1)
         self._told.labels(name).set(SYSTEM.wall())
@@ -65,6 +73,8 @@ class QueryMetrics(StreamingQueryListener):
         progress = event.progress
         name = self._name(progress.id)
         self._told.labels(name).set(SYSTEM.wall())
+        for each, figure in read_backlog(source.latestOffset for source in progress.sources).items():
+            self._backlog[each].labels(name).set(figure)
         rows = progress.numInputRows
         if rows:
             self._batches.labels(name).inc()
@@ -73,7 +83,10 @@ class QueryMetrics(StreamingQueryListener):
 
     def onQueryIdle(self, event: "QueryIdleEvent") -> None:
         """The query is waiting for data."""
-        self._told.labels(self._name(event.id)).set(SYSTEM.wall())
+        name = self._name(event.id)
+        self._told.labels(name).set(SYSTEM.wall())
+        for each in ("waiting", "oldestSeconds", "secondsLeft"):
+            self._backlog[each].labels(name).set(0)
 
     def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
         """The query ended, with or without an error."""

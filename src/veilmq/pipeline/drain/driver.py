@@ -25,6 +25,7 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ReceiptInvalid, StoreError, VeilError
 from veilmq.pipeline.drain import bad_records, batches
 from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
+from veilmq.pipeline.drain.batches.backlog import Backlog
 from veilmq.pipeline.drain.batches.exchange import Cleanup, Deleter, Room, each_chunk, gather
 from veilmq.pipeline.drain.batches.many import Queues, opened, parted, total
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
@@ -74,6 +75,11 @@ class Driver:
         self._target: int | None = None
         self._emitted = 0
         self._is_adopted = False
+        self._start = Offset()
+        if self._many is None:
+            self._backlog = Backlog(self._queue.stats, clock)
+        else:
+            self._backlog = Backlog(self._many.known, clock, 0)
 
     def close(self) -> None:
         """Close everything; leases expire by themselves."""
@@ -89,9 +95,11 @@ class Driver:
         """AvailableNow: messages that arrive from now on belong to the next run."""
         stats = self._asked(self._queue.stats if self._many is None else self._many.prepare)
         self._target = self._emitted + total(stats)
+        self._backlog.note(stats)
 
     def latest(self, start: Offset, rows: int | None) -> Offset:
         """The next batch of up to `rows` messages (None: the option's value), or `start` if there are none."""
+        self._start = start
         self.directory.begin(start)
         self._adopt(start)
         self.committed(start)
@@ -117,6 +125,13 @@ class Driver:
             self._batches[seq] = Batch(seq, self.directory.path / offset.file, messages, leases)
         self._emitted += len(messages)
         return offset
+
+    def backlog(self) -> dict[str, Any] | None:
+        """What is still to come, after the last `latest`; see `batches.backlog`."""
+        with self._lock:
+            seqs = {batch.seq: batch.oldest for batch in self._batches.values() if batch.seq > self._start.seq}
+        oldest = min((each for each in seqs.values() if each is not None), default=None)
+        return self._backlog.report(max(seqs, default=self._start.seq), oldest)
 
     def pieces(self, start: Offset, end: Offset) -> list[Span]:
         """Tasks of the batch between two offsets. Raises ManifestDamaged."""

@@ -81,6 +81,10 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._opened().latest(Offset.read(start), bound)._asdict()
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The backlog, for StreamingQueryProgress."""
+        return self._opened().backlog()
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Parts of the manifest `end`."""
         return [Piece(span) for span in self._opened().pieces(Offset.read(start), Offset.read(end))]

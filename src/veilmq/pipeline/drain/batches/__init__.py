@@ -24,6 +24,7 @@ from veilmq.client.keeper import Lease, LeaseKeeper, Reason
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ReceiptInvalid, VeilError
+from veilmq.pipeline.drain.batches.backlog import oldest_of
 from veilmq.pipeline.drain.batches.many import joined
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.places import Place
@@ -131,6 +132,8 @@ class Batch:
         self.places = {each.id: place for place, each in enumerate(messages)}
         self.doubtful: set[str] = set()
         """Reported as deleted, but perhaps with a stale handle; or refused because the handle was stale."""
+        self.oldest = oldest_of(messages)
+        """When the oldest message was sent; None: unknown."""
         self.is_tidied = False
         """Its bad records and objects were handled."""
 

@@ -232,8 +232,14 @@ class Queues:
             self._stats, self._looked_at = all_of, self._clock.monotonic()
             self._depths = {name: each.visible for name, each in all_of.items()}
             self._absent -= all_of.keys()
+        return self.known()
+
+    def known(self) -> Stats:
+        """The sums as they were last asked for, less what was received since. No I/O."""
+        with self._lock:
+            all_of, visible = dict(self._stats), sum(self._depths.values())
         return Stats(
-            visible=sum(each.visible for each in all_of.values()),
+            visible=visible,
             delayed=sum(each.delayed or 0 for each in all_of.values()),
             in_flight=sum(each.in_flight or 0 for each in all_of.values()),
             retention=max((each.retention or 0 for each in all_of.values()), default=0) or None,
