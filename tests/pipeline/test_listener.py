@@ -47,7 +47,7 @@ def test_queries_are_counted(spark: Any, stage: Stage) -> None:
             assert value(registry, "batch_seconds_count", "orders") == 3
             assert value(registry, "failures_total", "orders") == 0
             assert value(registry, "backlog_messages", "orders") == 0
-            assert value(registry, "in_flight_messages", "orders") == 0
+            assert (value(registry, "in_flight_messages", "orders") or 0) >= 50
             assert (value(registry, "oldest_seconds", "orders") or 0) > 0
             assert (value(registry, "last_told_timestamp_seconds", "orders") or 0) >= began
             send(queue, ["one more"])

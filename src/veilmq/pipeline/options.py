@@ -50,6 +50,8 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """For manifests: on a file system or in an object store (a URL) that driver and executors share; used by this query
     only."""
+    group: str | None = None
+    """Directory above those of all drains of the same queues, on a file system."""
     queues: tuple[str, ...] = ()
     """Names and patterns (`orders-*`) of queues of one account, drained as one stream."""
     refresh: float = 10.0
@@ -159,6 +161,13 @@ def _check(read: DrainOptions) -> None:
         raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")
     if not is_url(read.directory) and not Path(read.directory).is_absolute():
         raise OptionInvalid(f"directory={read.directory!r} is relative.", "Executors need an absolute path.")
+    if read.group is not None and is_url(read.group):
+        raise OptionInvalid(f"group={read.group} is a URL.", "A group needs a file system that its drivers share.")
+    if read.group is not None and not Path(read.directory).is_relative_to(read.group):
+        raise OptionInvalid(
+            f"directory={read.directory} is not below group={read.group}.",
+            "The drains of a group look for each other there.",
+        )
     strange = [step for step in read.unwrap if step not in _STEPS]
     if strange or len(set(read.unwrap)) != len(read.unwrap):
         raise OptionInvalid(f"unwrap={','.join(read.unwrap)} cannot be.", "It lists large and encrypted, each once.")

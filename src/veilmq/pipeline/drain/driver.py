@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, cast
 
 from veilmq.client.clock import SYSTEM, Clock
@@ -28,6 +29,7 @@ from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.backlog import Backlog
 from veilmq.pipeline.drain.batches.exchange import Cleanup, Deleter, Room, each_chunk, gather
 from veilmq.pipeline.drain.batches.many import Queues, opened, parted, total
+from veilmq.pipeline.drain.batches.siblings import Siblings
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, rows_default
@@ -74,6 +76,9 @@ class Driver:
         self._lock = threading.Lock()
         self._target: int | None = None
         self._emitted = 0
+        self._siblings = None
+        if options.group is not None:
+            self._siblings = Siblings(Path(options.group), Path(options.directory), self._queue.name)
         self._is_adopted = False
         self._start = Offset()
         if self._many is None:
@@ -121,9 +126,14 @@ class Driver:
             # Nobody will commit these messages: they come back when their leases end.
             leases.stop()
             raise
+        if self._siblings is not None and not all(map(leases.unbroken, range(len(messages)))):
+            leases.stop()
+            self._purge(seq, self.directory.path / offset.file)
+            return start
         with self._lock:
             self._batches[seq] = Batch(seq, self.directory.path / offset.file, messages, leases)
         self._emitted += len(messages)
+        self._backlog.received(len(messages))
         return offset
 
     def backlog(self) -> dict[str, Any] | None:
@@ -207,7 +217,23 @@ class Driver:
                     else:
                         again.append(message)
             self._delete_remembered(again)
+            for message in self._of_siblings(came, fresh):
+                room.free(fresh.pop(message))
         return fresh
+
+    def _of_siblings(self, came: list[Received], fresh: dict[str, Received]) -> list[str]:
+        """Ids of messages that another drain of the group has taken. Those that it has committed are deleted."""
+        if self._siblings is None:
+            return []
+        # A service that does not count says 0.
+        redelivered = [each.id for each in came if each.receive_count != 1 and each.id in fresh]
+        claims = self._siblings.claims(redelivered) if redelivered else {}
+        done = [fresh[each].handle for each, is_committed in claims.items() if is_committed]
+        if done:
+            self._asked(lambda: self._queue.delete_batch(done))
+        if left := len(claims) - len(done):
+            log.info("queue %s: %d messages are left to another drain of the group", self._queue.name, left)
+        return list(claims)
 
     def _delete_remembered(self, again: list[Received]) -> None:
         if not again:

@@ -39,7 +39,7 @@ BYTES_PER_BATCH: Final = 16 << 20
 """Approximate bytes of a record batch: Java loads each as a whole, and would do so with a thousand large bodies."""
 LOCK_SECONDS: Final = 15.0
 """A killed query's process needs a moment to exit."""
-_QUERY: Final = "query.json"
+OWNER: Final = "query.json"
 _NAME: Final = re.compile(r"(\d{20})-([0-9a-f]{8})[0-9a-f]{8}\.(arrow|ids)\Z")
 _MEND: Final = (
     "Restore it from a backup. Without it the batch cannot be repeated; its messages are still in the queue, so that a "
@@ -106,7 +106,7 @@ class Directory:
         if lock_seconds is None:
             lock_seconds = LOCK_SECONDS if isinstance(path, Path) else LOCK_SECONDS + places.HOLD_SECONDS
         try:
-            self._lock = places.lock_of(path, _QUERY, places.Patience(lock_seconds, clock))
+            self._lock = places.lock_of(path, OWNER, places.Patience(lock_seconds, clock))
         except PlaceTaken as error:
             self._taken(error.wrong)
         try:
@@ -193,11 +193,7 @@ class Directory:
             self._owner = _Owner(queue)
             self._write_owner()
             return self._owner
-        try:
-            owner = msgspec.json.decode(content, type=_Owner)
-        except (ValueError, RecursionError):
-            mend = "Give the query an empty directory."
-            raise DirectoryForeign(f"{self.path / _QUERY} is not ours.", mend) from None
+        owner = _decoded(self.path, content)
         if owner.queue != queue:
             raise DirectoryForeign(
                 f"{self.path} is of a query that drains {owner.queue}, not {queue}.",
@@ -212,6 +208,30 @@ class Directory:
             self._taken(error.wrong)
         except (OSError, PlaceFailed) as error:
             raise _unwritable(self.path, error) from error
+
+
+def numbered(directory: Path, kind: str) -> list[tuple[int, Path]]:
+    """Number and path of each `arrow` or `ids` in a directory of another query, in order."""
+    found = [(each, path) for path in sorted(directory.iterdir()) if (each := _NAME.match(path.name))]
+    return [(int(each[1]), path) for each, path in found if each[3] == kind]
+
+
+def read_owner(directory: Path) -> tuple[str, int]:
+    """What another query drains, and the last batch that it has committed. Raises DirectoryForeign."""
+    try:
+        owner = _decoded(directory, (directory / OWNER).read_bytes())
+    except OSError as error:
+        mend = "Restore it from a backup."
+        raise DirectoryForeign(f"{directory / OWNER} cannot be read: {error.strerror}.", mend) from None
+    return owner.queue, owner.reach
+
+
+def _decoded(directory: Place, content: bytes) -> _Owner:
+    try:
+        return msgspec.json.decode(content, type=_Owner)
+    except (ValueError, RecursionError):
+        mend = "Give the query an empty directory."
+        raise DirectoryForeign(f"{directory / OWNER} is not ours.", mend) from None
 
 
 def put(path: Place, content: Any) -> None:
@@ -253,7 +273,7 @@ def is_taken(path: Path) -> bool:
     if not (path / places.LOCK).exists():
         return False
     try:
-        places.lock_of(path, _QUERY, places.Patience(0)).release()
+        places.lock_of(path, OWNER, places.Patience(0)).release()
     except PlaceTaken:
         return True
     return False

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
+
 from veilmq.client.clock import Clock
 from veilmq.client.messages import Received, Stats
 from veilmq.model.errors import VeilError
@@ -68,13 +70,22 @@ class Backlog:
         while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_SECONDS:
             self._seen.popleft()
 
+    def received(self, count: int) -> None:
+        """So many were received since the queue was asked."""
+        if self._stats is not None:
+            self._stats = msgspec.structs.replace(
+                self._stats,
+                visible=max(0, self._stats.visible - count),
+                in_flight=None if self._stats.in_flight is None else self._stats.in_flight + count,
+            )
+
     def _seconds_left(self) -> float | None:
-        (first, before), (last, waiting) = self._seen[0], self._seen[-1]
-        if not waiting:
+        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        if self._stats is not None and not self._stats.visible:
             return 0.0
-        if last - first < _TELLING_SECONDS or waiting >= before:
+        if self._stats is None or last - first < _TELLING_SECONDS or after >= before:
             return None
-        return waiting * (last - first) / (before - waiting)
+        return self._stats.visible * (last - first) / (before - after)
 
 
 def oldest_of(messages: Iterable[Received]) -> float | None:
