@@ -13,12 +13,14 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from tests.support.postgres import Pair, Programs, programs
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Ownership, Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Shard, init
+from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing import Random
 
 _NUMBERS = itertools.count(1)
@@ -80,6 +82,14 @@ class SteppedLog(PostgresLog):
                 heard = self.heard()
             self.heard_of += heard is True
         super().append(lsn, record)
+
+
+class LoggedFactory(SqliteFactory):
+    """Opens the owner's store with the cluster's log."""
+
+    def __init__(self, path: Path, log: PostgresLog) -> None:
+        super().__init__(path)
+        self.kind = lambda path, options: SqliteStore(path, options, log=log)  # type: ignore[assignment]
 
 
 class Cluster:

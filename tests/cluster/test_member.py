@@ -1,15 +1,20 @@
 """Where a new owner's lease clock begins, and when a follower takes over."""
 
 import asyncio
+import logging
+import os
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import psycopg
 import pytest
-from tests.cluster.conftest import Clock, Cluster, begin
+from tests.cluster.conftest import Clock, Cluster, LoggedFactory, begin
+from tests.support.contract.stage import Stage
 from tests.support.postgres import Pair, until
 from tests.support.sqlite import SMALL
 
@@ -163,3 +168,101 @@ def test_a_new_owner_renews_its_lease_while_it_opens_its_store(shared_pair: Pair
 
     with pytest.raises(Enough):
         asyncio.run(play())
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", mount], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", mount], check=True)
+
+
+def fill_up(disk: Path) -> Path:
+    """Take all the space that is left. Returns what has it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+@pytest.mark.parametrize("when", ["it starts", "it begins to follow", "it follows"])
+def test_a_follower_whose_disk_is_full_waits_for_space(
+    cluster: Cluster, tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    caplog.set_level(logging.INFO, "veilmq.cluster")
+    log = cluster.log()
+    stage = Stage(LoggedFactory(tmp_path / "owner", log))
+    ballast = small / "none"
+    with closing(stage.store):
+        queue = stage.create()
+        stage.send(queue, "before")
+        clock = CountingClock()
+        member = member_of(cluster, small / "copy", clock)
+        if when != "it follows":
+            if when == "it begins to follow":
+                assert member.join(Event()) is not None
+            ballast = fill_up(small)
+        stopping = Event()
+        found = begin(lambda: member.follow(stopping, patience_s=60))
+        try:
+            if when == "it follows":
+                until(lambda: member.lsn == log.last)
+                ballast = fill_up(small)
+                for _ in range(5):
+                    stage.send(queue, "x" * 10_000)
+            until(lambda: "is full" in member.trouble)
+            assert not found.done()
+            ballast.unlink()
+            until(lambda: member.lsn == log.last)
+            until(lambda: not member.trouble)
+        finally:
+            stopping.set()
+            assert found.result(20) is None
+            assert member.registry is not None
+            member.registry.leave()
+    (said,) = (each for each in caplog.messages if "is full" in each)
+    assert f"the disk of {small / 'copy'} is full, and this server waits: free space" in said
+    assert "the disk has space again" in caplog.messages
+
+
+def test_an_owner_whose_disk_is_full_leaves_the_shard_to_others(
+    shared_pair: Pair, small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It opens its store, for which it has no room, and serves once there is some."""
+    shared_pair.primary.query("drop schema if exists veilmq cascade")
+    init(Postgres(shared_pair.dsn), state_format=STATE_FORMAT, lease_us=SECOND_US)
+    place = Address("127.0.0.1", 0)
+    settings = Settings(data=small / "data", cluster=shared_pair.dsn, cluster_name="one", peer=place)
+    server = ClusterServer(settings, LeaseClock(), "1.0")
+    saw = server.member.follow
+    ballast: list[Path] = []
+
+    def follow(*arguments: Any, **options: Any) -> Ownership | None:
+        for each in ballast:
+            each.unlink()
+        ownership = saw(*arguments, **options)
+        if not ballast:
+            ballast.append(fill_up(small))
+        return ownership
+
+    server.member.follow = follow  # type: ignore[method-assign]
+
+    async def lead(term: AsyncExitStack, engine: Engine, store: Store) -> Shell:
+        raise Enough
+
+    async def play() -> None:
+        async with AsyncExitStack() as undo:
+            assert await server.join(undo, None)
+            await server.run(lead)
+
+    with pytest.raises(Enough):
+        asyncio.run(play())
+    assert f"not the owner: the disk of {small / 'data'} is full: free space" in caplog.messages
+
+
+if os.geteuid() != 0:  # only root mounts a small disk
+    del test_a_follower_whose_disk_is_full_waits_for_space, test_an_owner_whose_disk_is_full_leaves_the_shard_to_others

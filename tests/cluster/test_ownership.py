@@ -10,7 +10,7 @@ from tests.support.postgres import until
 from veilmq.cluster.postgres import Uncertain, Unreachable
 from veilmq.cluster.postgres.ownership import MARGIN_US, StillOwned
 from veilmq.cluster.postgres.schema import LEASE_US
-from veilmq.model.instant import Instant
+from veilmq.model.instant import HOUR_US, Instant
 from veilmq.store.log import NotOwner, Position
 
 WAIT_US = LEASE_US + MARGIN_US
@@ -88,6 +88,33 @@ class TestLease:
             candidate.take_over()
         owner.renew(Instant(2))
         assert owner.holds()
+
+    @pytest.mark.parametrize("saw_it_before", [True, False], ids=["saw the renewal before", "has just come"])
+    def test_how_long_ago_a_renewal_was_whoever_saw_the_one_before_knows_by_its_own_clock(
+        self, cluster: Cluster, saw_it_before: bool
+    ) -> None:
+        """PostgreSQL's clock was set an hour ahead: that counts for one alone who cannot know better."""
+        here, there = Clock(), Clock()
+        owner = cluster.owner("one", here)
+        candidate = cluster.candidate("two", there)
+        if saw_it_before:
+            candidate.look()
+        there.advance(30_000)
+        owner.renew(Instant(1))
+        if saw_it_before:
+            candidate.look()
+        there.advance(10_000)
+        owner.fence(cluster.kept(owner.postgres.connect()))  # a new epoch of the same clock
+        candidate.look()
+        cluster.pair.primary.query("update veilmq.lease set renewed = renewed - interval '1 hour'")
+        there.advance(WAIT_US)
+        candidate.look()
+        before = cluster.kept(candidate.take_over()).before
+        assert before.seen_us == WAIT_US
+        if saw_it_before:
+            assert before.away_us == 40_000 + WAIT_US
+        else:
+            assert before.away_us >= HOUR_US
 
     def test_an_owner_that_was_asleep_answers_nothing_and_appends_nothing(self, cluster: Cluster) -> None:
         here, there = Clock(), Clock()

@@ -303,6 +303,8 @@ def test_an_owner_that_was_asleep_answers_nothing_of_its_own(servers: Servers) -
         answer = asking.recv(1 << 16)
     assert b"kept" not in answer
     until(lambda: "no longer the owner" in first.log.read_text())
+    until(lambda: "no longer serving the queues: " in first.log.read_text())
+    assert "its state is unknown" not in first.log.read_text()
     assert client.counts() == Client(first).counts() == (0, 1)
 
 

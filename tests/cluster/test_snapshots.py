@@ -8,14 +8,13 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.cluster.conftest import Cluster, begin
+from tests.cluster.conftest import Cluster, LoggedFactory, begin
 from tests.support.contract.stage import Stage
 from tests.support.following import compare
-from tests.support.sqlite import SMALL, SqliteFactory, store_of
+from tests.support.sqlite import SMALL, store_of
 
 from veilmq.cluster.member import Copy
 from veilmq.cluster.postgres import Unfit
-from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.instant import Instant
@@ -23,7 +22,6 @@ from veilmq.store.archive.lineage import PART_BYTES
 from veilmq.store.directory import DATABASE
 from veilmq.store.log import Diverged, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
-from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing import chance
 
 CLOCK = Instant(5)
@@ -86,14 +84,6 @@ class TestUpload:
         cluster.pair.primary.query(damage)
         with pytest.raises(SnapshotBad):
             snapshots.read(snapshots.list()[0], tmp_path / "back")
-
-
-class LoggedFactory(SqliteFactory):
-    """Opens the owner's store with the cluster's log."""
-
-    def __init__(self, path: Path, log: PostgresLog) -> None:
-        super().__init__(path)
-        self.kind = lambda path, options: SqliteStore(path, options, log=log)  # type: ignore[assignment]
 
 
 class TestCopy:

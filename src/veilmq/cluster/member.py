@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -27,9 +27,11 @@ from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluste
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import NameTaken, Registry, Told
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
+from veilmq.engine.directory import is_full
+from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
-from veilmq.store.directory import COMMITTED, DATABASE, REDO
+from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseUnusable
 from veilmq.store.files import durable_write
 from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad
 
@@ -37,6 +39,8 @@ POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
 TROUBLE_SECONDS: Final = 0.3
 """How long it waits more when PostgreSQL does not answer, or may not be trusted."""
+FULL_SECONDS: Final = 1.0
+"""How long it waits for space on its disk before it looks again."""
 LOOKS_BETWEEN_TELLING: Final = 30
 """After so many looks it tells the cluster that it is there."""
 BATCH: Final = 64
@@ -48,6 +52,8 @@ FOR_GOOD: Final = (Outdated, WrongCluster, NameTaken)
 """Why a server stops that ran already. What else is wrong with PostgreSQL an operator may mend meanwhile."""
 
 log = logging.getLogger("veilmq.cluster")
+
+T = TypeVar("T")
 
 
 class Membership(msgspec.Struct):
@@ -114,7 +120,7 @@ class Member:
         self._kept = membership(directory)
         seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
-        self._trouble = ""
+        self._trouble = self._no_room = ""
         self._copy: Copy | None = None
         self._level_ns = read_boot_ns()
         self.registry: Registry | None = None
@@ -131,6 +137,11 @@ class Member:
         return (self._boot_ns() - self._level_ns) / 1e9
 
     @property
+    def trouble(self) -> str:
+        """Why it does not follow, in a sentence; any thread."""
+        return self._no_room or self._trouble
+
+    @property
     def drained(self) -> bool:
         """Whether an operator wants this server to own nothing."""
         return self.registry is not None and self.registry.drained
@@ -141,12 +152,28 @@ class Member:
         """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
 
         patience_s: leave the shard to others for so long, unless it is handed to this one. What is wrong with
-        PostgreSQL may be mended: this waits.
+        PostgreSQL may be mended, and a disk gets space again: this waits.
         Raises Outdated, WrongCluster, NameTaken, and as the opening of a follower.
         """
-        watch = watch or Watch()
         patient_until_ns = self._boot_ns() + int(patience_s * 1e9)
-        if self.join(stopping) is None:
+        return self._with_room(stopping, lambda: self._follow(stopping, watch or Watch(), patient_until_ns))
+
+    def _with_room(self, stopping: threading.Event, work: Callable[[], T | None]) -> T | None:
+        """Do it, and again while the disk is too full for it. None: `stopping` was set, or nothing came of it."""
+        while not stopping.is_set():
+            try:
+                return work()
+            except (OSError, DatabaseUnusable, StoreUnknown) as error:
+                if not is_full(error, self._directory):
+                    raise
+                if not self._no_room:
+                    self._no_room = f"the disk of {self._directory} is full, and this server waits: free space"
+                    log.error("%s (%s)", self._no_room, error)
+                stopping.wait(FULL_SECONDS)
+        return None
+
+    def _follow(self, stopping: threading.Event, watch: Watch, patient_until_ns: int) -> Ownership | None:
+        if self._join(stopping) is None:
             return None
         kept, registry = self._kept, self.registry
         assert kept is not None
@@ -192,6 +219,9 @@ class Member:
                     stopping.wait(TROUBLE_SECONDS)
                 else:
                     self._tell("")
+                    if self._no_room:
+                        log.info("the disk has space again")
+                        self._no_room = ""
                 stopping.wait(POLL_SECONDS)
         return None
 
@@ -204,10 +234,14 @@ class Member:
         )  # fmt: skip
 
     def join(self, stopping: threading.Event) -> Shard | None:
-        """Find the cluster, and register there. Waits while PostgreSQL is away. None: `stopping` was set.
+        """Find the cluster, and register there. Waits while PostgreSQL is away, or the disk is full. None: `stopping`
+        was set.
 
         Raises Unfit; when it has joined already, only Outdated, WrongCluster and NameTaken.
         """
+        return self._with_room(stopping, lambda: self._join(stopping))
+
+    def _join(self, stopping: threading.Event) -> Shard | None:
         taken: NameTaken | None = None
         while not stopping.is_set():
             try:

@@ -11,6 +11,7 @@ from veilmq.store import Options, Store
 from veilmq.store.archive import place_at
 from veilmq.store.archive.shipping import Archive
 from veilmq.store.log import Follower, Log
+from veilmq.store.sqlite import disk
 from veilmq.store.sqlite.disk import SqliteError, schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -56,6 +57,8 @@ copy_checked: Final = backup.copy_checked
 """Copies a database to a file that a follower can open, and checks it."""
 digest_of: Final = backup.Reading
 """One state of a database, and its digest."""
+is_full: Final = disk.is_full
+"""Whether an error of a directory comes of a full disk."""
 set_position: Final = backup.set_position
 """Lets a database follow a log, or none."""
 renew: Final = backup.renew

@@ -175,7 +175,11 @@ class DataDirectory:
         except BaseException:
             os.close(self._lock)
             raise
-        self.announce({})
+        try:
+            self.announce({})
+        except BaseException:  # a full disk
+            self.close()
+            raise
 
     @property
     def database(self) -> Path:

@@ -62,6 +62,8 @@ class Sight(NamedTuple):
     lease_us: int
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
+    after_ns: int | None
+    """Its boot clock before it last read another lease clock, so this one was written later; None: it read none."""
 
     def free_for(self, server: "Server") -> bool:
         """Whether the shard was handed to this server, or to anybody, or is its own."""
@@ -101,17 +103,22 @@ class Candidate(Connected):
         self._boot_ns = read_boot_ns
         self._margin_us = margin_us
         self._sight: Sight | None = None
+        self._looked_ns = 0
+        """Before the last look."""
 
     def look(self) -> Sight:
         """Read the owner's last sign of life. Raises Unreachable, Unfit."""
+        began_ns = self._boot_ns()
         with self._asking():
             row = self._connected().execute(_SIGHT, (SHARD,)).fetchone()
         assert row is not None
-        sight = Sight._make((*row, self._boot_ns()))
         before = self._sight
-        if before is not None and (before.epoch, before.beat) == (sight.epoch, sight.beat):
-            sight = sight._replace(since_ns=before.since_ns)
-        self._sight = sight
+        sight = Sight._make((*row, self._boot_ns(), None))
+        if before is not None:
+            if (before.epoch, before.beat) == (sight.epoch, sight.beat):
+                sight = sight._replace(since_ns=before.since_ns)
+            sight = sight._replace(after_ns=before.after_ns if before.clock == sight.clock else self._looked_ns)
+        self._sight, self._looked_ns = sight, began_ns
         return sight
 
     def silent_us(self) -> int:
@@ -167,11 +174,12 @@ class Candidate(Connected):
         except Uncertain:
             self.close()
             raise
+        away_us = lease[3] if sight.after_ns is None else min(lease[3], (began_ns - sight.after_ns) // 1_000)
         is_wanted = sight.free_for(self.server)
         log.log(logging.INFO if is_wanted else logging.WARNING, "took over in epoch %d: %s", epoch, self._why(sight))
         return Ownership(
             self._postgres, self.server, shard._replace(epoch=epoch), self._boot_ns, began_ns,
-            Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, lease[3]),
+            Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, away_us),
         )  # fmt: skip
 
     def _why(self, sight: Sight) -> str:
@@ -219,7 +227,8 @@ class Before(NamedTuple):
     seen_us: int
     """For how long the new owner saw no renewal since, by its own boot clock."""
     away_us: int
-    """How long ago that renewal was by PostgreSQL's clock, which may have been set in between."""
+    """How long ago that renewal was by PostgreSQL's clock, which may have been set in between; at most what the new
+    owner's boot clock allows, if that saw the renewal before."""
 
 
 class Ownership(Connected):

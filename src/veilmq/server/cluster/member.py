@@ -28,10 +28,11 @@ from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight
 from veilmq.cluster.postgres.schema import Formats
 from veilmq.cluster.registry import Status, Told, ask_to_hand_over, status, within
-from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, open_directory, open_follower
+from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
+from veilmq.engine.lease_clock import AHEAD_US_MAX
 from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import ParameterInvalid, StoreFailed
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
@@ -41,7 +42,7 @@ from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
 from veilmq.server.shell import Latencies, Shell
-from veilmq.store.directory import DatabaseDamaged, DataDirectory, NotOurs
+from veilmq.store.directory import DatabaseDamaged, DatabaseUnusable, DataDirectory, NotOurs
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
 
 _RENEWALS: Final = 3
@@ -54,6 +55,10 @@ _PAUSE_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 1.0
 """How long whoever asks waits for PostgreSQL; then it hears what was true before."""
 _KEPT_SECONDS: Final = 2.0
+_SKIPPED: Final = (
+    "the lease clock goes on %d s after the last owner's: for so long nobody has owned the queues, by the clocks of "
+    "PostgreSQL and of this machine; if both are wrong, leases and delays end early"
+)
 
 log = logging.getLogger("veilmq.cluster")
 
@@ -148,7 +153,9 @@ class ClusterServer:
         caller = self.front.caller
         if self.member.drained:
             return Following(self.owner, False, "an operator has drained this server", self.front.held)
-        trouble = "nobody owns the queues at present" if caller is None else caller.trouble or "connecting to the owner"
+        trouble = self.member.trouble or "nobody owns the queues at present"
+        if caller is not None:
+            trouble = caller.trouble or "connecting to the owner"
         return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held)
 
     async def report(self) -> ClusterReport:
@@ -293,11 +300,20 @@ class ClusterServer:
             remove_copy(settings.data, str(error))
             await asyncio.to_thread(self._hand_over, ownership)
             raise Unfit("its copy was damaged") from error
+        except (DatabaseUnusable, OSError) as error:
+            if not is_full(error, settings.data):
+                raise
+            self._wanted = ""  # others shall have it
+            await asyncio.to_thread(self._hand_over, ownership)
+            raise Unfit(f"the disk of {settings.data} is full: free space") from error
         term.callback(store.close)
         term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
         self.opened(store.directory)
         was = self._clock.now()
         self._clock.take_over(begins(store.mark))
+        skipped_us = self._clock.now() - ownership.before.clock - (boot_ns() - taken_ns) // 1_000
+        if ownership.before.clock and skipped_us > max(ownership.before.seen_us, 0) + AHEAD_US_MAX:
+            log.warning(_SKIPPED, skipped_us // SECOND_US)
         self.front.clock_moved(self._clock.now() - was)
         engine.unread = self.unread
         self._shell = shell = await lead(term, engine, store)

@@ -373,9 +373,13 @@ class Shell(Calls):
         self._soon()
 
     def _break(self, batch: Batch, error: VeilError) -> None:
-        """The store's state is unknown: fail all calls, and write no more."""
+        """The store's state is unknown, or another server's: fail all calls, and write no more."""
         assert isinstance(error, StoreUnknown)
-        logger.critical("the store failed and its state is unknown: %s", error.reason)
+        if self._holds is None or self._holds():
+            logger.critical("the store failed and its state is unknown: %s", error.reason)
+        else:
+            text = "no longer serving the queues: %s; calls under way end with an error that clients may try again"
+            logger.warning(text, error.reason)
         self.broken = error
         self._idle.set()
         self._deliver(self.engine.failed(batch, error))

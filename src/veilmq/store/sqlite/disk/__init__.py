@@ -8,6 +8,7 @@ go on). An unknown state ends the process.
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from veilmq.store.directory import (
 from veilmq.store.disk import Job
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.redo.file import is_given_up
+from veilmq.store.sqlite.disk.redo.file import FULL, is_given_up
 from veilmq.store.sqlite.disk.rows import add_functions
 
 SQLITE_OLDEST: Final = 3_051_003
@@ -53,6 +54,7 @@ DAMAGE: Final = (
 _STATEMENTS: Final = 512
 """Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
 of some hundred rows would evict all other statements."""
+_NOTHING_LEFT_BYTES: Final = 64 * 1024
 _KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
 
 logger = logging.getLogger("veilmq.store")
@@ -138,6 +140,16 @@ def _orphaned(path: Path, left: Path) -> NotOurs:
         f"{path} is empty or missing, but {left} shows that something was acknowledged: restore all files of one"
         " moment, or see what `veilmq check --repair` brings back; to begin anew, use an empty directory"
     )
+
+
+def is_full(error: BaseException | None, path: Path) -> bool:
+    """Whether an error of a data directory comes of a full disk. SQLite may call that an I/O error, so where nothing is
+    left, it does."""
+    while error is not None:
+        if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno in FULL):
+            return True
+        error = error.__cause__
+    return shutil.disk_usage(path if path.exists() else path.absolute().parent).free < _NOTHING_LEFT_BYTES
 
 
 def unusable(path: Path, error: Exception) -> DatabaseUnusable:

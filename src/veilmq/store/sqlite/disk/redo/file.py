@@ -35,7 +35,8 @@ _SYNC_AS_THEY_WRITE: Final = frozenset({"ext4", "xfs"})
 """File systems known to honour RWF_DSYNC with O_DIRECT."""
 _NOT_HERE: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
 """Errors of a system that cannot bypass the page cache; any other is an error of the disk."""
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says where a disk, or a share of it, is full."""
 _ZEROS: Final = bytes(1 << 20)
 _VOID: Final = bytes(8)
 """As long as the head of a record: where it stands there is no record."""
@@ -98,7 +99,7 @@ class _PastCache:
         try:
             self._write(at, end)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise apsw.IOError(f"redo log: {error}") from error
             self._mirror[offset : offset + len(_VOID)] = _VOID
             with _unknown_if_it_fails():
@@ -130,7 +131,7 @@ class _InCache:
                 written += self._file.write(data[written:], offset + written)
             self._sync()
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise apsw.IOError(f"redo log: {error}") from error
             if written and written >= len(data) - len(_VOID):  # else its checksum is wrong
                 with _unknown_if_it_fails():
