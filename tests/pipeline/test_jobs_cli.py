@@ -64,7 +64,19 @@ def test_help_knows_the_jobs_and_imports_neither_spark_nor_a_store() -> None:
         "print({'pyspark', 'pandas', 'pyarrow', 'numpy', 'matplotlib', 'asyncio', 'sqlite3', 'ssl'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    for job in ("attempts", "survival", "timeouts", "split", "health", "audit", "report", "loop", "archive", "replay"):
+    for job in (
+        "attempts",
+        "survival",
+        "timeouts",
+        "split",
+        "whatif",
+        "health",
+        "audit",
+        "report",
+        "loop",
+        "archive",
+        "replay",
+    ):
         assert f"  {job} " in done.stdout
     assert done.stdout.endswith("set()\n")
 

@@ -109,6 +109,7 @@ def register(app: typer.Typer) -> None:
         "survival": _survival,
         "timeouts": _timeouts,
         "split": _split,
+        "whatif": _whatif,
         "health": _health,
         "audit": _audit,
         "report": _report,
@@ -168,6 +169,26 @@ def _split(asked: Asked) -> None:
     from veilmq.cli.pipeline.run import analysis
 
     analysis(asked, os.environ, "split")
+
+
+def _whatif(
+    asked: Asked,
+    timeout: Annotated[
+        list[str] | None,
+        typer.Option("--timeout", metavar="[TYPE=]TIME", help="Of all messages, or of a type; several times."),
+    ] = None,
+    extend: Annotated[
+        str | None, typer.Option("--extend", metavar="TIME", help="Workers extend their leases so often.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="At each queue.")] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="type", help="Each message type has a queue of its own.")
+    ] = None,
+) -> None:
+    """Replay the history under other settings: duplicates, recovery, waiting and cost, beside today's."""
+    from veilmq.cli.pipeline.run import whatif
+
+    whatif(asked, os.environ, timeout or [], extend, workers, split)
 
 
 def _health(

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,6 +57,10 @@ _SHOWN: Final = {
         "first_lease_s", "renew_after_s", "cost", "cost_low", "cost_high", "note",
     ),
     "split": ("queue", "part", "types", "median_s", "timeout_s", "recovery_s", "together_recovery_s", "gain"),
+    "whatif": (
+        "queue", "type", "under", "timeout_s", "workers", "messages", "duplicates", "recovery_s", "wait_s",
+        "wait_p95_s", "cost", "cost_low", "cost_high", "cost_change", "note",
+    ),
     "health": (
         "from", "queue", "received", "redeliveries", "stale_deletes", "dead_letters", "oldest_s", "raise_to_s",
     ),
@@ -99,6 +103,48 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
         if publish:
             floors_us = {tuple(row[:3]): int(row[3]) for row in found.floors.itertuples(index=False, name=None)}
             tell(asked, environment, plans_of(records(found.timeouts), floors_us))
+
+
+def whatif(
+    asked: Asked,
+    environment: Mapping[str, str],
+    timeouts: Sequence[str],
+    extend: str | None,
+    workers: int | None,
+    split: str | None,
+) -> None:
+    """See `veilmq.pipeline.whatif`. Raises Failure."""
+    if split not in {None, "type"}:
+        raise Failure(Exit.USAGE, f"--split: {split} is not known", "It is: --split type.")
+    by_type = {kind: seconds("--timeout", time) for kind, is_one, time in map(_by_type, timeouts) if is_one}
+    general = [seconds("--timeout", kind) for kind, is_one, _ in map(_by_type, timeouts) if not is_one]
+    if len(general) > 1:
+        raise Failure(Exit.USAGE, "--timeout is given twice for all messages", "Name a type: --timeout video=5m.")
+    if not timeouts and extend is None and workers is None and split is None:
+        raise Failure(Exit.USAGE, "there is nothing to try", "Give --timeout, --extend, --workers or --split type.")
+    with reported():
+        from veilmq.pipeline import whatif as job
+        from veilmq.pipeline.jobs.attempts import KINDS, attempts
+
+        wanted = job.Wanted(
+            timeout_s=general[0] if general else None,
+            by_type_s=by_type,
+            extend_s=None if extend is None else seconds("--extend", extend),
+            workers=workers,
+            by_type=split is not None,
+        )
+    with session(asked, environment) as (_, events, seen):
+        leases = attempts(events(KINDS), seen.last_instant())
+        found = job.whatif(leases, events(job.KINDS), wanted).orderBy("queue", "type", "under", *PLACE)
+        if asked.out is not None:
+            found = found.cache()
+            _write(asked, found, "whatif")
+        show(asked, records(found.toPandas()), _SHOWN["whatif"])
+
+
+def _by_type(given: str) -> tuple[str, str, str]:
+    """The type of `--timeout TYPE=TIME`, the sign and the time; a type may have such a sign of its own."""
+    return given.rpartition("=") if "=" in given else (given, "", "")
 
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:

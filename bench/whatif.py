@@ -1,0 +1,168 @@
+"""What if: the pipeline's replay of a history under other settings, beside the real server under those settings.
+
+    python bench/whatif.py [--messages 1500] [--seeds 1] [--write]
+
+Strategy: workers do five kinds of work at the store itself, under a manual clock (tests/pipeline/work_stage.py), once
+under today's settings and once under others. The jobs see the first history alone, and what they say of the others is
+compared with what truly happened. With `--seeds N` the other settings also meet other work of the same kind, so often:
+how many times what happens then is within the interval.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.pipeline.histories_stage import frame  # noqa: E402
+from tests.pipeline.work_stage import Under, Work, worked  # noqa: E402
+
+from veilmq.pipeline.jobs.attempts import attempts  # noqa: E402
+from veilmq.pipeline.session import session  # noqa: E402
+from veilmq.pipeline.whatif import KINDS, METRICS, Wanted, whatif  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results" / "whatif.json"
+WITHIN = 0.10
+COUNTED_MIN = 20
+"""Duplicates or crashes: of fewer, a share of a tenth is one or two."""
+
+
+class Case(NamedTuple):
+    """One comparison."""
+
+    name: str
+    works: Callable[[int, np.random.Generator], Sequence[Work]]
+    today: Under
+    tried: Under
+    wanted: Wanted
+
+
+def lognormal(median: float, sigma: float) -> Callable[[np.random.Generator, int], Any]:
+    return lambda random, count: random.lognormal(np.log(median), sigma, count)
+
+
+def steadily(random: np.random.Generator, count: int, every: float) -> Any:
+    return np.cumsum(random.exponential(every, count))
+
+
+def in_bursts(random: np.random.Generator, count: int, size: int, every: float) -> Any:
+    return np.sort(np.floor(np.arange(count) / size) * every + random.uniform(0, 5, count))
+
+
+CASES = (
+    Case(
+        "short timeout, longer tried",
+        lambda n, random: [Work(None, steadily(random, n, 4.0), lognormal(12, 0.8), 1 / 500)],
+        Under(15, receives_max=6),
+        Under(45, receives_max=6),
+        Wanted(timeout_s=45),
+    ),
+    Case(
+        "long timeout, many crashes, shorter tried",
+        lambda n, random: [Work(None, steadily(random, n, 3.0), lognormal(8, 0.6), 1 / 60, keeps=False)],
+        Under(300, receives_max=20),
+        Under(20, receives_max=20),
+        Wanted(timeout_s=20),
+    ),
+    Case(
+        "two types in one queue",
+        lambda n, random: [
+            Work("icon", steadily(random, n // 2, 6.0), lognormal(2, 0.4), 1 / 200),
+            Work("video", steadily(random, n // 2, 6.0), lognormal(45, 0.3), 1 / 900),
+        ],
+        Under(40, receives_max=8),
+        Under(90, receives_max=8),
+        Wanted(timeout_s=90),
+    ),
+    Case(
+        "bursts, more workers and a longer timeout tried",
+        lambda n, random: [Work(None, in_bursts(random, n, 100, 600.0), lognormal(10, 0.6), 1 / 300, keeps=False)],
+        Under(20, workers=8, receives_max=10),
+        Under(30, workers=14, receives_max=10),
+        Wanted(timeout_s=30, workers=14),
+    ),
+    Case(
+        "few workers, one less and a shorter timeout tried",
+        lambda n, random: [Work(None, steadily(random, n, 4.0), lognormal(8, 0.5), 1 / 250)],
+        Under(60, workers=4, receives_max=10),
+        Under(25, workers=3, receives_max=10),
+        Wanted(timeout_s=25, workers=3),
+    ),
+)
+
+
+def compared(spark: Any, case: Case, messages: int, seed: int, other: int | None) -> dict[str, Any]:
+    """What is said and what is true of the other settings, by metric; other: the seed of other work that they meet."""
+    works = case.works(messages, np.random.default_rng(seed))
+    table, _ = worked(works, case.today, seed)
+    if other is not None:
+        works = case.works(messages, np.random.default_rng(other))
+    _, happened = worked(works, case.tried, other or seed)
+    events = frame(spark, table).cache()
+    began = time.perf_counter()
+    rows = (
+        whatif(attempts(events), events.where(events.kind.isin(*KINDS)), case.wanted).where("queue = 'jobs'").toPandas()
+    )
+    took = time.perf_counter() - began
+    events.unpersist()
+    said, true = rows[rows.under == "what if"].iloc[0], happened.figures()
+    counted = {"duplicates": happened.duplicates, "recovery_s": len(happened.recovery), "cost": COUNTED_MIN}
+    found: dict[str, Any] = {"seconds": round(took, 2), "workers_seen": rows[rows.under == "today"].iloc[0].workers}
+    for name in METRICS:
+        if counted.get(name, COUNTED_MIN) >= COUNTED_MIN and true[name] > 0.001:
+            found[name] = {
+                "true": round(float(true[name]), 4), "said": round(float(said[name]), 4),
+                "low": round(float(said[f"{name}_low"]), 4), "high": round(float(said[f"{name}_high"]), 4),
+            }  # fmt: skip
+    return found
+
+
+def main() -> int:
+    """1 if a figure is further from the truth than a tenth."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=1_500, help="of each history (1500)")
+    parser.add_argument("--seeds", type=int, default=0, help="further histories, for the intervals (0)")
+    parser.add_argument("--case", type=int, help="only this one, from 0")
+    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.relative_to(ROOT)}")
+    asked = parser.parse_args()
+    spark = session("local[2]", name="whatif", settings={"spark.sql.shuffle.partitions": "2"})
+    spark.sparkContext.setLogLevel("ERROR")
+    results: dict[str, Any] = {"messages": asked.messages, "cases": {}}
+    wrong = []
+    cases = CASES if asked.case is None else CASES[asked.case : asked.case + 1]
+    for case in cases:
+        found = compared(spark, case, asked.messages, 1, None)
+        print(f"{case.name} ({found['seconds']} s; workers seen: {found['workers_seen']:.0f})", flush=True)
+        for name in METRICS:
+            if name in found:
+                one = found[name]
+                apart = one["said"] / one["true"] - 1
+                print(f"    {name:11} true {one['true']:9.3f}  said {one['said']:9.3f}  {apart:+.1%}"
+                      f"  ({one['low']:.3f} to {one['high']:.3f})", flush=True)  # fmt: skip
+                wrong += [(case.name, name)] if abs(apart) > WITHIN else []
+        covered: dict[str, list[bool]] = {}
+        for seed in range(asked.seeds):
+            more = compared(spark, case, asked.messages, 100 + seed, 10_000 + seed)
+            for name in METRICS:
+                if name in more:
+                    covered.setdefault(name, []).append(more[name]["low"] <= more[name]["true"] <= more[name]["high"])
+        for name, each in covered.items():
+            found[name] = found.get(name, {}) | {"covered": sum(each), "of": len(each)}
+            print(f"    {name:11} other work of the kind is within the interval in {sum(each)} of {len(each)}")
+        results["cases"][case.name] = found
+    spark.stop()
+    if asked.write:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print("all within a tenth" if not wrong else f"further away than a tenth: {wrong}")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
