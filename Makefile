@@ -23,7 +23,7 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo \
+.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
+	@echo 'make pipeline-faults    200 kills and faults of drains and sinks on Spark: ARGS="--faults 20 --minutes 10 --seed N"'
 	@echo 'make setup              set up what make run needs, and stop there'
 	@echo 'make setup-clients      set up what make test needs: other SDKs, Node.js'
 	@echo 'make lock               resolve requirements/*.txt again'
@@ -163,6 +164,10 @@ fuzz: .tools/fuzz/.installed
 # A server, six kinds of work, Spark: what the pipeline recommends beside the truth, before and after.
 pipeline-demo: setup-test
 	@exec $(BIN)/python examples/pipeline_demo $(ARGS)
+
+# Sources, sinks and stores, with Spark; what the tables and queues hold is compared with what was sent.
+pipeline-faults: setup-clients
+	@$(BIN)/python -m tests.pipeline.faults $(ARGS)
 
 # Ranges come from pyproject.toml. The index is whatever this machine is set up for; none is written down.
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url \

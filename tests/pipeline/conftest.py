@@ -26,8 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session on two threads, with our sources."""
+def spark(tmp_path_factory: pytest.TempPathFactory, s3: Store) -> Iterator[Any]:
+    """A session on two threads, with our sources. Its processes know the S3 store: they keep the environment of its
+    start."""
     settings = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
@@ -35,7 +36,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         # A short life is not worth the second compiler: half the CPU of a session's first minute.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
-    started = session("local[2]", settings=settings)
+    with told(s3.environment):
+        started = session("local[2]", settings=settings)
     try:
         yield started
     finally:

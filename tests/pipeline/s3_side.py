@@ -28,8 +28,8 @@ _HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 
 class Quiet(WSGIRequestHandler):
-    def log_request(self, *given: Any) -> None:
-        """Nothing."""
+    def log(self, *given: Any) -> None:
+        """Nothing: a lost answer is an error to this server."""
 
     def make_environ(self) -> Any:
         """With the headers as they came: WSGI has none with an underscore."""

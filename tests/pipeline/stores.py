@@ -88,7 +88,7 @@ def moto() -> Iterator[Store]:
     with faulty() as endpoint:
         with told(secrets | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}) as environment:
             boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
-            yield Store("s3", environment, endpoint)
+        yield Store("s3", environment, endpoint)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def azurite() -> Iterator[Store]:
                 }
                 with told(secrets) as environment:
                     fsspec.filesystem("abfs").mkdir(BUCKET)
-                    yield Store("abfs", environment, endpoint)
+                yield Store("abfs", environment, endpoint)
         finally:
             process.kill()
             process.wait()

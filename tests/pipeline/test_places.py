@@ -1,14 +1,17 @@
 """Directories in object stores: one process at a time, and what a process does that was taken for dead."""
 
 import json
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pytest
 from tests.pipeline.drain_stage import Stage, left, send
-from tests.pipeline.stores import Store
+from tests.pipeline.stores import Store, told
 from tests.pipeline.test_drain_driver import START, Play, bodies
+from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
@@ -17,7 +20,9 @@ from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.places import ObjectPath, Patience, PlaceFailed, PlaceTaken, lock_of, place, source
+from veilmq.pipeline.loop import Loop, LoopTaken
+from veilmq.pipeline.places import ObjectPath, Patience, PlaceFailed, PlaceTaken, listed, lock_of, place, put, source
+from veilmq.pipeline.tables import compact, retain
 
 DAY = 86_400.0
 
@@ -193,3 +198,41 @@ def test_bad_records_lie_beside_manifests_in_a_store(directory: ObjectPath) -> N
     bad_records.mark_sent(path)
     assert not list(bad_records.unsent(manifest))
     assert bad_records.read_bad_records(str(directory)) == bad_records.of_manifest(manifest) == [row]
+
+
+@pytest.mark.slow
+def test_a_loop_keeps_its_state_and_tables_in_a_store(spark: Any, s3: Store, tmp_path: Path) -> None:
+    with told(s3.environment):
+        directory = place(f"{s3.url}/loop")
+        here, far = LoopStage(spark, tmp_path), LoopStage(spark, tmp_path / "none")
+        far.exported = directory / "events"  # type: ignore[assignment]
+        with pytest.raises(OptionInvalid, match="Use --format delta"):
+            Loop(directory / "kept")
+        far.loop = Loop(directory / "kept", kind="delta")
+        far.grow(0.5)
+        far.run(floors=True)
+        for each in (here, far):
+            each.grow(1)
+            each.run(floors=True)
+        assert rows(here) == rows(far)
+        assert far.loop.plans().keys() == here.loop.plans().keys() != set()
+        assert far.timeouts().keys() == here.timeouts().keys()
+        lock = lock_of(directory / "kept", "state.json", Patience(0))
+        with pytest.raises(LoopTaken, match="Another run works in"):
+            far.run()
+        lock.release()
+        # A process that died while it joined a day's files left the joined one beside its parts.
+        cells = directory / "kept" / "cells"
+        parts = {each: each.read_bytes() for each in listed(cells, "day=*/*.parquet")}
+        assert len(parts) == 2
+        assert compact(cells) == 1
+        for path, content in parts.items():
+            put(path, content)
+        assert rows(here) == rows(far)
+        assert retain(cells, date(2027, 1, 1)) == 1
+        assert far.loop.cells().empty
+
+
+def rows(stage: LoopStage) -> list[str]:
+    """What its loop has learnt, whatever the order in which numbers were added."""
+    return sorted(str(row) for row in stage.loop.cells().round(6).itertuples(index=False))

@@ -9,12 +9,15 @@ which offset counts: if a run dies, the next one removes its files. A lock allow
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from veilmq.pipeline import publish, tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
@@ -22,7 +25,24 @@ from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, timeouts
-from veilmq.store.files import durable_write, locked, make_directory, restore, sync_tree
+from veilmq.pipeline.places import (
+    Lock,
+    Patience,
+    Place,
+    PlaceTaken,
+    is_url,
+    kept,
+    listed,
+    lock_of,
+    make,
+    place,
+    put,
+    remove,
+    source,
+    whole,
+)
+from veilmq.pipeline.places.days import DAY, append_day, covering
+from veilmq.store.files import restore, sync_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +57,7 @@ _LOCALLY_MAX: Final = 24
 """Up to this many groups are planned in this process: a Spark job costs more than planning them."""
 _COMPACT_FILES: Final = 24
 _CELLS: Final = "cells"
+_STATE: Final = "state.json"
 
 
 class LoopTaken(PipelineError):
@@ -81,17 +102,19 @@ class Loop:
     """The directory of one loop: `timeouts` (a table), `cells`, `pending-*`, `state.json`, `metrics.prom`, `lock`."""
 
     def __init__(
-        self, directory: Path | str, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT
+        self, directory: Place | str, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT
     ) -> None:
-        """kind: format of the table `timeouts`; retention_days: 0 to 36,500. Raises OptionInvalid."""
+        """directory: or a URL in an object store. kind: format of the table `timeouts`; retention_days: 0 to 36,500.
+        Raises OptionInvalid."""
         tables.check_format(kind)
         tables.oldest_kept(date.max, retention_days)
-        self.directory = Path(directory)
+        self.directory = place(directory)
+        tables.check_replaced(self.timeouts, kind)
         self._kind = kind
         self._retention_days = retention_days
 
     @property
-    def timeouts(self) -> Path:
+    def timeouts(self) -> Place:
         """The table of recommendations, as `timeouts.recommended` gives it."""
         return self.directory / "timeouts"
 
@@ -114,9 +137,9 @@ class Loop:
         if options.keys() & {"from", "until"}:
             raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
         began = timer()
-        make_directory(self.directory)
-        with locked(self.directory / "lock", LoopTaken, "Another run"):
-            state = self._state(options)
+        make(self.directory)
+        with self._locked() as lock:
+            state = self._state(lock, options)
             history.epoch = state.epoch
             start = history.hold(None) if state.next is None else state.next
             bounds = history.bounds()
@@ -136,7 +159,8 @@ class Loop:
                     _raise_floors(state, events)
             planned, groups, left_out = self._plan(spark, state, costs)
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
-            self._save(state)
+            # Once it is durable, the files of the previous state may be removed.
+            lock.save(msgspec.json.encode(state))
             today = datetime.fromtimestamp(now, UTC).date()
             cells = self.directory / _CELLS
             dropped = tables.retain(cells, tables.oldest_kept(today, self._retention_days))
@@ -156,7 +180,7 @@ class Loop:
         before = self._left(state)
         if before is not None:
             # An earlier release had fewer columns.
-            earlier = spark.read.parquet(tables.literal(str(before)))
+            earlier = _pending(spark, before)
             leases = attempts.merged(leases.unionByName(earlier, allowMissingColumns=True))
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:
@@ -166,20 +190,28 @@ class Loop:
             settled = over | (F.greatest("expired", "lease_end") < until - GRACE_US)
             pending = f"pending-{stop:020}"
             left = leases.where(~settled)
-            left.coalesce(1).write.mode("overwrite").parquet(str(self.directory / pending))
-            sync_tree(self.directory / pending)
+            self._keep(left, self.directory / pending)
             cells = buckets.histogram(attempts.judged(leases.where(settled))).toArrow()
         finally:
             leases.unpersist()
         day = datetime.fromtimestamp(until / 1e6, UTC).date()
-        tables.append_day(cells, self.directory / _CELLS, day, f"offset-{start:020}-{stop:020}")
+        append_day(cells, self.directory / _CELLS, day, f"offset-{start:020}-{stop:020}")
         state.pending = pending
         for cell in cells.select([*buckets.GROUP, "leases"]).to_pylist():
             name = _name(cell[each] for each in buckets.GROUP)
             state.unplanned[name] = state.unplanned.get(name, 0.0) + cell["leases"]
         return round(sum(cells.column("leases").to_pylist())), tables.load(self.directory / pending).num_rows
 
-    def _left(self, state: _State) -> Path | None:
+    def _keep(self, left: "DataFrame", path: Place) -> None:
+        """Durably: as Spark writes it, or as one object."""
+        if isinstance(path, Path):
+            left.coalesce(1).write.mode("overwrite").parquet(str(path))
+            sync_tree(path)
+            return
+        with whole(path) as file:
+            pq.write_table(left.toArrow(), file, compression="zstd")
+
+    def _left(self, state: _State) -> Place | None:
         """The leases that were pending after the last run. Raises HistoryGap if their file is gone."""
         if state.pending is None:
             return None
@@ -194,20 +226,19 @@ class Loop:
         if not self.timeouts.exists():
             return {}
         rows = tables.load(self.timeouts).to_pylist()
-        place = self.directory / "state.json"
-        state = msgspec.json.decode(place.read_bytes(), type=_State)
+        state = msgspec.json.decode(kept(self.directory, _STATE) or b"{}", type=_State)
         floors_us = {_queue(name): floor_us for name, floor_us in state.floors_us.items()}
         return publish.plans_of(rows, floors_us)
 
     def cells(self) -> Any:
         """The histogram of all data kept, as a pandas frame."""
         import pandas as pd
-        import pyarrow.parquet as pq
 
-        files = sorted((self.directory / _CELLS).glob("day=*/[!.]*.parquet"))
+        cells = self.directory / _CELLS
+        files = [file for day in listed(cells, f"{DAY}*") for file in covering(listed(day, "[!.]*.parquet"))]
         if not files:
             return pd.DataFrame(columns=[part.split()[0] for part in buckets.SCHEMA.split(", ")])
-        rows = pq.read_table(files, partitioning=None).to_pandas()
+        rows = pa.concat_tables([pq.ParquetFile(source(file)).read() for file in files]).to_pandas()
         keys = [*buckets.GROUP, *buckets.CELL]
         return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
 
@@ -259,28 +290,38 @@ class Loop:
         frame = spark.createDataFrame(pd.concat(groups), buckets.SCHEMA)
         return timeouts.recommended(frame, costs).toPandas()
 
-    def _state(self, options: dict[str, str]) -> _State:
-        source = options.get("server") or str(Path(options.get("path", "")).resolve())
-        place = self.directory / "state.json"
-        state = msgspec.json.decode(place.read_bytes(), type=_State) if place.exists() else _State(source=source)
-        if state.source != source:
-            mend = "Give each history a directory of its own."
-            raise HistoryGap(f"{self.directory} is of the history of {state.source}, not of {source}.", mend)
-        return state
+    @contextmanager
+    def _locked(self) -> Iterator[Lock]:
+        """Raises LoopTaken, also if another run has taken over when the state is saved."""
+        lock = None
+        try:
+            lock = lock_of(self.directory, _STATE, Patience(0), 0o666)
+            yield lock
+        except PlaceTaken as error:
+            mend = "Wait until it ends, or give this one a directory of its own."
+            raise LoopTaken(f"Another run works in {self.directory} ({error.wrong}).", mend) from None
+        finally:
+            if lock is not None:
+                lock.release()
 
-    def _save(self, state: _State) -> None:
-        # Once it is durable, the files of the previous state may be removed.
-        durable_write(self.directory / "state.json", msgspec.json.encode(state), mode=0o666, alone=True)
+    def _state(self, lock: Lock, options: dict[str, str]) -> _State:
+        path = options.get("path", "")
+        origin = options.get("server") or (path if is_url(path) else str(Path(path).resolve()))
+        content = lock.load()
+        state = _State(source=origin) if content is None else msgspec.json.decode(content, type=_State)
+        if state.source != origin:
+            mend = "Give each history a directory of its own."
+            raise HistoryGap(f"{self.directory} is of the history of {state.source}, not of {origin}.", mend)
+        return state
 
     def _tidy(self, state: _State) -> None:
         """Remove the files of unfinished runs, and the pending leases of earlier runs."""
-        import shutil
-
-        restore(self.directory)
-        restore(self.directory / _CELLS)
+        if isinstance(self.directory, Path):
+            restore(self.directory)
+            restore(self.directory / _CELLS)
         for each in self.directory.glob("pending-*"):
             if each.name != state.pending:
-                shutil.rmtree(each)
+                remove(each)
         for each in (self.directory / _CELLS).glob("day=*/offset-*.parquet"):
             if int(each.stem.rpartition("-")[2]) > (state.next or 0):
                 each.unlink()
@@ -295,6 +336,9 @@ class Loop:
             "veilmq_pipeline_groups": ran.groups,
         }
         text = "".join(f"# TYPE {name} gauge\n{name} {json.dumps(value)}\n" for name, value in lines.items())
+        if not isinstance(self.directory, Path):
+            put(self.directory / "metrics.prom", text.encode())
+            return
         part = self.directory / ".metrics.prom.part"
         part.write_text(text)
         part.rename(self.directory / "metrics.prom")
@@ -302,6 +346,13 @@ class Loop:
 
 def _events(spark: "SparkSession", options: dict[str, str], kinds: Sequence[str], start: int, stop: int) -> "DataFrame":
     return load(spark, options | {"from": str(start), "until": str(stop)}, kinds)
+
+
+def _pending(spark: "SparkSession", path: Place) -> "DataFrame":
+    """The leases of `Loop._keep`."""
+    if isinstance(path, Path):
+        return spark.read.parquet(tables.literal(str(path)))
+    return spark.createDataFrame(tables.load(path))
 
 
 def _see_deleted(state: _State, events: "DataFrame") -> None:

@@ -2,7 +2,8 @@
 
 Strategy: a result is written completely beside its place and then renamed, so that a reader sees the old table or the
 new one. Tables that grow are stored by day: `compact` merges a day's files into one, `retain` drops days. Delta does
-the same with its own operations. The Delta writer is Rust in this process: Spark needs no jar.
+the same with its own operations. The Delta writer is Rust in this process: Spark needs no jar. In an object store,
+where nothing can be renamed, a result is a Delta table.
 """
 
 import json
@@ -15,29 +16,28 @@ from urllib.parse import unquote
 
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import alone_in
-from veilmq.store.files import make_directory, restore, take_name, take_place
+from veilmq.pipeline.places import ObjectPath, Place, delta, is_url, listed, remove, source
+from veilmq.pipeline.places import place as placed
+from veilmq.pipeline.places.days import DAY, compact_day
+from veilmq.store.files import restore, take_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMATS: Final = ("parquet", "delta")
-_DAY: Final = "day="
 _ARCHIVED: Final = "messages"
 """The table within the result of `archive`."""
 _LOCK: Final = ".lock"
 """The lock file of `alone`."""
-_OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 _BEYOND: Final = frozenset({"deletionVectors", "columnMapping"})
 """Features of the Delta protocol with which a table's Parquet files alone are not its rows."""
-_ROW_GROUP_ROWS: Final = 131_072
-"""As in `veilmq events export`."""
 _JUDGED: Final = ("day", "to", "sent")
 """Columns that give the age of a row in a Delta table."""
 VACUUM_HOURS_DEFAULT: Final = 168
 """How long a Delta table keeps files that the current version no longer names: readers may still use them."""
-RETENTION_DAYS_MAX: Final = 36_500
-VACUUM_HOURS_MAX: Final = 24 * RETENTION_DAYS_MAX
+RETENTIONDAYS_MAX: Final = 36_500
+VACUUM_HOURS_MAX: Final = 24 * RETENTIONDAYS_MAX
 
 
 def check_format(kind: str) -> None:
@@ -48,8 +48,8 @@ def check_format(kind: str) -> None:
 
 def oldest_kept(today: date, retention_days: int) -> date:
     """The day before which `retain` drops data. Raises OptionInvalid."""
-    if not 0 <= retention_days <= RETENTION_DAYS_MAX:
-        raise OptionInvalid(f"retention_days={retention_days} cannot be.", f"It is 0 to {RETENTION_DAYS_MAX}.")
+    if not 0 <= retention_days <= RETENTIONDAYS_MAX:
+        raise OptionInvalid(f"retention_days={retention_days} cannot be.", f"It is 0 to {RETENTIONDAYS_MAX}.")
     return today - timedelta(days=retention_days)
 
 
@@ -58,17 +58,23 @@ def checkpoint_of(place: Path) -> Path:
     return place.with_name(f"{place.name}-checkpoint")
 
 
-def check_replaced(place: Path) -> None:
+def check_replaced(place: Place, kind: str) -> None:
     """Raises OptionInvalid unless the table there may be replaced; a stream's may not."""
-    if checkpoint_of(place).is_dir() or (place / "_spark_metadata").is_dir():
+    if isinstance(place, ObjectPath):
+        if kind != "delta":
+            raise OptionInvalid(f"{place}: no table of {kind} can be replaced there.", "Use --format delta.")
+    elif checkpoint_of(place).is_dir() or (place / "_spark_metadata").is_dir():
         raise OptionInvalid(f"{place} is a stream's table, which this would replace.", "Name another place.")
 
 
-def write(frame: "DataFrame", place: Path | str, kind: str = "parquet") -> None:
+def write(frame: "DataFrame", place: Place | str, kind: str = "parquet") -> None:
     """Replace the table at `place` with these rows. Raises OptionInvalid, also for a stream's table."""
     check_format(kind)
-    place = Path(place)
-    check_replaced(place)
+    place = placed(place)
+    check_replaced(place, kind)
+    if isinstance(place, ObjectPath):
+        delta.replace(frame, str(place), VACUUM_HOURS_DEFAULT)
+        return
     beside = place.with_name(f".{place.name}.new")
     # Not a file URI from Python: Spark takes its %20 as part of the name.
     frame.write.mode("overwrite").parquet(f"file:{beside}" if beside.is_absolute() else str(beside))
@@ -88,7 +94,9 @@ def write(frame: "DataFrame", place: Path | str, kind: str = "parquet") -> None:
 def read(spark: "SparkSession", place: Path | str) -> "DataFrame":
     """A table of either format, from `write`, a drain or any other writer; Delta without extras. Raises
     OptionInvalid."""
-    place = Path(place)
+    if is_url(place):
+        return delta.read(spark, str(place))
+    place = Path(str(place))
     if (place / "_delta_log").is_dir():
         import pyarrow as pa
         from deltalake import DeltaTable
@@ -131,30 +139,21 @@ def literal(path: str) -> str:
     return _PATTERN.sub(r"\\\g<0>", path)
 
 
-def load(place: Path | str) -> Any:
-    """A table from `write`, as a pyarrow Table and without Spark: for small ones."""
-    place = Path(place)
+def load(place: Place | str) -> Any:
+    """A table from `write`, or a file, as a pyarrow Table and without Spark: for small ones."""
+    place = placed(place)
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
         return DeltaTable(str(place)).to_pyarrow_table()
     import pyarrow.parquet as pq
 
+    if isinstance(place, ObjectPath):
+        return pq.read_table(source(place))
     return pq.read_table(sorted(place.glob("[!._]*.parquet")), partitioning=None)
 
 
-def append_day(rows: Any, place: Path, day: date, name: str) -> None:
-    """Add a pyarrow Table to one day of a growing Parquet table, as a file with that name."""
-    import pyarrow.parquet as pq
-
-    directory = place / f"{_DAY}{day.isoformat()}"
-    make_directory(directory)
-    part = directory / f".{name}.part"
-    pq.write_table(rows, part, compression="zstd")
-    take_name(part, directory / f"{name}.parquet")
-
-
-def compact(place: Path, *, files_max: int = 1) -> int:
+def compact(place: Place, *, files_max: int = 1) -> int:
     """Merge the files of each day that has more than `files_max`; returns how many files were removed. For Delta, all.
 
     Rows stay unchanged. A day is replaced at once: its new file first gets a name that readers ignore. Raises
@@ -168,25 +167,14 @@ def compact(place: Path, *, files_max: int = 1) -> int:
     if not place.is_dir():
         return 0
     with alone_in(place):
-        restore(place)
-        return sum(_compact_day(each, files_max) for each in sorted(place.glob(f"{_DAY}*")))
+        if isinstance(place, Path):
+            restore(place)
+        return sum(compact_day(each, files_max) for each in listed(place, f"{DAY}*"))
 
 
-def _compact_day(directory: Path, files_max: int) -> int:
-    files = sorted(directory.glob("[!.]*.parquet"))
-    if len(files) <= files_max:
-        return 0
-    beside = directory.with_name(f".{directory.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    _join(files, beside / _joined(files[0].name, files[-1].name))
-    take_place(beside, directory)
-    return len(files) - 1
-
-
-def check_grows(place: Path) -> None:
+def check_grows(place: Place) -> None:
     """Raises OptionInvalid unless `compact` and `retain` can work there."""
-    grows = ("_delta_log", f"{_DAY}*", f".{_DAY}*.old", "*.parquet", "_spark_metadata")
+    grows = ("_delta_log", f"{DAY}*", f".{DAY}*.old", "*.parquet", "_spark_metadata")
     # An export or a loop without data yet, or any more, still has its lock.
     if (place / _LOCK).exists() or any(any(place.glob(each)) for each in grows):
         return
@@ -196,45 +184,15 @@ def check_grows(place: Path) -> None:
     raise OptionInvalid(f"{place} holds no table.", mend)
 
 
-def _check_days(place: Path) -> None:
+def _check_days(place: Place) -> None:
     if (place / "_spark_metadata").is_dir():
         mend = "Let streams write Delta (--format delta) to keep their tables small."
         raise OptionInvalid(f"{place} is a stream's Parquet table: its log says which files count.", mend)
-    if place.exists() and not any(place.glob(f"{_DAY}*")) and any(place.glob("*.parquet")):
+    if place.exists() and not any(place.glob(f"{DAY}*")) and any(place.glob("*.parquet")):
         raise OptionInvalid(f"{place} is no table that grows by days.", "Jobs replace theirs whole: run the job again.")
 
 
-def _joined(first: str, last: str) -> str:
-    """The name of the merged file. Events and the loop's cells have their offsets in it: `offset-FROM-UNTIL`."""
-    start, stop = _OFFSETS.match(first), _OFFSETS.match(last)
-    return f"offset-{start[1]}-{stop[2]}.parquet" if start and stop else last
-
-
-def _join(files: list[Path], into: Path) -> None:
-    """Merge several files into one, holding at most one row group at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = pq.read_schema(files[0])
-    with pq.ParquetWriter(into, schema, compression="zstd") as writer:
-        waiting: list[Any] = []
-        for file in files:
-            for batch in pq.ParquetFile(file).iter_batches(_ROW_GROUP_ROWS):
-                waiting.append(batch)
-                if sum(each.num_rows for each in waiting) >= _ROW_GROUP_ROWS:
-                    whole = pa.Table.from_batches(waiting, schema)
-                    full = whole.num_rows - whole.num_rows % _ROW_GROUP_ROWS
-                    writer.write_table(whole.slice(0, full), _ROW_GROUP_ROWS)
-                    waiting = whole.slice(full).to_batches()
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, schema), _ROW_GROUP_ROWS)
-        # Metadata of exported files, such as their epoch, holds for the merged file; the schema is there already.
-        told = {name: value for file in files for name, value in (pq.read_metadata(file).metadata or {}).items()}
-        told.pop(b"ARROW:schema", None)
-        writer.add_key_value_metadata(told)
-
-
-def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
+def retain(place: Place, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
     """Drop data of days before `oldest`: returns how many days, for Delta how many rows.
 
     For Delta, also remove files that no version names any longer. The age of its rows is `day`, the end of their window
@@ -259,7 +217,7 @@ def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAUL
     if not place.is_dir():
         return 0
     with alone_in(place):
-        days = [each for each in place.glob(f"{_DAY}*") if each.name.removeprefix(_DAY) < oldest.isoformat()]
+        days = [each for each in place.glob(f"{DAY}*") if each.name.removeprefix(DAY) < oldest.isoformat()]
         for each in days:
-            shutil.rmtree(each)
+            remove(each)
     return len(days)

@@ -27,6 +27,7 @@ from veilmq.cli.pipeline.session import (
     ROWS_SHOWN,
     SERVER_DEFAULT,
     as_url,
+    check_local,
     history_of,
     hush,
     make_place,
@@ -153,8 +154,9 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
+    check_local(asked.out, "--out")
     with reported():
-        _check_replaced(asked.out, ("survival", "quantiles", "timeouts", "redelivery", "split", "health"))
+        _check_replaced(asked, ("survival", "quantiles", "timeouts", "redelivery", "split", "health"))
     with session(asked, environment) as (spark, events, seen):
         found = Analysis(events(None), of=events, since=seen.first_instant(), until=seen.last_instant())
         _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
@@ -181,9 +183,10 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
         raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
     with reported():
         if follow and asked.out is not None:
+            check_local(asked.out, "--out")
             check_place(asked.out, asked.format)
         elif asked.out is not None:
-            _check_replaced(asked.out, ("health",))
+            _check_replaced(asked, ("health",))
     with session(asked, environment, hold=not follow) as (spark, events, _):
         if follow:
             follow_health(asked, environment, spark, f"{window_ms} milliseconds", failures)
@@ -287,19 +290,22 @@ def _tell_left_out(found: "Analysis") -> None:
     print(f"left out, for they were deleted: {said}", file=sys.stderr)
 
 
-def _check_replaced(out: Path, names: tuple[str, ...]) -> None:
+def _check_replaced(asked: Asked, names: tuple[str, ...]) -> None:
     """Raises OptionInvalid if a table to be written belongs to a stream."""
+    from veilmq.pipeline.places import place
     from veilmq.pipeline.tables import check_replaced
 
+    assert asked.out is not None
     for name in names:
-        check_replaced(out.resolve() / name)
+        check_replaced(place(place_of(asked.out)) / name, asked.format)
 
 
 def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
+    from veilmq.pipeline.places import place
     from veilmq.pipeline.tables import write
 
     assert asked.out is not None
-    write(frame, asked.out.resolve() / name, asked.format)
+    write(frame, place(place_of(asked.out)) / name, asked.format)
 
 
 def check_place(out: Path, kind: str) -> None:
@@ -359,7 +365,7 @@ def loop(
         raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
     pause_s = None if every is None else seconds("--every", every)
     with reported():
-        work = Loop(asked.out.resolve(), kind=asked.format, retention_days=retention_days)
+        work = Loop(place_of(asked.out), kind=asked.format, retention_days=retention_days)
     with session(asked, environment, hold=False) as (spark, _, _):
         told = _once(asked, environment, spark, work, publish=publish, told=False)
         while pause_s is not None:
@@ -414,8 +420,12 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
     """See `veilmq.pipeline.tables`. Raises Failure."""
     with reported():
         from veilmq.pipeline import tables
+        from veilmq.pipeline.places import place as placed
 
-        table = place / "cells" if (place / "state.json").exists() and (place / "cells").is_dir() else place
+        url = place_of(place)
+        found = place if isinstance(url, Path) else placed(url)
+        # Of a loop.
+        table = found / "cells" if (found / "cells").is_dir() and any(found.glob("state.json*")) else found
         if not table.is_dir():
             raise OptionInvalid(f"{place} is no directory.", "Name a table.")
         tables.check_grows(table)

@@ -56,14 +56,18 @@ def session(
     """
     with reported():
         from veilmq.pipeline.events import load
-        from veilmq.pipeline.tables import check_format
+        from veilmq.pipeline.places import place
+        from veilmq.pipeline.tables import check_format, check_replaced
 
         check_format(asked.format)
         options = options_of(asked, environment)
         seen = _seen(asked, environment, hold=hold)
         options |= {"from": str(seen.start), "until": str(seen.stop)}
-        if asked.out is not None:
+        out = None if asked.out is None else place_of(asked.out)
+        if isinstance(out, Path) and asked.out is not None:
             make_place(asked.out)
+        elif out is not None:
+            check_replaced(place(out), asked.format)
         with started(Where(asked.master, asked.remote, asked.conf)) as spark:
             yield spark, partial(load, spark, options), seen
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from veilmq.pipeline.drain.manifests import put
-from veilmq.pipeline.places import Place, make, place
+from veilmq.pipeline.places import Place, listed, make, place
 
 FOLDER: Final = "bad_records"
 _FORMER_FOLDER: Final = "quarantine"
@@ -61,7 +61,7 @@ def write(manifest: Place, first: int, rows: Sequence[BadRecord]) -> None:
 
 def unsent(manifest: Place) -> Iterator[tuple[Place, list[BadRecord]]]:
     """The files of one manifest that were not sent to a dead-letter queue yet."""
-    for path in _sorted(manifest.parent / FOLDER, f"{manifest.stem}-*.jsonl"):
+    for path in listed(manifest.parent / FOLDER, f"{manifest.stem}-*.jsonl"):
         yield path, _read(path)
 
 
@@ -77,7 +77,7 @@ def mark_sent(path: Place) -> None:
 def read_bad_records(directory: Place | str) -> list[BadRecord]:
     """All messages that the query with that manifest directory could not decode."""
     folder = place(directory) / FOLDER
-    return [each for path in _sorted(folder, "*.jsonl", "*.sent") for each in _read(path)]
+    return [each for path in listed(folder, "*.jsonl", "*.sent") for each in _read(path)]
 
 
 def _read(path: Place) -> list[BadRecord]:
@@ -86,10 +86,5 @@ def _read(path: Place) -> list[BadRecord]:
 
 def of_manifest(manifest: Place) -> list[BadRecord]:
     """The bad records of one manifest."""
-    paths = _sorted(manifest.parent / FOLDER, f"{manifest.stem}-*.jsonl", f"{manifest.stem}-*.sent")
+    paths = listed(manifest.parent / FOLDER, f"{manifest.stem}-*.jsonl", f"{manifest.stem}-*.sent")
     return [each for path in paths for each in _read(path)]
-
-
-def _sorted(folder: Place, *patterns: str) -> list[Place]:
-    found: list[Place] = [path for pattern in patterns for path in folder.glob(pattern)]
-    return sorted(found, key=str)

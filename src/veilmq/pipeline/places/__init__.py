@@ -17,6 +17,7 @@ import fcntl
 import io
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -122,6 +123,10 @@ class ObjectPath:
                 seen["/".join(parts)] = None
         return (self / each for each in seen)
 
+    def everything(self) -> "Iterator[ObjectPath]":
+        """All objects below."""
+        return (ObjectPath(self.store, found.key) for found in self._below())
+
     def read_bytes(self) -> bytes:
         """See `Path.read_bytes`."""
         content = self._try(self.store.get, self.key)
@@ -181,6 +186,9 @@ def place(given: "Path | str | ObjectPath") -> Place:
         given = given.removeprefix(prefix)
     if not is_url(given):
         return Path(given)
+    if given.startswith("memory:"):
+        mend = "Name an absolute path, or a URL such as s3://bucket/directory."
+        raise OptionInvalid(f"{given} cannot be: only one process sees it.", mend)
     parent, _, name = given.rstrip("/").rpartition("/")
     try:
         # Of a bucket, and of a name that is no key, only what is below can be named.
@@ -204,12 +212,30 @@ def make(directory: Place, mode: int = 0o777) -> None:
         make_directory(directory, mode)
 
 
+def listed(directory: Place, *patterns: str) -> list[Place]:
+    """What is there, in the order of names."""
+    found: list[Place] = [path for pattern in patterns for path in directory.glob(pattern)]
+    return sorted(found, key=str)
+
+
 def put(path: Place, content: Any) -> None:
     """Write a file whole and durably. Raises OSError for a local one, else PlaceFailed."""
     if isinstance(path, Path):
         durable_write(path, content)
     else:
         path.write_bytes(content if isinstance(content, bytes) else bytes(content))
+
+
+def remove(directory: Place) -> None:
+    """A directory and all in it, or a file."""
+    if isinstance(directory, ObjectPath):
+        for each in directory.everything():
+            each.unlink()
+        directory.unlink()
+    elif directory.is_dir():
+        shutil.rmtree(directory)
+    else:
+        directory.unlink(missing_ok=True)
 
 
 def modified(path: Place) -> float:
@@ -274,8 +300,8 @@ class FileLock:
     number: Final = 0
     """Of a hold, which grows with each holder; local locks need none."""
 
-    def __init__(self, directory: Path, state: str) -> None:
-        self._directory, self._state = directory, directory / state
+    def __init__(self, directory: Path, state: str, mode: int = 0o600) -> None:
+        self._directory, self._state, self._mode = directory, directory / state, mode
         self._file = -1
 
     def try_take(self) -> None:
@@ -306,7 +332,7 @@ class FileLock:
 
     def save(self, state: bytes) -> None:
         """Durable when it returns. Raises OSError."""
-        put(self._state, state)
+        durable_write(self._state, state, mode=self._mode, alone=True)
 
 
 class ObjectLock:
@@ -391,10 +417,12 @@ class Patience(NamedTuple):
     clock: Clock = SYSTEM
 
 
-def lock_of(directory: Place, state: str, patience: Patience) -> Lock:
-    """Take the directory's lock. Raises PlaceTaken, OptionInvalid, PlaceFailed; OSError for a local directory."""
+def lock_of(directory: Place, state: str, patience: Patience, mode: int = 0o600) -> Lock:
+    """Take the directory's lock. mode: of a local state's file.
+
+    Raises PlaceTaken, OptionInvalid, PlaceFailed; OSError for a local directory."""
     if isinstance(directory, Path):
-        lock: Lock = FileLock(directory, state)
+        lock: Lock = FileLock(directory, state, mode)
         seconds, pause = patience.seconds, _LOOK_SECONDS
     else:
         lock = ObjectLock(directory, state, patience.clock)
@@ -408,6 +436,12 @@ def lock_of(directory: Place, state: str, patience: Patience) -> Lock:
             if patience.clock.monotonic() >= end:
                 raise
         time.sleep(pause)
+
+
+def kept(directory: Place, state: str) -> bytes | None:
+    """The state that the lock keeps, whoever holds it."""
+    lock = FileLock(directory, state) if isinstance(directory, Path) else ObjectLock(directory, state)
+    return lock.load()
 
 
 Taken = Callable[[str, str], Exception]

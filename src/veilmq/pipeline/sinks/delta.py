@@ -22,7 +22,6 @@ Source: the Delta protocol, "Transaction Identifiers", "Column Mapping", "CHECK 
 
 import json
 import logging
-import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,19 +29,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet as pq
 from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import DeltaOptions, read_delta_options
 from veilmq.pipeline.places import is_url
+from veilmq.pipeline.places.delta import ARROWS_OWN, Part, added, files_of, write_part
 from veilmq.store.files import sync_directory, sync_file
 
-_ROWS_FLUSHED: Final = 65_536
-_ARROWS_OWN: Final = ("s3://", "gs://", "gcs://", "hdfs://", "viewfs://", "file:")
-"""URLs whose files pyarrow writes without another package; for the others fsspec does."""
+_ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")
+"""Stores that only the executors need to reach."""
 _LOG: Final = "_delta_log"
 """The directory of a table's log."""
 
@@ -120,14 +117,8 @@ def _commit(
     path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
 ) -> None:
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-    from deltalake.transaction import AddAction
 
-    now_ms = round(SYSTEM.wall() * 1_000)
-    actions: list[Any] = [
-        AddAction(each.name, each.size_bytes, {}, now_ms, True, json.dumps({"numRecords": each.rows}))
-        for each in files
-        if each.name
-    ]
+    actions = added(Part(each.name, each.size_bytes, each.rows) for each in files)
     if not DeltaTable.is_deltatable(path, storage):
         write_deltalake(path, schema.empty_table(), storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
@@ -165,7 +156,7 @@ def _local(path: str) -> Path | None:
     """The table's directory, if it is local."""
     if is_url(path):
         return None
-    files, root = _files(path)
+    files, root = files_of(path)
     return Path(root) if isinstance(files, pyarrow.fs.LocalFileSystem) else None
 
 
@@ -178,10 +169,9 @@ def check_place(path: str, schema: Any) -> None:
     """Check what can be known of a table's path before there are rows. Raises OptionInvalid, DeltaRefused."""
     from deltalake import DeltaTable
 
-    if is_url(path):
-        # Only the executors need to reach it.
+    if path.startswith(_ELSEWHERE):
         return
-    files, root = _files(path)
+    files, root = files_of(path)
     if files.get_file_info(root).is_file:
         raise OptionInvalid(f"path={path!r} cannot be: it is a file.", "It is a directory.")
     if DeltaTable.is_deltatable(path):
@@ -233,33 +223,15 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId") or ""
-        files, root = _files(self._options.path)
-        name = f"part-{context.partitionId():05}-{secrets.token_hex(16)}.zstd.parquet"
-        waiting: list[Any] = []
         nulls: set[str] = set()
-        rows = flushed = 0
-        writer: Any = None
-        for batch in iterator:
-            if not batch.num_rows:
-                continue
-            if writer is None:
-                files.create_dir(root, recursive=True)
-                writer = pq.ParquetWriter(f"{root}/{name}", self._schema, filesystem=files, compression="zstd")
-            waiting.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
-            nulls.update(nulls_of(waiting[-1]))
-            rows += batch.num_rows
-            if rows - flushed >= _ROWS_FLUSHED:
-                writer.write_table(pa.Table.from_batches(waiting, self._schema))
-                waiting, flushed = [], rows
-        if writer is None:
-            return Written("", 0, 0, query)
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, self._schema))
-        writer.close()
-        if isinstance(files, pyarrow.fs.LocalFileSystem):
-            sync_file(Path(root, name))
-            sync_directory(root)
-        return Written(name, int(files.get_file_info(f"{root}/{name}").size), rows, query, frozenset(nulls))
+
+        def named() -> Iterator[Any]:
+            for batch in iterator:
+                nulls.update(nulls_of(batch := pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)))
+                yield batch
+
+        part = write_part(named(), self._options.path, self._schema, context.partitionId())
+        return Written(*part, query, frozenset(nulls))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Add all files of the micro-batch, or none if the table has the batch."""
@@ -272,21 +244,6 @@ class DeltaWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Keep all files: Spark also calls this if the committing process died, and that commit may have landed."""
-
-
-def _files(path: str) -> tuple[Any, str]:
-    """The file system, and the table's path on it. Raises OptionInvalid."""
-    try:
-        if is_url(path) and not path.startswith(_ARROWS_OWN):
-            import fsspec
-
-            found, root = fsspec.core.url_to_fs(path, use_listings_cache=False)
-            files: Any = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(found))
-        else:
-            files, root = pyarrow.fs.FileSystem.from_uri(path)
-    except (pa.ArrowException, ImportError, OSError, ValueError) as error:
-        raise OptionInvalid(f"path={path!r} cannot be: {error}.", "It is an absolute path or a URI.") from None
-    return files, root.rstrip("/")
 
 
 class DeltaSink(DataSource):
