@@ -4,6 +4,7 @@ It takes a minute or two, so only `make cluster` collects it (conftest.py). In `
 PostgreSQL (tests/store/test_following.py).
 """
 
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,10 +12,11 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster
 from tests.support import contract
 from tests.support.contract import stage  # noqa: F401 - a fixture
-from tests.support.sqlite import SqliteFactory
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.store import Options, Store
+from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 
 
@@ -35,10 +37,14 @@ class ClusterFactory(SqliteFactory):
         return SqliteStore(path, options, log=log)
 
     def kill(self, store: Store) -> None:
-        """See `SqliteFactory.kill`: there is no redo log."""
+        """See `SqliteFactory.kill`: there is no redo log. Then the file gets what only PostgreSQL has, as a server does
+        when it starts."""
         (self.path / "redo").touch()
         super().kill(store)
         (self.path / "redo").unlink()
+        with closing(SqliteFollower(self.path, SMALL)) as owner:
+            for lsn, epoch, record in self._cluster.reader().read(owner.position):
+                owner.apply(lsn, epoch, record)
 
     def damage(self, sequence: int) -> None:
         """See `StoreFactory.damage`. A store whose batches are in a log flushes when it is opened."""

@@ -110,6 +110,7 @@ class TestCopy:
         jobs = next(iter(store_of(stage).queues.by_key))
         for _ in range(records):
             stage.send(jobs, "more")
+        store_of(stage).apply_log()  # as the next sweep would
 
     def snapshotting(self, cluster: Cluster, directory: Path, name: str, **options: Any) -> Snapshotting:
         """One server's part, ready to write at once."""
@@ -288,6 +289,6 @@ def follower(path: Path) -> Follower:
 
 
 def equal(stage: Stage, copy: Copy) -> None:
-    owner = store_of(stage)._writer.connection
+    store_of(stage).apply_log()
     connection: apsw.Connection = copy.follower._connection  # type: ignore[attr-defined]
-    compare(owner, connection)
+    compare(store_of(stage)._writer.connection, connection)

@@ -8,17 +8,19 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.support.contract.stage import ACCOUNT, REGION, Stage, bodies, sending
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, sending
 from tests.support.following import compare
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
-from veilmq.model.commands import AnyCommand
+from veilmq.model.commands import AnyCommand, DeleteQueue
 from veilmq.model.errors import StoreFailed, StoreUnknown
-from veilmq.model.outcomes import Deleted, Sent
+from veilmq.model.outcomes import Deleted
 from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import AppendUnknown, Changed, Diverged, FormatUnknown, NotAppended, NotOwner, Record
+from veilmq.store.sqlite import effects
+from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -92,6 +94,7 @@ def follower(tmp_path: Path) -> Iterator[SqliteFollower]:
 
 
 def equal(store: SqliteStore, follower: SqliteFollower) -> None:
+    store.apply_log()
     compare(store._writer.connection, follower._connection)
 
 
@@ -159,19 +162,94 @@ def test_nobody_is_answered_while_the_end_is_unknown(
     equal(store_of(stage), follower)
 
 
+@pytest.mark.parametrize("of_its_own", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
-def test_what_the_log_has_is_committed_though_the_file_fails(stage: Stage, factory: LoggedFactory, alone: bool) -> None:
+def test_what_the_log_has_is_committed_though_the_file_fails(
+    stage: Stage, factory: LoggedFactory, alone: bool, of_its_own: bool
+) -> None:
+    """of_its_own: at the COMMIT of a batch that needs a transaction, not at a later one of a batch that needs none."""
     jobs = stage.create()
     store_of(stage)._writer.connection.set_commit_hook(lambda: True)  # SQLite then rolls back
-    (sent,) = ways(stage, [sending(jobs)], alone)
-    assert isinstance(sent, Sent)
+    ways(stage, [DeleteQueue(queue=jobs, origin=TESTER) if of_its_own else sending(jobs)], alone)
+    if not of_its_own:
+        with pytest.raises(StoreUnknown, match="lacks"):
+            store_of(stage).apply_log()
     with pytest.raises(StoreUnknown, match="lacks"):
         stage.send(jobs)
     stage.store.close()
     with closing(SqliteFollower(factory.path, SMALL)) as own:
         factory.log.bring(own)
     stage.store = factory.open()
-    assert bodies(stage.receive(jobs)) == ["hello"]
+    if of_its_own:
+        assert jobs not in store_of(stage).queues.by_key
+    else:
+        assert bodies(stage.receive(jobs, 10)) == ["hello"]
+
+
+class TestWrittenLater:
+    """A batch that needs no table is durable by its record; the owner's file gets it later."""
+
+    def test_readers_see_it_and_a_kill_loses_nothing(self, stage: Stage, factory: LoggedFactory) -> None:
+        jobs = stage.create()
+        for body in ("one", "two", "three"):
+            stage.send(jobs, body)
+        assert lacking(stage, factory) == 3
+        assert [each.body for each in stage.peek(jobs)] == ["one", "two", "three"]
+        assert lacking(stage, factory) == 0
+        stage.send(jobs, "four")
+        assert lacking(stage, factory) == 1
+        stage.store = killed(stage, factory)
+        assert bodies(stage.receive(jobs, 10)) == ["one", "two", "three", "four"]
+
+    def test_the_file_never_lacks_many(self, stage: Stage, factory: LoggedFactory) -> None:
+        jobs, found = stage.create(), set()
+        for _ in range(2 * BATCHES_MAX):
+            stage.send(jobs)
+            found.add(lacking(stage, factory))
+        assert found == set(range(BATCHES_MAX + 1))
+
+    def test_it_is_written_while_an_append_is_under_way(
+        self, stage: Stage, factory: LoggedFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        jobs = stage.create()
+        monkeypatch.setattr(factory.log, "send", lambda lsn, record: 1)
+        store, found = store_of(stage), []
+        for number in range(40):
+            store.apply([sending(jobs, str(number))], stage.now)
+            assert store.begin_commit() == 1
+            found.append(lacking(stage, factory))
+            store.commit()
+        assert max(found) == 15
+        assert sorted(bodies(stage.receive(jobs, 10))) == sorted(map(str, range(10)))
+
+    def test_a_batch_that_the_log_refuses_leaves_the_others(self, stage: Stage, factory: LoggedFactory) -> None:
+        jobs = stage.create()
+        stage.send(jobs, "there")
+        factory.log.ends = NotAppended("no room")
+        factory.log.keeps = False
+        (sent,) = ways(stage, [sending(jobs, "not there")], alone=True)
+        assert isinstance(sent, StoreFailed)
+        stage.send(jobs, "also there")
+        stage.store = killed(stage, factory)
+        assert bodies(stage.receive(jobs, 10)) == ["there", "also there"]
+
+
+def lacking(stage: Stage, factory: LoggedFactory) -> int:
+    """How many records the owner's file lacks."""
+    with closing(apsw.Connection(str(store_of(stage).directory.database), flags=apsw.SQLITE_OPEN_READONLY)) as reader:
+        found = effects.position(reader)
+    assert found is not None
+    return len(factory.log.records) - found.lsn
+
+
+def killed(stage: Stage, factory: LoggedFactory) -> SqliteStore:
+    """The same directory after a kill, opened as a server does: with what the log has."""
+    (factory.path / "redo").touch()
+    factory.kill(stage.store)
+    (factory.path / "redo").unlink()
+    with closing(SqliteFollower(factory.path, SMALL)) as own:
+        factory.log.bring(own)
+    return factory.open()
 
 
 def test_a_follower_takes_over(stage: Stage, factory: LoggedFactory, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ class KeptStore(SqliteStore):
 
     def _commit_batch(self) -> None:
         super()._commit_batch()
+        self.apply_log()
         self.kept.note(self._writer.connection)
 
 

@@ -1,14 +1,15 @@
 """A SQLite store with two followers: one gets the records of its log, the other each batch's commands.
 
-Strategy: the store's log is in memory, and applies each record to a follower as it is appended. After each commit the
-tables of both files must be equal.
+Strategy: the store's log is in memory, and applies each record to a follower as it is appended. The tables of both
+files must be equal after each commit that was a transaction, and after every third of the others: until then the
+owner's file lacks them.
 
 The other follower, the twin, is a store of its own. It applies the same commands at the same instants, with the ids
 that the owner drew, and must give the same outcomes and the same tables: a batch depends on nothing else.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied
 from veilmq.store import Options, Store
 from veilmq.store.log import Diverged
+from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.effects import LOCAL
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -32,12 +34,15 @@ class FollowedLog:
         self.epoch = 1
         self.follower: SqliteFollower | None = SqliteFollower(path, options)
         self.records = 0
+        self.latest = deque[tuple[int, int, bytes]](maxlen=2 * BATCHES_MAX)
+        """The last records, as `SqliteFollower.apply` takes them."""
 
     def append(self, lsn: int, record: bytes) -> None:
         """See `Log.append`. Raises Diverged too."""
         if self.follower is not None:
             self.follower.apply(lsn, self.epoch, record)
             self.records += 1
+            self.latest.append((lsn, self.epoch, record))
 
     def send(self, lsn: int, record: bytes) -> int | None:
         """See `Log.send`: `append` does it all."""
@@ -113,9 +118,15 @@ class FollowedStore(SqliteStore):
         self._within_apply = False
         if self._twin is not None:
             assert theirs(self._twin, list(commands), now) == applied
-            if not self._writer.open:
+            if not self._writer.open and self._is_whole():
                 compare(self._writer.connection, self._twin._writer.connection)
         return applied
+
+    def _is_whole(self) -> bool:
+        """Whether the file has all that the log has."""
+        if self.followed.records % 3 == 0:
+            self.apply_log()
+        return not self._writer.redo.unapplied
 
     def _drawn_id(self) -> bytes:
         drawn = self._next_id()
@@ -124,14 +135,16 @@ class FollowedStore(SqliteStore):
 
     def _commit_batch(self) -> None:
         super()._commit_batch()
-        self.followed.compare(self._writer.connection)
+        if self._is_whole():
+            self.followed.compare(self._writer.connection)
 
     def commit(self) -> None:
         """See `Store.commit`; the twin does the same."""
         super().commit()
         if self._twin is not None and self._twin._writer.open:
             self._twin.commit()
-            compare(self._writer.connection, self._twin._writer.connection)
+            if self._is_whole():
+                compare(self._writer.connection, self._twin._writer.connection)
 
     def _rollback_both(self) -> None:
         self._rollback()
@@ -167,13 +180,21 @@ def _copied_directory(path: Path, connection: apsw.Connection) -> Path:
     return twin
 
 
+def bring(path: Path, records: Iterable[tuple[int, int, bytes]]) -> None:
+    """Apply what a closed owner's file lacks of these records."""
+    with closing(SqliteFollower(path, SMALL)) as owner:
+        for lsn, epoch, record in records:
+            if lsn > owner.position.lsn:
+                owner.apply(lsn, epoch, record)
+
+
 class FollowedFactory(SqliteFactory):
     """Opens stores that are followed."""
 
     kind = FollowedStore
 
     def kill(self, store: Store) -> None:
-        """See `SqliteFactory.kill`."""
+        """See `SqliteFactory.kill`. Then the file gets what only the log has, as a server does when it starts."""
         assert isinstance(store, FollowedStore)
         twin, store._twin = store._twin, None
         for path, each in ((self.path, store), (_twin_of(self.path), twin)):
@@ -181,6 +202,7 @@ class FollowedFactory(SqliteFactory):
             (path / "redo").touch()
             SqliteFactory(path).kill(each)
             (path / "redo").unlink()
+        bring(self.path, list(store.followed.latest))
 
     def damage(self, sequence: int) -> None:
         """See `StoreFactory.damage`: the same bit flips on all disks."""

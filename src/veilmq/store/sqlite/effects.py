@@ -3,8 +3,9 @@
 Strategy: SQLite's session extension records the rows that a transaction changed. A patchset holds those of the tables
 with bodies and events, which are inserted and deleted, but not updated; a changeset would hold each body twice. A
 changeset holds the rows of all other tables with their old values, so a follower that differs notices it: SQLite calls
-that a conflict, and every conflict ends the follower. Most transactions write a row of history, one of the memtable and
-the mark: those are shipped as they are (`Plain`), for a fourth of the work. See docs/decisions/0027-effects.md.
+that a conflict, and every conflict ends the follower. Most batches only write a row of history, one of the memtable and
+the mark: those are shipped as they are (`Plain`), and the owner's own file gets them later, many in one transaction.
+See docs/decisions/0027-effects.md.
 
 Before changing it: a session says nothing about what it skips. It skips a table without a primary key, a row that is
 inserted and deleted again, and a `DELETE` without WHERE that was compiled before the connection had any session. And
@@ -60,7 +61,10 @@ def shipping_of(connection: apsw.Connection, log: Log | None, archive: Archive |
 
 
 class Shipping:
-    """The owner's side: appends what each transaction changed to the log, before the transaction is committed."""
+    """The owner's side: appends what each batch changes to the log, before its transaction is committed."""
+
+    makes_durable = True
+    """Whether a batch is durable by its record, so that the file may get it later."""
 
     def __init__(self, connection: apsw.Connection, log: Log) -> None:
         """Call before the connection changes any row."""
@@ -71,8 +75,9 @@ class Shipping:
         self._idle = apsw.Session(connection, "main")
         self._sessions: list[apsw.Session] = []
         self._packed: tuple[Position, bytes] | None = None
-        """The transaction's record, once its append has begun."""
+        """The batch's record, once its append has begun."""
         self._plain: Plain | None = None
+        """What the batch changes, if it began no transaction."""
 
     @property
     def is_ahead(self) -> bool:
@@ -90,12 +95,9 @@ class Shipping:
         for session in self._sessions:
             session.attach()
 
-    def write_plainly(self, row: Any, journal: bytes | None, mark: Any) -> None:
-        """Write what ends a transaction that changed nothing before: see `Plain`. Raises apsw.Error."""
-        for session in self._sessions:
-            session.enabled = False
-        self._plain = Plain(row, journal, mark)
-        _write(self._connection, self._plain)
+    def keep(self, plain: Plain) -> None:
+        """The batch changes this and needs no transaction: see `later`."""
+        self._plain = plain
 
     def send(self, clock: int) -> int | None:
         """Begin to append what the transaction changed. Returns and raises as `Log.send`, and apsw.Error.
@@ -141,11 +143,12 @@ class Shipping:
         last = self._position
         record = _ENCODE(Record(self._schema, clock, last.checksum, patch, change, self._plain))
         following = Position(last.lsn + 1, self._log.epoch, checksum(record))
-        self._connection.execute(MOVE, following)
+        if self._plain is None:
+            self._connection.execute(MOVE, following)
         return following, record
 
     def end(self, how: str) -> None:
-        """The transaction ended, by COMMIT or ROLLBACK."""
+        """The batch ended, by COMMIT or ROLLBACK."""
         if how == "COMMIT":
             self._position = self._next
         for session in self._sessions:
@@ -165,6 +168,19 @@ class Shipping:
         self.append(clock)
 
     @contextmanager
+    def later(self, clock: int) -> Iterator[None]:
+        """The block writes what committed batches kept, in a transaction that began just now. `applied` follows its
+        COMMIT. Raises apsw.Error; as `append` where that is what makes a record of them.
+
+        clock: the lease clock.
+        """
+        yield
+        self._connection.execute(MOVE, self._position)
+
+    def applied(self) -> None:
+        """What the last `later` wrote is committed."""
+
+    @contextmanager
     def transaction(self) -> Iterator[None]:
         """A transaction outside the batches. Raises as `append`."""
         with self._connection, self.changes(0):
@@ -175,6 +191,7 @@ class Shipping:
 class Archiving(Shipping):
     """The same, to an archive: the transaction is what makes a batch durable, and the record goes elsewhere later."""
 
+    makes_durable = False
     is_ahead = False
 
     def __init__(self, connection: apsw.Connection, archive: Archive, found: Position | None) -> None:
@@ -185,6 +202,16 @@ class Archiving(Shipping):
             connection.execute(MOVE, begun)
         super().__init__(connection, archive)
         self._archive = archive
+
+    @contextmanager
+    def later(self, clock: int) -> Iterator[None]:
+        """See `Shipping.later`: what the redo log had is a record now."""
+        with self.changes(clock):
+            yield
+
+    def applied(self) -> None:
+        """See `Shipping.applied`."""
+        self.end("COMMIT")
 
     def end(self, how: str) -> None:
         """See `Shipping.end`."""
@@ -233,20 +260,16 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
 
 
 def _write_here(connection: apsw.Connection, plain: Plain) -> int:
-    """As `_write`. Raises Diverged if the file has other rows; apsw.Error."""
+    """Write the rows, if the mark is where they begin; returns how many they are. Raises Diverged if the file has
+    other rows; apsw.Error."""
+    execute = connection.execute
     try:
-        return _write(connection, plain)
+        execute(INSERT_HISTORY, plain.history)
+        if plain.journal is not None:
+            execute(INSERT_MEMTABLE, (plain.history[0], plain.journal))
+        execute(f"{UPDATE_MARK} WHERE offset = ?", (*plain.mark, plain.history[0]))
     except (apsw.ConstraintError, apsw.SQLError) as error:  # a row is there already, or a table is not
         raise Diverged(str(error)) from error
-
-
-def _write(connection: apsw.Connection, plain: Plain) -> int:
-    """Write the rows, if the mark is where they begin; returns how many they are. Raises apsw.Error."""
-    execute = connection.execute
-    execute(INSERT_HISTORY, plain.history)
-    if plain.journal is not None:
-        execute(INSERT_MEMTABLE, (plain.history[0], plain.journal))
-    execute(f"{UPDATE_MARK} WHERE offset = ?", (*plain.mark, plain.history[0]))
     return 2 if plain.journal is None else 3
 
 

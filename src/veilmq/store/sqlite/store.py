@@ -55,6 +55,8 @@ CRASH_POINTS: Final = (
 )
 """Where a test may kill the process (tests/support)."""
 _DISK_LOOK_US: Final = SECOND_US
+_APPLIED_MEANWHILE: Final = 16
+"""When the log has this many batches that the database lacks, they are written while an append is under way."""
 _DAMAGE: Final = (apsw.Error, *DAMAGE)
 """Errors of reading a damaged table: SQLite notices a torn page, but not a changed value."""
 
@@ -225,9 +227,13 @@ class SqliteStore:
         if shipping is None or self._log is None:
             return None
         try:
-            return shipping.send(self._writer.mark.clock)
+            descriptor = shipping.send(self._writer.mark.clock)
         except (apsw.Error, NotAppended, AppendUnknown):
             return None  # `commit` meets the same
+        if descriptor is not None and len(self._writer.redo.unapplied) >= _APPLIED_MEANWHILE:
+            with suppress(StoreUnknown):  # the next batch meets the same; this one has its answer coming
+                self.apply_log()
+        return descriptor
 
     def commit_heard(self) -> bool | None:
         """See `Store.commit_heard`."""
@@ -330,7 +336,7 @@ class SqliteStore:
             return peeks.peek(connection, self._writer.queues, command, now, Instant(now - self._writer.held_us))
 
     def apply_log(self) -> None:
-        """Copy the batches that only the redo log has into the database, for readers of the database. Any thread.
+        """Copy the batches that only a log has into the database, for readers of the database. Any thread.
 
         On a full disk readers see an older committed state. Raises StoreUnknown.
         """
@@ -346,6 +352,9 @@ class SqliteStore:
             self._reads_old = True
         except apsw.Error as error:
             raise self._classified(error) from error
+        except StoreUnknown as error:
+            self._broken = error.reason
+            raise
         else:
             self._reads_old = False
 
@@ -356,8 +365,10 @@ class SqliteStore:
             try:
                 if self._writer.open:
                     self._writer.rollback()
-                if self._log is None:  # else the next owner flushes
+                if self._log is None:
                     self._apply_log()
+                else:  # the next owner flushes
+                    self.apply_log()
                 self._writer.release_redo()
             except _DAMAGE as error:
                 self._broken = str(error)
@@ -404,6 +415,9 @@ class SqliteStore:
         """Return to the state before the batch. Raises StoreUnknown if that state cannot be known."""
         if isinstance(error, apsw.Error):
             self._classified(error)
+        if isinstance(error, StoreUnknown):
+            self._broken = error.reason
+            raise error
         if isinstance(error, AppendUnknown):  # and the transaction stays open
             self._broken = str(error)
             raise StoreUnknown(reason=self._broken) from error

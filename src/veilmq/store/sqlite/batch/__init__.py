@@ -3,12 +3,11 @@
 Strategy: the rooms with commands (sends, claims, leases, queue_commands, sweeps) are functions of a `Writer` and a
 command. The writer assigns sequences, collects events, registers undo steps, and ends the batch with one row of history
 and the mark. It never commits by itself: the store does, in whatever thread the shell chose. A batch becomes a
-transaction at its first statement. A batch that changed no table goes into the redo log instead (disk/redo), and the
-next transaction first copies that into the database.
+transaction at its first statement. A batch that changed no table goes into the redo log instead (disk/redo), or where
+the store has a log, into that alone; the next transaction first copies it into the database.
 """
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -26,26 +25,22 @@ from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages import ReceiptKey, fresh_ids
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
+from veilmq.store.log import Plain
 from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end
 from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.rollups import EVENTS_MAX, Rollups
 from veilmq.store.sqlite.batch.set_apart import SetApart
 from veilmq.store.sqlite.disk import verdict
-from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log
+from veilmq.store.sqlite.disk.origins import OriginNumbers
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log, entry_of
 from veilmq.store.sqlite.disk.redo.file import note_size
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
-from veilmq.store.sqlite.disk.rows import ORIGINS, MessageRow, Row, insert_rows, leniently, rows_of
+from veilmq.store.sqlite.disk.rows import MessageRow, Row, insert_rows, leniently
 from veilmq.store.sqlite.effects import Shipping
 
-ORIGINS_MAX: Final = 100_000
-"""Beyond this many distinct clients, new clients are recorded without their user agent."""
-PROCESSES_MAX: Final = 50_000
-"""Beyond this many, new clients are recorded without their process id, which changes at each restart of a worker."""
 DELIVERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bodies and attributes that one batch delivers. More than ten messages of 1 MiB, so no client gets less for it."""
-_PROCESS: Final = re.compile(r"; pid \d+")
-"""The process id in a client name (veilmq.client.adapters.cloud)."""
 _NEXT_NUMBER: Final = "INSERT INTO last_number VALUES (?, 1) ON CONFLICT DO UPDATE SET last = last + 1 RETURNING last"
 _UNSYNCED: Final = "PRAGMA synchronous = 1"
 """NORMAL: commits to the WAL are not synced, checkpoints are."""
@@ -60,10 +55,6 @@ class Mark(msgspec.Struct):
     sequence: int
     generation: int
     offset: int
-
-    def copy(self) -> "Mark":
-        """A copy to restore later."""
-        return Mark(self.clock, self.sequence, self.generation, self.offset)
 
 
 class Writer:
@@ -95,6 +86,7 @@ class Writer:
         self.redo = redo
         self.last_commit = last_commit
         self.shipping = shipping
+        self._log = shipping if shipping is not None and shipping.makes_durable else None
         self.queues = queues
         self.topics = topics
         self.mark = mark
@@ -118,7 +110,7 @@ class Writer:
         self.open = False
         self._transacting = False
         self._entry: tuple[Entry, bytes] | None = None
-        """The open batch's entry, if it goes into the redo log."""
+        """The open batch's entry, if it goes into a log alone, and its record in the redo log."""
         self._gate = threading.Lock()
         """Hold it to begin a transaction. Nobody waits for it while a transaction is open."""
         self.wal_pages, self._grew = 0, False
@@ -137,13 +129,8 @@ class Writer:
         self._encoder = msgspec.msgpack.Encoder()
         self._touched: dict[int, tuple[LiveQueue, tuple[object, ...]]] = {}
         self._undo: list[Callable[[], None]] = []
-        self._saved = (mark.copy(), self.history_bytes)
-        self.origins: dict[Origin, int] = {
-            Origin(protocol, principal, client): row
-            for row, protocol, principal, client in rows_of(connection, ORIGINS)
-        }
-        self.greatest_origin = max(self.origins.values(), default=0)
-        """The last number assigned. Its row is never dropped, so none is assigned twice."""
+        self._saved = (msgspec.structs.replace(mark), self.history_bytes)
+        self.origins = OriginNumbers(connection)
         self._ids: list[bytes] = []
         self._last_key: QueueKey | None = None
         self._last_queue: LiveQueue | None = None
@@ -159,7 +146,7 @@ class Writer:
         self.memtable.begin_batch()
         self._touched, self._undo = {}, []
         self._last_key = self._last_origin = None
-        self._saved = (self.mark.copy(), self.history_bytes)
+        self._saved = (msgspec.structs.replace(self.mark), self.history_bytes)
         self._entry = None
         self.open = True
         if self.step_us_max is not None:
@@ -194,14 +181,9 @@ class Writer:
             self.index.note(self.events)
             self.mark.offset += count
             self.history_bytes += len(packed)
-            if not self.wrote and self._goes_into_redo(row, messages):
+            if not self.wrote and self._goes_into_log(row, messages):
                 return
             journal = self._encoder.encode(messages) if messages else None
-            if self.shipping is not None and not self.wrote and not self.index.is_full(self.mark.offset):
-                self._transact()
-                self.mark.clock, self.wrote = self.now, True
-                self.shipping.write_plainly(row, journal, msgspec.structs.astuple(self.mark))
-                return
             self.write(INSERT_HISTORY, row)
             if journal is not None:
                 self.write(INSERT_MEMTABLE, (row[0], journal))
@@ -214,14 +196,22 @@ class Writer:
         self.mark.clock = self.now
         self._execute(UPDATE_MARK, (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset))
 
-    def _goes_into_redo(self, row: Row, messages: list[MessageRow]) -> bool:
+    def _goes_into_log(self, row: Row, messages: list[MessageRow]) -> bool:
+        """Whether the open batch needs no transaction of its own."""
         if self.disk_low is not None:
             return False  # if the database may have no room for it, refuse it at once
-        self._entry = self.redo.prepare(row, self.mark.sequence, self.mark.generation, messages)
+        mark, log = self.mark, self._log
+        if log is None:
+            self._entry = self.redo.prepare(row, mark.sequence, mark.generation, messages)
+        elif not self.index.is_full(mark.offset):  # the memtable is flushed before the database lacks many
+            self._entry = entry_of(0, row, mark.sequence, mark.generation, messages), b""
         if self._entry is None:
             return False
         self._end_transaction("ROLLBACK")  # it only read
-        self.mark.clock, self.wrote = self.now, True
+        mark.clock, self.wrote = self.now, True
+        if log is not None:
+            journal = self._encoder.encode(messages) if messages else None
+            log.keep(Plain(row, journal, msgspec.structs.astuple(mark)))
         return True
 
     def commit(self) -> None:
@@ -234,16 +224,24 @@ class Writer:
             if self._grew:  # a transaction that changed nothing syncs nothing
                 self.redo.restart()
         else:
-            entry, record = self._entry
-            self.redo.append(entry, record)
-            with self._gate:
-                self.redo.unapplied.append(entry)
-                self.redo.deleted.update(self.memtable.deleted)
+            self._commit_entry(*self._entry)
         self.last_commit.note(self.mark.offset, self.mark.clock)
         self.rollups.note(self.events)
         self.open = False
         if self.set_apart.pending:
             self.set_apart.report(self.now)
+
+    def _commit_entry(self, entry: Entry, record: bytes) -> None:
+        if self._log is not None:
+            self._log.append(self.mark.clock)
+            with self._gate:
+                self.redo.unapplied.append(entry)
+                self._log.end("COMMIT")
+        else:
+            self.redo.append(entry, record)
+            with self._gate:
+                self.redo.unapplied.append(entry)
+                self.redo.deleted.update(self.memtable.deleted)
 
     def _transact(self) -> None:
         """Call before each statement of the open batch: the first one begins the transaction."""
@@ -289,15 +287,17 @@ class Writer:
             self._execute("BEGIN IMMEDIATE")
             following: Any = self._execute("SELECT offset FROM mark").get
             missing = [entry for entry in redo.unapplied if entry.offset >= following]
-            with nullcontext() if self.shipping is None else self.shipping.changes(self.mark.clock):
+            with nullcontext() if self.shipping is None else self.shipping.later(self.mark.clock):
                 if missing:
                     apply_log(self._execute, missing, redo.deleted)
             self._execute("COMMIT")
             if self.shipping is not None:
-                self.shipping.end("COMMIT")
+                self.shipping.applied()
         except BaseException as error:
             if isinstance(error, apsw.Error) and isinstance(verdict(error), StoreUnknown):
                 self._failed = error
+            elif isinstance(error, apsw.Error) and self._log is not None and not isinstance(error, apsw.FullError):
+                raise StoreUnknown(reason=f"the log has batches that the database lacks: {error}") from error
             raise
         finally:
             self._sync_commits()
@@ -355,6 +355,8 @@ class Writer:
     def rollback(self) -> None:
         """Undo the open batch, on disk and in memory."""
         self.open = False
+        if self._entry is not None and self._log is not None:
+            self._log.end("ROLLBACK")
         self._entry = None
         if self._transacting and not self.connection.in_transaction:
             self._transacting = False  # SQLite has rolled it back
@@ -469,23 +471,15 @@ class Writer:
             return self._last_origin_row
         row = self.origins.get(origin)
         if row is None:
-            if len(self.origins) >= PROCESSES_MAX and (plainer := self._plainer(origin)) != origin:
-                return self.origin(plainer)
-            row = self.greatest_origin + 1
+            if (recorded := self.origins.as_recorded(origin)) != origin:
+                return self.origin(recorded)
+            row = self.origins.greatest + 1
             values = (row, origin.protocol, origin.principal, origin.client)
             self.write("INSERT INTO origin VALUES (?, ?, ?, ?)", values)
-            self.origins[origin] = self.greatest_origin = row
-            self.undo(lambda: self._forget_origin(origin))
+            self.origins[origin] = self.origins.greatest = row
+            self.undo(lambda: self.origins.forget_last(origin))
         self._last_origin, self._last_origin_row = origin, row
         return row
-
-    def _plainer(self, origin: Origin) -> Origin:
-        """A less specific origin, recorded for a new client when there are many already."""
-        client = "" if len(self.origins) >= ORIGINS_MAX else _PROCESS.sub("", origin.client)
-        return Origin(origin.protocol, origin.principal, client)
-
-    def _forget_origin(self, origin: Origin) -> None:
-        self.greatest_origin = self.origins.pop(origin) - 1
 
     def forget_origins(self, gone: set[int]) -> None:
         """Take these numbers out of the map. A client that comes back gets a new one."""

@@ -221,7 +221,7 @@ class Origins:
                 return
             self._can_roll_back(writer)
             named = {writer.origin(SERVER)}
-            self._walk = _Walk(first, writer.greatest_origin, writer.mark.sequence, named, offset=first)
+            self._walk = _Walk(first, writer.origins.greatest, writer.mark.sequence, named, offset=first)
         self._can_roll_back(writer)
         if self._walk is not None:
             self._walk = _leases(writer, self._walk) if self._walk.lease is not None else self._events(writer)

@@ -70,6 +70,12 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.offset + self.count
 
 
+def entry_of(run: int, row: Row, sequence: int, generation: int, messages: list[MessageRow]) -> Entry:
+    """The entry of the batch with this history row."""
+    offset, count, at, bytes_before, version, events = row
+    return Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, messages)
+
+
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 ENTRY: Final = msgspec.msgpack.Decoder(Entry)
@@ -158,9 +164,8 @@ class Redo:
         """The entry and record of the batch with this history row; None: there is no log, or no room in it."""
         if self._file is None:
             return None
-        offset, count, at, bytes_before, version, events = row
         run = self._run if self._at else int.from_bytes(os.urandom(8), "big")
-        entry = Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, messages)
+        entry = entry_of(run, row, sequence, generation, messages)
         record = self.record(entry)
         return None if record is None else (entry, record)
 
