@@ -1,11 +1,14 @@
 """How fast a live queue of our server is drained into a table, exactly once: server and Spark on the same machine.
 
     .venv/bin/python bench/drain.py [--messages 200000] [--sink parquet|delta] [--max-rows 100000] [--scheme veil|sqs]
+                                    [--queries 1]
 
 Sends bodies of 200 bytes first, starts Spark and runs one small query to warm it up, then measures `drain` from its
 call (the query's start and the first receive) to the queue empty and every delete confirmed. Prints the table's rows,
 and how many of them are different. CPU seconds are printed by process, because other programs may use the machine: the
 bound by CPU is the most that these cores could do without other work.
+
+With `--queries` several drains of one group share the queue, each with a source process of its own.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,20 @@ def _own_cpu_us(pid: int) -> int:
     return (int(fields[11]) + int(fields[12])) * 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
+def drain_all(spark: Any, url: str, sink: str, directory: Path, queries: int, **options: Any) -> int:
+    """Several drains of the queue at the same time, into one Delta table or a Parquet table each; their batches."""
+    if queries == 1:
+        return drain(spark, url, f"{sink}:{directory / 'table'}", directory / "own", **options).batches
+
+    def run(number: int) -> int:
+        table = directory / "table" / ("" if sink == "delta" else f"part={number}")
+        group = directory / "group"
+        return drain(spark, url, f"{sink}:{table}", group / str(number), group=group, **options).batches
+
+    with ThreadPoolExecutor(queries) as pool:
+        return sum(pool.map(run, range(queries)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--messages", type=int, default=200_000)
@@ -60,6 +78,7 @@ def main() -> int:
     parser.add_argument("--max-rows", type=int, default=100_000)
     parser.add_argument("--receivers", type=int, default=8)
     parser.add_argument("--scheme", choices=("veil", "sqs"), default="veil")
+    parser.add_argument("--queries", type=int, default=1)
     parser.add_argument("--master", default="local[2]")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="veilmq-bench-") as name:
@@ -71,11 +90,11 @@ def main() -> int:
             for queue, count in (("warm", 1_000), ("live", given.messages)):
                 fill(f"veil://{place}/{queue}", count)
                 url = f"veil://{place}/{queue}" if given.scheme == "veil" else f"sqs://x:x@{place}/{queue}?tls=0"
-                table = directory / f"table-{queue}"
+                table = directory / queue / "table"
                 cpu = Cpu(server, spark)
                 before, machine, began = cpu.read(), MachineTicks.now(), time.perf_counter()
-                done = drain(
-                    spark, url, f"{given.sink}:{table}", directory / queue,
+                batches = drain_all(
+                    spark, url, given.sink, directory / queue, given.queries,
                     max_rows=given.max_rows, receivers=given.receivers,
                 )  # fmt: skip
                 seconds = time.perf_counter() - began
@@ -92,7 +111,7 @@ def main() -> int:
                 used = {part: after[part] - before[part] for part in after}
                 total = sum(used.values())
                 others = (machine_after.busy - machine.busy) / os.sysconf("SC_CLK_TCK") - total
-                print(f"{count / seconds:,.0f} messages/s: {count:,} in {seconds:.1f} s, {done.batches} batches")
+                print(f"{count / seconds:,.0f} messages/s: {count:,} in {seconds:.1f} s, {batches} batches")
                 parts = ", ".join(f"{part} {1000 * each / count:.3f}" for part, each in used.items())
                 print(f"CPU seconds for 1,000 messages: {1000 * total / count:.3f} ({parts})")
                 cores = len(os.sched_getaffinity(0))

@@ -19,6 +19,16 @@ from veilmq.testing.local import ServerProcess
 HERE = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-kills", action="store_true", help="Kill one of two drains at every step.")
+
+
+@pytest.fixture
+def all_kills(request: pytest.FixtureRequest) -> bool:
+    """Whether the long form was asked for."""
+    return bool(request.config.getoption("--all-kills", False))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):

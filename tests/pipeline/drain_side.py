@@ -1,24 +1,29 @@
 """One process that drains a queue into a Delta table, and is killed at a place that is named.
 
-    python drain_side.py URL DIRECTORY STEP [MASTER]
+    python drain_side.py URL DIRECTORY STEP [MASTER [OPTIONS]]
 
 Strategy: subclasses of the source and the sink that stop at one step, where a signal that nobody can catch ends what
 the step says: `all` ends the driver's Python, its JVM and the process it happens in, `jvm` the JVM alone, `source` the
-source's process alone, `executor` the JVM of the executor. Without a step it drains until the queue is empty.
+source's process alone, `executor` the JVM of the executor. Without a step it drains until the queue is empty. OPTIONS:
+further options of the source, as JSON.
 """
 
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import veilmq
+from veilmq.client.clock import SYSTEM
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
+from veilmq.pipeline.drain.batches.many import opened, total
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Offset
 from veilmq.pipeline.drain.source import DrainReader, QueueSource
@@ -160,7 +165,7 @@ def read_options(options: Any) -> Any:
     return module.read_options(options)
 
 
-def main(url: str, directory: str, step: str, master: str = "local[2]") -> None:
+def main(url: str, directory: str, step: str, master: str = "local[2]", further: str = "{}") -> None:
     from veilmq.pipeline.session import is_submitted, session
 
     if is_submitted():
@@ -174,14 +179,14 @@ def main(url: str, directory: str, step: str, master: str = "local[2]") -> None:
     spark.dataSource.register(DyingSource)
     spark.dataSource.register(DyingSink)
     options = {"url": url, "directory": f"{directory}/manifests", "lease": "2", "maxRows": str(BATCH_ROWS)}
+    options |= json.loads(further)
     frame = spark.readStream.format("veilmq-dying").options(**options).load()
     writer = frame.writeStream.format("veilmq-delta-dying").option("path", f"{directory}/table")
     writer = writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True)
-    with veilmq.connect(url) as queue:
+    with closing(opened(read_options(options), SYSTEM)) as queue:
         while True:
             writer.start().awaitTermination()
-            stats = queue.stats()
-            if stats.visible + (stats.in_flight or 0) + (stats.delayed or 0) == 0:
+            if not total(queue.stats()):
                 break
             time.sleep(0.2)
     spark.stop()

@@ -22,6 +22,7 @@ from veilmq.pipeline.sinks.queue import replay, row_by_row
     ("arguments", "said"),
     [
         (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept"], "--queue veil://127.0.0.1:1/q cannot be"),
+        (["archive", "--queue", "veil://h/q", "--queues", "q*", "--out", "kept"], "names a queue: connect_account"),
         (["archive", "--queue", "ftp://h/q", "--out", "kept"], "--queue ftp://h/q cannot be used"),
         (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept", "--format", "csv"], "none of parquet"),
         (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept", "--until", "soon"], "--until"),

@@ -4,10 +4,12 @@ One queue, directory and table live through all kills of a scheme, one process a
 messages come again in between.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,11 @@ PROCESS_SECONDS = 400
 ROOT = Path(__file__).parents[2]
 
 
-def run(stage: Stage, url: str, step: str, *master: str) -> int:
-    """The exit code of one process; none of its children is left."""
+def run(stage: Stage, url: str, step: str, *further: str) -> int:
+    """The exit code of one process; none of its children is left. `further`: master, options."""
+    stage.directory.mkdir(exist_ok=True, parents=True)
     log = stage.directory / f"log-{step or 'last'}"
-    command = [sys.executable, drain_side.__file__, url, str(stage.directory), step, *master]
+    command = [sys.executable, drain_side.__file__, url, str(stage.directory), step, *further]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb", "SPARK_LOCAL_DIRS": str(stage.directory)}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -84,3 +87,37 @@ def test_a_killed_executor_loses_nothing_and_repeats_nothing(stage: Stage) -> No
         assert code == 0, log_of(stage, "in-executor")
         assert sorted(rows(stage)) == sorted(sent)
         assert left(queue) == 0
+
+
+def test_two_drains_of_many_queues_are_killed_in_turns_and_no_message_is_in_two_tables(
+    stage: Stage, all_kills: bool
+) -> None:
+    """While one dies with a batch that only its table knows, the other goes on, in small batches.
+
+    With `--all-kills` it dies at every step."""
+    one, two = (Stage(stage.server, stage.directory / "group" / name) for name in ("one", "two"))
+    names = [f"{stage.name}-{each}" for each in ("a", "b", "c")]
+    url = stage.url(name="")
+    options = {"queues": f"{stage.name}-*", "group": str(stage.directory / "group"), "refresh": "1"}
+    sent: list[str] = []
+
+    def more(count: int) -> None:
+        for name in names:
+            with stage.make(name, timeout=2) as queue:
+                send(queue, new := [f"{name} {len(sent)} {number}" for number in range(count)])
+            sent.extend(new)
+
+    more(100)
+    with ThreadPoolExecutor(1) as beside:
+        other = beside.submit(run, two, url, "", "local[1]", json.dumps(options | {"maxRows": "20"}))
+        for step in DRIVER_STEPS if all_kills else ("after-sink-commit",):
+            more(100)
+            assert run(one, url, step, "local[1]", json.dumps(options)) != 0, log_of(one, step)
+            assert (one.directory / f"killed-{step}").exists(), log_of(one, step)
+        assert run(one, url, "", "local[1]", json.dumps(options)) == 0, log_of(one, "")
+        assert other.result() == 0, log_of(two, "")
+    assert sorted(rows(one) + rows(two)) == sorted(sent)
+    assert min(len(rows(one)), len(rows(two))) >= 100
+    for name in names:
+        with stage.make(name, timeout=2) as queue:
+            assert left(queue) == 0

@@ -271,15 +271,19 @@ def _archive(
         str | None,
         typer.Option("--until", metavar="TIME", help="Fail if somebody else still holds messages after so long."),
     ] = None,
+    queues: Annotated[
+        str | None,
+        typer.Option("--queues", metavar="LIST", help="Names and patterns (orders-*); --queue is the account's URL."),
+    ] = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Drain a queue into a table, each message once."""
+    """Drain a queue, or many, into a table, each message once."""
     from veilmq.cli.pipeline.drain import archive
 
-    archive(queue, out, format, until, Where(master, remote, conf), as_json=as_json)
+    archive(queue, queues, out, format, until, Where(master, remote, conf), as_json=as_json)
 
 
 def _replay(

@@ -5,7 +5,7 @@ Strategy: the queue is checked before Spark starts, so that a wrong URL is repor
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,7 +13,7 @@ from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
 from veilmq.cli.pipeline import Where
 from veilmq.cli.pipeline.session import check_local, make_place, print_json, reported, started
-from veilmq.client.adapters.connect import connect
+from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
 from veilmq.server.clock import wall
@@ -26,19 +26,22 @@ _SECRET: Final = re.compile(r"//.*@")
 """The part of a URL that may contain a secret."""
 
 
-def archive(queue: str, out: Path, kind: str, until: str | None, where_it_runs: Where, *, as_json: bool) -> None:
-    """Drain a queue into `out`/messages. Raises Failure."""
+def archive(
+    queue: str, queues: str | None, out: Path, kind: str, until: str | None, where_it_runs: Where, *, as_json: bool
+) -> None:
+    """Drain a queue, or the `queues` of an account, into `out`/messages. Raises Failure."""
     until_s = None if until is None else seconds("--until", until)
     with reported():
         from veilmq.pipeline.drain import drain
         from veilmq.pipeline.tables import check_format
 
         check_format(kind)
-        _check(queue)
+        _check(queue, queues)
         make_place(out)
         place = out.resolve()
+        many: dict[str, Any] = {} if queues is None else {"queues": queues}
         with started(where_it_runs) as spark:
-            done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s)
+            done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s, **many)
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
@@ -107,10 +110,10 @@ def _storage(file: Path) -> dict[str, str]:
         raise Failure(Exit.USAGE, f"--storage {file} is no JSON object of texts", mend) from None
 
 
-def _check(queue: str) -> None:
+def _check(queue: str, queues: str | None = None) -> None:
     """Raises SourceUnreachable."""
     try:
-        connect(queue).close()
+        (connect(queue) if queues is None else connect_account(queue)).close()
     except VeilError as error:
         raise SourceUnreachable(
             f"--queue {_SECRET.sub('//***@', queue)} cannot be used: {error}.", "Is it there?"

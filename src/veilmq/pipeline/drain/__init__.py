@@ -117,7 +117,8 @@ def drain(
     once per micro-batch, and again with the same number and rows after a crash. directory: absolute, used by this query
     only, kept between calls: manifests, checkpoint, bad records. until: seconds after which DrainUnfinished is raised.
     schema: of JSON bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the
-    query, in Spark's UI and in metrics. options: those of the source, in snake case (`max_rows=...`).
+    query, in Spark's UI and in metrics. options: those of the source, in snake case (`max_rows=...`); with `queues`,
+    `url` is the account's.
 
     Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
     """
@@ -167,6 +168,9 @@ def _started(
     check_table(kind, path, directory / "checkpoint")
     if kind == "delta":
         check_place(path, to_arrow_schema(frame.schema, timezone="UTC"))
+    # Spark finds a sink written in Python only through the thread's active session, and other threads than the one that
+    # made the session have none. This makes it the active one.
+    spark.createDataFrame([], "nothing int")
     form, options = _FORMATS[kind]
     return writer.format(form).options(**options).option("path", path).start()
 

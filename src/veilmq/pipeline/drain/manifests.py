@@ -281,10 +281,10 @@ def is_taken(path: Path) -> bool:
 
 def table_of(messages: Sequence[Received], batch: int, parted: Callable[[str], tuple[str, str]] | None = None) -> Any:
     """The rows of a manifest. `parted`: the queue's name and the id, where ids hold both; None: one queue."""
-    ids = [each.id for each in messages]
-    queues: list[str | None] = [None] * len(ids)
+    ids, queues = [each.id for each in messages], pa.nulls(len(messages), pa.string())
     if parted is not None:
-        queues, ids = [parted(each)[0] for each in ids], [parted(each)[1] for each in ids]
+        queues = pa.array([parted(each)[0] for each in ids], pa.string())
+        ids = [parted(each)[1] for each in ids]
     columns = [
         pa.array(ids, pa.string()),
         pa.array([each.body for each in messages], pa.string()),
@@ -299,7 +299,7 @@ def table_of(messages: Sequence[Received], batch: int, parted: Callable[[str], t
         pa.repeat(pa.scalar(batch, pa.int64()), len(messages)),
         pa.array(range(len(messages)), pa.int32()),
         pa.array([each.handle for each in messages], pa.string()),
-        pa.array(queues, pa.string()),
+        queues,
     ]
     return pa.Table.from_arrays(columns, schema=MANIFEST_SCHEMA)
 
