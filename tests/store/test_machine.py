@@ -201,7 +201,9 @@ class StoreMachine(RuleBasedStateMachine):
             case "plan":
                 return SuggestPlan(queue=queue, origin=TESTER, plan=data.draw(PLANS, "plan"))
             case "revert":
-                return RevertPlan(queue=queue, origin=TESTER)
+                return RevertPlan(
+                    queue=queue, origin=TESTER, made=data.draw(st.sampled_from([None, self.stage.now]), "made")
+                )
             case "purge":
                 return PurgeQueue(queue=queue, origin=TESTER)
             case "delete":

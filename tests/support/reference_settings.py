@@ -22,7 +22,16 @@ from veilmq.model.errors import (
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
-from veilmq.model.settings.queue import Adaptive, DeduplicationScope, PlanState, QueueSettings, effective, same_leases
+from veilmq.model.settings.queue import (
+    LEASE_SETTINGS,
+    Adaptive,
+    DeduplicationScope,
+    PlanState,
+    QueueSettings,
+    effective,
+    is_held_back,
+    same_leases,
+)
 
 if TYPE_CHECKING:
     from tests.support.reference import Message, Queue, Reference
@@ -57,6 +66,8 @@ def change(reference: "Reference", command: ChangeQueue, outcome: Outcome) -> No
     if refusal is not None:
         assert type(outcome) is refusal, outcome
         return
+    if any(getattr(settings, name) != getattr(before, name) for name in LEASE_SETTINGS):
+        queue.plan = msgspec.structs.replace(queue.plan, reverted=None)
     queue.settings = settings
     if settings.fifo and settings.delay_us != before.delay_us:
         _retime(reference, queue, before.delay_us)
@@ -105,7 +116,13 @@ def plan(reference: "Reference", command: SuggestPlan | RevertPlan, outcome: Out
         return
     before = queue.plan
     if isinstance(command, RevertPlan):
-        queue.plan = PlanState(suggested=before.suggested, applied=before.previous, previous=before.applied)
+        if command.made is None or (before.applied is not None and before.applied.made == command.made):
+            queue.plan = PlanState(
+                suggested=before.suggested,
+                applied=before.previous,
+                previous=before.applied,
+                reverted=before.applied,
+            )
     elif queue.settings.adaptive is Adaptive.OFF:
         assert type(outcome) is CapabilityMissing, outcome
         return
@@ -127,7 +144,8 @@ def _reconsider(queue: "Queue") -> None:
         if known.suggested is None:
             return
         wanted = effective(known.suggested, known.applied, settings.visibility_timeout_us, settings.first_lease_min_us)
-    if not same_leases(wanted, known.applied):
+    held = wanted is not None and is_held_back(wanted, known)
+    if not same_leases(wanted, known.applied) and not held:
         known = msgspec.structs.replace(known, applied=wanted, previous=known.applied)
     queue.plan = PlanState(previous=known.previous) if settings.adaptive is Adaptive.OFF else known
 

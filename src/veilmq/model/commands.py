@@ -206,7 +206,11 @@ class SuggestPlan(Command, tag=True, kw_only=True, gc=False):
 
 
 class RevertPlan(Command, tag=True, kw_only=True, gc=False):
-    """Apply the previous plan again. Outcome `QueueChanged`; errors QueueMissing."""
+    """Apply the previous plan again; see `PlanState.reverted`. Outcome `QueueChanged`; errors QueueMissing."""
+
+    why: str = ""
+    made: Instant | None = None
+    """Change nothing unless the plan in force was made then: a repeated call does not undo the first."""
 
 
 class DescribeQueue(Command, tag=True, kw_only=True, gc=False):

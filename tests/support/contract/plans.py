@@ -79,6 +79,38 @@ class TestPlans:
         expect(stage.do(RevertPlan(queue=queue, origin=TESTER)), QueueChanged)
         assert leased_us(stage, queue) == 10 * MINUTE_US
 
+    def test_what_was_taken_back_does_not_come_back_by_itself(self, stage: Stage) -> None:
+        """Suggested again, or nearly the same; another one is put in force."""
+        queue = stage.create(adaptive=Adaptive.APPLY)
+        suggest(stage, queue, lease_us=10 * MINUTE_US, by_type={"film": 20 * MINUTE_US})
+        expect(stage.do(RevertPlan(queue=queue, origin=TESTER)), QueueChanged)
+        for lease_us, film_us in ((10 * MINUTE_US, 20 * MINUTE_US), (11 * MINUTE_US, 19 * MINUTE_US)):
+            suggest(stage, queue, lease_us=lease_us, by_type={"film": film_us})
+            assert leased_us(stage, queue) == 30 * SECOND_US
+        stage.change(queue, retention_us=60 * MINUTE_US)
+        assert leased_us(stage, queue) == 30 * SECOND_US
+        suggest(stage, queue, lease_us=10 * MINUTE_US, by_type={"film": 40 * MINUTE_US})
+        assert leased_us(stage, queue, "film") == 40 * MINUTE_US
+
+    def test_the_owners_new_decision_brings_it_back(self, stage: Stage) -> None:
+        queue = stage.create(adaptive=Adaptive.APPLY)
+        suggest(stage, queue, lease_us=10 * MINUTE_US)
+        expect(stage.do(RevertPlan(queue=queue, origin=TESTER)), QueueChanged)
+        stage.change(queue, first_lease_min_us=SECOND_US)
+        assert leased_us(stage, queue) == 10 * MINUTE_US
+
+    def test_taking_back_one_plan_twice_is_taking_it_back_once(self, stage: Stage) -> None:
+        queue = stage.create(adaptive=Adaptive.APPLY)
+        made = stage.now
+        suggest(stage, queue, lease_us=10 * MINUTE_US)
+        start = stage.following()
+        for _ in range(2):
+            stage.later(SECOND_US)
+            expect(stage.do(RevertPlan(queue=queue, origin=TESTER, why="it got worse", made=made)), QueueChanged)
+        assert leased_us(stage, queue) == 30 * SECOND_US
+        (event,) = (each for each in stage.events(start) if each.kind == "queue_changed")
+        assert event.detail == {"plan": "reverted", "applied": None, "why": "it got worse"}
+
     def test_the_owner_switches_it_on_and_off(self, stage: Stage) -> None:
         queue = stage.create()
         suggest(stage, queue, lease_us=MINUTE_US)

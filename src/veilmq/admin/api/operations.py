@@ -89,6 +89,13 @@ class TemplateInput(NamedInput):
     message: inputs.MessageInput
 
 
+class RevertInput(inputs.Nothing, kw_only=True):
+    """Why the plan in force is taken back, and which: nothing is changed if another is in force by now."""
+
+    why: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
+    made: int | None = None
+
+
 class Operation(NamedTuple):
     """One operation on one queue, at `method` /api/v1/queues/ACCOUNT/REGION/NAME + `suffix`."""
 
@@ -176,8 +183,9 @@ def _suggest(asked: Asked, wanted: inputs.PlanInput) -> Sequence[AnyCommand]:
     return (SuggestPlan(queue=asked.queue, origin=asked.origin, plan=plan),)
 
 
-def _revert(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
-    return (RevertPlan(queue=asked.queue, origin=asked.origin),)
+def _revert(asked: Asked, wanted: RevertInput) -> Sequence[AnyCommand]:
+    made = None if wanted.made is None else Instant(wanted.made)
+    return (RevertPlan(queue=asked.queue, origin=asked.origin, why=wanted.why, made=made),)
 
 
 def _send(asked: Asked, wanted: inputs.SendInput) -> Sequence[AnyCommand]:
@@ -395,7 +403,7 @@ _TABLE: Final = (
     Operation("change", "PATCH", "", Action.CHANGE_QUEUE, inputs.ChangeInput, _change, _show_queue),
     Operation("remove", "DELETE", "", Action.DELETE_QUEUE, inputs.Nothing, _remove, _show_count),
     Operation("suggest", "PUT", "/plan", Action.CHANGE_QUEUE, inputs.PlanInput, _suggest, _show_queue),
-    Operation("revert", "POST", "/plan/revert", Action.CHANGE_QUEUE, inputs.Nothing, _revert, _show_queue),
+    Operation("revert", "POST", "/plan/revert", Action.CHANGE_QUEUE, RevertInput, _revert, _show_queue),
     Operation("purge", "POST", "/purge", Action.PURGE, inputs.Nothing, _purge, _show_count),
     Operation("drop", "POST", "/quarantine/drop", Action.PURGE, inputs.DropInput, _drop, _show_results),
     Operation("send", "POST", "/messages", Action.SEND, inputs.SendInput, _send, _show_sent),

@@ -23,6 +23,8 @@ LEASE_US_MIN: Final = SECOND_US
 HYSTERESIS: Final = 0.2
 """A lease in force changes only if the new one differs by more than this fraction."""
 TYPES_MAX: Final = 1_000
+LEASE_SETTINGS: Final = ("adaptive", "first_lease_min_us", "visibility_timeout_us")
+"""With these an owner decides about leases."""
 
 
 class Adaptive(StrEnum):
@@ -62,6 +64,8 @@ class PlanState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The plan in force; None: the visibility timeout alone."""
     previous: LeasePlan | None = None
     """The plan that was in force before."""
+    reverted: LeasePlan | None = None
+    """The plan that was taken back last: one like it is not put in force again, unless the owner's settings change."""
 
 
 NO_PLAN: Final = PlanState()
@@ -91,6 +95,21 @@ def effective(
         floor_us=suggested.floor_us,
         why=suggested.why,
         made=suggested.made,
+    )
+
+
+def is_held_back(wanted: LeasePlan, plans: PlanState) -> bool:
+    """Whether the plan would bring back what was taken back: no lease differs from that by more than `HYSTERESIS`."""
+    before = plans.reverted
+    if before is None or (wanted.lease_us is None) != (before.lease_us is None):
+        return False
+
+    def alike(one_us: int | None, other_us: int | None) -> bool:
+        return one_us == other_us or abs((one_us or 0) - (other_us or 0)) <= HYSTERESIS * (other_us or 0)
+
+    kinds = {*wanted.by_type, *before.by_type}
+    return alike(wanted.lease_us, before.lease_us) and all(
+        alike(wanted.lease_of(kind), before.lease_of(kind)) for kind in kinds
     )
 
 

@@ -281,10 +281,10 @@ def plan(
 
 
 def _would(shown: dict[str, Any]) -> dict[str, Any] | None:
-    """The plan that adaptive = apply would use; None: there is no suggestion."""
+    """The plan that adaptive = apply would use; None: there is no suggestion, or one like it was taken back."""
     import msgspec
 
-    from veilmq.model.settings.queue import PlanState, effective
+    from veilmq.model.settings.queue import PlanState, effective, is_held_back
 
     state = msgspec.convert(shown["plan"], PlanState)
     if state.suggested is None:
@@ -293,6 +293,8 @@ def _would(shown: dict[str, Any]) -> dict[str, Any] | None:
     wanted = effective(
         state.suggested, state.applied, settings["visibility_timeout_us"], settings["first_lease_min_us"]
     )
+    if is_held_back(wanted, state):
+        return None
     found: dict[str, Any] = msgspec.to_builtins(wanted)
     return found
 
@@ -320,6 +322,8 @@ def _print(queue: str, shown: dict[str, Any]) -> None:
     rows = [["all others" if kind is None else kind, *(lease(each, kind) for each in columns)] for kind in kinds]
     table(["type", "recommended", "apply would set", "in force", "before"], rows)
     print(f"why: {printable(suggested['why'])}; published {instant(suggested['made'])} UTC")
+    if columns[1] is None:
+        print("a plan like it was taken back: it comes back if you decide so, by --adaptive or --first-lease-min")
     if suggested["floor_us"]:
         print(f"not below {duration(suggested['floor_us'])}: twice the longest interval at which a client extended")
 

@@ -56,6 +56,7 @@ from veilmq.model.outcomes import (
 )
 from veilmq.model.settings.queue import (
     FIFO_SUFFIX,
+    LEASE_SETTINGS,
     Adaptive,
     DeduplicationScope,
     PlanState,
@@ -67,6 +68,7 @@ from veilmq.model.settings.queue import (
     alias_key,
     effective,
     is_alias,
+    is_held_back,
     same_leases,
     with_change,
 )
@@ -253,9 +255,10 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     if settings.redrive != policy:
         writer.queues.redrive(queue.key, settings.redrive)
         writer.undo(lambda: writer.queues.redrive(queue.key, policy))
+    anew = any(getattr(settings, name) != getattr(queue.settings, name) for name in LEASE_SETTINGS)
     queue.settings = settings
     _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)
-    reconsider_plans(writer, queue, command.origin)
+    reconsider_plans(writer, queue, command.origin, anew=anew)
     return QueueChanged(queue.info())
 
 
@@ -430,28 +433,39 @@ def revert_plan(writer: Writer, command: RevertPlan) -> Outcome:
         return QueueMissing(queue=str(command.queue))
     writer.touch(queue)
     before = queue.plan
-    queue.plan = PlanState(suggested=before.suggested, applied=before.previous, previous=before.applied)
-    _keep_plans(writer, queue, command.origin, {"plan": "reverted", "applied": queue.plan.applied})
+    if command.made is not None and (before.applied is None or before.applied.made != command.made):
+        return QueueChanged(queue.info())
+    queue.plan = PlanState(
+        suggested=before.suggested, applied=before.previous, previous=before.applied, reverted=before.applied
+    )
+    why: dict[str, object] = {"why": command.why} if command.why else {}
+    _keep_plans(writer, queue, command.origin, {"plan": "reverted", "applied": queue.plan.applied, **why})
     return QueueChanged(queue.info())
 
 
-def reconsider_plans(writer: Writer, queue: LiveQueue, origin: Origin, *, suggested: bool = False) -> None:
-    """Put in force what suggestion and settings allow now. The queue must be touched before."""
+def reconsider_plans(
+    writer: Writer, queue: LiveQueue, origin: Origin, *, suggested: bool = False, anew: bool = False
+) -> None:
+    """Put in force what suggestion and settings allow now. The queue must be touched before.
+
+    anew: the owner decided about leases again, so a plan that was taken back may come back.
+    """
     before = queue.plan
     settings = queue.settings
+    known = before
+    if anew and before.reverted is not None:
+        known = msgspec.structs.replace(before, reverted=None)
     if settings.adaptive is Adaptive.OFF:
-        after = PlanState(previous=before.applied or before.previous) if before.suggested or before.applied else before
-    elif settings.adaptive is Adaptive.SUGGEST or before.suggested is None:
-        after = before
-        if before.applied is not None and settings.adaptive is Adaptive.SUGGEST:
-            after = msgspec.structs.replace(before, applied=None, previous=before.applied)
+        after = PlanState(previous=known.applied or known.previous) if known.suggested or known.applied else known
+    elif settings.adaptive is Adaptive.SUGGEST or known.suggested is None:
+        after = known
+        if known.applied is not None and settings.adaptive is Adaptive.SUGGEST:
+            after = msgspec.structs.replace(known, applied=None, previous=known.applied)
     else:
-        wanted = effective(
-            before.suggested, before.applied, settings.visibility_timeout_us, settings.first_lease_min_us
-        )
-        after = before
-        if not same_leases(wanted, before.applied):
-            after = msgspec.structs.replace(before, applied=wanted, previous=before.applied)
+        wanted = effective(known.suggested, known.applied, settings.visibility_timeout_us, settings.first_lease_min_us)
+        after = known
+        if not same_leases(wanted, known.applied) and not is_held_back(wanted, known):
+            after = msgspec.structs.replace(known, applied=wanted, previous=known.applied)
     if after is before and not suggested:
         return
     queue.plan = after
