@@ -182,6 +182,7 @@ class Member:
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
             candidate = stack.enter_context(closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns)))
+            candidate.look()  # a dead owner's lease runs out while the copy is filled
             snapshots = Snapshots(self.postgres, kept.incarnation)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
             self._copy = copy
