@@ -167,8 +167,8 @@ def measured(pair: Pair, options: argparse.Namespace, settings: Settings) -> dic
             found["cold_s"] = after_s
             settings.say(
                 f"cold start, {now.records:,} records, snapshot of {now.snapshot:,}, log {now.log_bytes / 2**20:.0f} "
-                f"MiB: {after_s:.2f} s (goal {COLD_S:.0f}), {cpu_s:.2f} s of CPU of its own; the dead owner's lease ended "
-                f"{lease_s:.2f} s after the start"
+                f"MiB: {after_s:.2f} s (goal {COLD_S:.0f}), {cpu_s:.2f} s of CPU of its own; the dead owner's lease "
+                f"ended {lease_s:.2f} s after the start"
             )
     return found
 

@@ -215,6 +215,13 @@ class TestTimes:
         script.receive(begin, 12, grant("m", 1))
         assert script.found() == found
 
+    @pytest.mark.parametrize(("begin", "found"), [(41, []), (41.2, ["LATE"])])
+    def test_expiry_by_a_clock_that_loses_time(self, begin: float, found: list[str]) -> None:
+        script = Script()
+        script.send("m", 0, 1, ttl_us=10 * SECOND)
+        script.receive(begin, 42, grant("m", 1))
+        assert script.found(Promises(behind_us=30 * SECOND)) == found
+
     def test_an_expired_message_is_not_lost(self) -> None:
         script = Script()
         script.send("m", 0, 1)

@@ -49,8 +49,9 @@ from veilmq.model.errors import (
     StoreUnknown,
 )
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Deleted, Extended, Operated, Outcome, QueueChanged, QueueDescribed, Received, Sent
-from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 
 __all__ = ["peers"]
 
@@ -285,18 +286,23 @@ async def test_a_lost_connection_ends_each_call_as_far_as_is_known(peers: Peers)
     caller = await peers.connected(address)
     owner = await arrived.get()
     sent, read, taking, gone, soon = (Asked(each) for each in (sending(QUEUE), DESCRIBE, WAIT, WAIT, WAIT))
-    for each in (sent, read, taking, gone, soon):
+    fifo = QueueKey(QUEUE.account, QUEUE.region, f"jobs{FIFO_SUFFIX}")
+    once = Asked(*(sending(fifo, extras=Extras(deduplication_id=each)) for each in "ab"))
+    # A standard queue drops no duplicate, and one of the others has no id.
+    twice = [Asked(sending(QUEUE, extras=Extras(deduplication_id="a"))), Asked(*once.commands, sending(fifo))]
+    for each in (sent, read, taking, gone, soon, once, *twice):
         caller.submit(each, caller.now())
     caller.cancel(gone)
     caller.answer_soon(soon)
-    await peers.until(lambda: len(owner.frames) == 7)
+    await peers.until(lambda: len(owner.frames) == 10)
     held = Asked(sending(QUEUE, "never left"))
     caller.submit(held, caller.now())  # written in the next turn
     caller._link.transport.abort()  # type: ignore[union-attr]
     await peers.until(lambda: not caller.connected)
-    assert type((await sent.answered())[0]) is StoreUnknown
+    for each in (sent, *twice):
+        assert type((await each.answered())[0]) is StoreUnknown
     assert await soon.answered() == [Received([])]
-    assert [each[0] for each in peers.returned] == [read, taking, held]
+    assert [each[0] for each in peers.returned] == [read, taking, once, held]
     assert gone.outcomes is None
     assert caller.calls == 0
     await peers.until(lambda: caller.connected)

@@ -21,6 +21,7 @@ import boto3
 import httpx
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 from tests.house.test_alarms import Series, alarms, series_of, unseen
 from tests.support.commands import Run, in_process
@@ -121,10 +122,10 @@ class Client:
     def send(self, body: str) -> None:
         self._sqs.send_message(QueueUrl=self._url, MessageBody=body)
 
-    def receive(self, wait_s: int = 0) -> list[tuple[str, str]]:
+    def receive(self, wait_s: int = 0, most: int = 10) -> list[tuple[str, str]]:
         """Bodies and handles."""
         found = self._sqs.receive_message(
-            QueueUrl=self._url, MaxNumberOfMessages=10, VisibilityTimeout=600, WaitTimeSeconds=wait_s
+            QueueUrl=self._url, MaxNumberOfMessages=most, VisibilityTimeout=600, WaitTimeSeconds=wait_s
         )
         return [(message["Body"], message["ReceiptHandle"]) for message in found.get("Messages", ())]
 
@@ -224,6 +225,55 @@ def test_a_copy_that_is_damaged_in_what_only_an_owner_reads_is_filled_again(serv
     assert [body for body, _ in Client(two).receive()] == ["kept"]
     assert "the copy is thrown away and filled again" in two.log.read_text()
     assert two.stop() == 0
+
+
+def test_a_message_that_is_damaged_in_a_copy_comes_whole_from_another(servers: Servers) -> None:
+    """The owner finds it as it is received, hands over, and fills its copy again. What is damaged in that one soon
+    after is set apart: it may be so in the log, and servers must not hand over for ever."""
+    one, two = servers.start("one"), servers.start("two")
+    for number in range(15):
+        Client(one).send(str(number))
+    for name in ("one", "two"):  # the other one opens its store, and messages get their rows
+        if name == "two":
+            flip(one.data, "0")
+        servers.stop(name)
+        one, two = (servers.start(name), two) if name == "one" else (one, servers.start(name))
+    assert servers.owner() == "one"
+    client, got = Client(two), []
+
+    def receive(most: int) -> list[str]:
+        with suppress(ClientError):
+            got.extend(body for body, _ in client.receive(most=most))
+        return got
+
+    until(lambda: "0" in receive(1))
+    assert servers.owner() == "two"
+    filled = r"message [0-9a-f-]+ is damaged: the copy is thrown away and filled again(.|\n)*connected to server two"
+    until(lambda: re.search(filled, one.log.read_text()))
+    said = one.log.read_text()
+    assert re.search("no longer the owner: message [0-9a-f-]+ is damaged in the copy of this server", said)
+    assert "its state is unknown" not in said
+    flip(one.data, "14")
+    servers.stop("two")
+    until(lambda: ready(one))
+    two = servers.start("two")
+    client = Client(two)
+    until(lambda: len(receive(10)) >= 14)
+    assert set(got) == {str(number) for number in range(14)}
+    assert servers.owner() == "one"
+    assert "was set apart" in one.log.read_text()
+
+
+def flip(data: Path, body: str) -> None:
+    """A bit of a body, in a follower's copy, once that has it."""
+
+    def flipped() -> bool:
+        with suppress(apsw.Error), closing(apsw.Connection(str(data / DATABASE))) as connection:
+            connection.execute("UPDATE message SET body = ? WHERE body = ?", (b"X" + body[1:].encode(), body.encode()))
+            return connection.changes() == 1
+        return False
+
+    until(flipped)
 
 
 def test_owners_hand_over_and_no_client_notices(servers: Servers) -> None:

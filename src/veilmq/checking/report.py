@@ -53,13 +53,16 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
     tolerance_us: int = 10_000
     """How far the queue's clock and the client's may disagree about any duration, beside a thousandth of it."""
 
+    behind_us: int = 0
+    """How much time the queue's clock may lose beside the client's: a cluster's does at take-overs."""
+
     def at_least(self, duration_us: int) -> int:
         """What such a duration of the queue's clock surely lasts by the client's."""
         return max(0, duration_us - self.tolerance_us - duration_us // 1_000) if duration_us else 0
 
     def at_most(self, duration_us: int) -> int:
         """What such a duration of the queue's clock lasts at most by the client's."""
-        return duration_us + self.tolerance_us + duration_us // 1_000
+        return duration_us + self.tolerance_us + duration_us // 1_000 + self.behind_us
 
     def head(self) -> bytes:
         """The line with which a log may begin (`checking.log.HEAD`)."""

@@ -16,11 +16,27 @@ Before changing it: each rule here was seen to lose or resurrect messages when i
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from veilmq.model.commands import AnyCommand, Delete, Extend, Peek, Receive
+from veilmq.model.commands import (
+    AnyCommand,
+    Delete,
+    DescribeQueue,
+    DescribeSubscription,
+    DescribeTopic,
+    Extend,
+    ListMoves,
+    ListQueues,
+    ListSubscriptions,
+    ListTopics,
+    Peek,
+    Receive,
+    Send,
+    Undeliver,
+)
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.settings.queue import FIFO_SUFFIX, ListTemplates
 
 
 class Ticket(Protocol):
@@ -42,6 +58,27 @@ class Clock(Protocol):
     def now(self) -> Instant:
         """The current instant."""
         ...
+
+
+REPEATABLE: Final[frozenset[type]] = frozenset(
+    {
+        Receive, Undeliver, Peek, DescribeQueue, ListQueues, ListMoves, DescribeTopic, ListTopics, DescribeSubscription,
+        ListSubscriptions, ListTemplates,
+    }
+)  # fmt: skip
+"""What may run twice: messages of a receive whose outcome was lost come back when their lease ends, as on one machine;
+an Undeliver changes nothing the second time; the others only read."""
+
+
+def may_repeat(commands: Sequence[AnyCommand]) -> bool:
+    """Whether a call may run twice. So may sends to FIFO queues with ids by which the queue drops the second one, and
+    answers it like the first."""
+    if type(commands[0]) in REPEATABLE:
+        return True
+    return all(
+        type(each) is Send and each.extras.deduplication_id is not None and each.queue.name.endswith(FIFO_SUFFIX)
+        for each in commands
+    )
 
 
 def age_us(commands: Sequence[AnyCommand], submitted: Instant, now: Instant) -> int:

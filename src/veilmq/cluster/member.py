@@ -186,16 +186,18 @@ class Member:
             snapshots = Snapshots(self.postgres, kept.incarnation)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
             self._copy = copy
-            vouching = stack.enter_context(closing(self.snapshotting(owns=False)))
-            vouching.start()
+            vouching: Snapshotting | None = None
             looked, told, silent = 0, None, ""
             while not stopping.is_set():
                 try:
-                    if vouching.rotten:
+                    if vouching is not None and vouching.rotten:
                         copy.throw_away(vouching.rotten)
                         vouching.rotten = ""
                     copy.catch_up(reader)
                     self._level_ns = self._boot_ns()
+                    if vouching is None:  # not beside the first reading of the log, which a take-over may wait for
+                        vouching = stack.enter_context(closing(self.snapshotting(owns=False)))
+                        vouching.start()
                     sight = candidate.look()
                     if (named := (sight.epoch, sight.holder, sight.address)) != told:
                         watch.saw(sight)

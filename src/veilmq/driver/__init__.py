@@ -223,6 +223,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two calls of a client, on average."""
     fifo: bool = False
     dead_letters: bool = False
+    behind_s: float = 0.0
+    """See `Promises.behind_us`."""
     expiring: bool = True
     """With times to live, where the protocol has them."""
     others: tuple[str, ...] = ()
@@ -237,7 +239,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """What queues of this protocol promise."""
         name, *dead = self.queues()
         refused = self.fifo or parse_url(self.url).kind != "sqs"
-        return Promises(stale_deletes_refused=refused, dead_letters=dict.fromkeys([name], *dead) if dead else {})
+        return Promises(
+            stale_deletes_refused=refused,
+            dead_letters=dict.fromkeys([name], *dead) if dead else {},
+            behind_us=int(self.behind_s * 1e6),
+        )
 
 
 class Figures(msgspec.Struct):

@@ -10,7 +10,7 @@ reads through the store's `Reader` (reader.py).
 The defaults of `Options` are for production; tests use smaller values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -74,6 +74,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """JSON pointer to the type in a body; "" means that bodies are not searched."""
     disorder: int = 0
     """By how many places messages of a standard queue may be delivered out of order (development)."""
+    gives_up: Callable[[bytes], bool] | None = None
+    """Called with the id of a message that is damaged in these files: whether to stop instead of setting it apart, as
+    they are a copy that can be filled anew. None: they are the only ones."""
     disk: Disk = REAL
     """What the files are written to; another one injects faults."""
     synchronous: str = "FULL"

@@ -3,8 +3,8 @@
 Strategy: `Caller` is called like the own engine's shell. It keeps one connection to one address and makes it again when
 it is lost. A call is either *held* (it has not left this machine) or *under way*. When the connection goes, what may
 safely run again is given back to `on_returned`, which knows the next owner: calls that were held, receives and other
-reads, and what the peer answered with `NotOwner`. Of any other call nobody knows whether it was carried out: it is
-answered StoreUnknown, for which every protocol has an error that SDKs retry.
+reads, sends that the queue deduplicates, and what the peer answered with `NotOwner`. Of any other call nobody knows
+whether it was carried out: it is answered StoreUnknown, for which every protocol has an error that SDKs retry.
 
 Clients of this server that do not read their answers are counted here. While they are over their bound, receives for
 them are refused, and messages that come for them all the same are given back.
@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
-from veilmq.cluster import Calls, Clock, Ticket, age_us, move_arrival
+from veilmq.cluster import Calls, Clock, Ticket, age_us, may_repeat, move_arrival
 from veilmq.cluster.peer import Identity, Limits
 from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import (
@@ -37,23 +37,10 @@ from veilmq.cluster.peer.frames import (
 from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
 from veilmq.cluster.peer.port import count_trouble
 from veilmq.engine.long_polls import Unread
-from veilmq.model.commands import (
-    AnyCommand,
-    DescribeQueue,
-    DescribeSubscription,
-    DescribeTopic,
-    ListMoves,
-    ListQueues,
-    ListSubscriptions,
-    ListTopics,
-    Peek,
-    Receive,
-    Undeliver,
-)
+from veilmq.model.commands import AnyCommand, Peek, Receive, Undeliver
 from veilmq.model.errors import CapabilityMissing, Overloaded, StoreFailed, StoreUnknown
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.settings.queue import ListTemplates
 
 log = logging.getLogger("veilmq.peer")
 
@@ -61,14 +48,6 @@ OnReturned = Callable[[Ticket, Instant, str | None], None]
 """Called with a ticket that may be submitted elsewhere, with the instant of its own submission, and with the owner
 that the peer named, if it did."""
 
-REPEATABLE: Final[frozenset[type]] = frozenset(
-    {
-        Receive, Undeliver, Peek, DescribeQueue, ListQueues, ListMoves, DescribeTopic, ListTopics, DescribeSubscription,
-        ListSubscriptions, ListTemplates,
-    }
-)  # fmt: skip
-"""What may run twice: messages of a receive whose outcome was lost come back when their lease ends, as on one machine;
-an Undeliver changes nothing the second time; the others only read."""
 _RETRY_S_MIN: Final = 0.02
 
 
@@ -301,7 +280,7 @@ class Caller(Calls):
         self._note_drained()
         for sent in under_way.values():
             if not sent.cancelled:
-                if id(sent) in never_left or sent.id > link.last_read or type(sent.first) in REPEATABLE:
+                if id(sent) in never_left or sent.id > link.last_read or may_repeat(sent.ticket.commands):
                     self._return(sent, None)
                 else:
                     error = StoreUnknown(reason="the connection to the owner was lost")

@@ -257,6 +257,12 @@ class Ownership(Connected):
         self._until_ns = began_ns + self._lease_ns
         self._lock = threading.Lock()  # of `lost` and `_until_ns`, which two threads end or move
         self._lost: NotOwner | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Let the connection go, also that of a renewal under way in another thread, once that ends."""
+        self._closed = True
+        super().close()
 
     @property
     def lost(self) -> NotOwner | None:
@@ -280,6 +286,13 @@ class Ownership(Connected):
         "" for anybody; None: nobody asks for that.
         Raises NotOwner: stop. Unreachable, Unfit: the lease runs on until its end, try again.
         """
+        try:
+            return self._renew(clock)
+        finally:
+            if self._closed:
+                super().close()
+
+    def _renew(self, clock: Instant) -> str | None:
         if self._lost is not None:
             raise self._lost
         sent_ns = self._boot_ns()

@@ -3,7 +3,7 @@
 Strategy: console and API are the owner's, whichever server an operator asks: it has the newest state, and checks who
 may do what. Such a connection begins with the handshake of the peer port, and its hello says what it is for; from then
 on it carries one HTTP request and its answer, both streamed. Until a request has gone out it waits for an owner; after
-that it is sent again only if it reads.
+that it is sent again only if it reads, or has an Idempotency-Key, under which the owner does it once.
 
 The owner sees the address and the scheme of the client in a header of ours, which no client can bring in.
 """
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 import httptools
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.cluster.peer.frames import LENGTH_BYTES
 from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal
@@ -35,6 +35,9 @@ _HOP: Final = frozenset(
 )  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1), and ours."""
 _READS: Final = frozenset({"GET", "HEAD"})
+_KEY: Final = b"idempotency-key"
+_KEPT_BYTES: Final = 1 << 20
+"""A longer body is not kept to be sent again."""
 
 
 class Unreached(Exception):
@@ -112,6 +115,9 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
 
         loop = asyncio.get_running_loop()
         end = loop.time() + OWNER_SECONDS
+        read: list[Message] = []
+        reads = scope["method"] in _READS
+        has_key = any(name == _KEY for name, _ in scope["headers"])
         while (own := here()) is None:
             try:
                 owner = await connect()
@@ -122,21 +128,36 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             try:
-                await _exchange(owner, scope, receive, sending)
+                await _exchange(owner, scope, _from_the_first(read, receive) if has_key else receive, sending)
                 return
             except (Broken, OSError) as error:
                 if began:
                     raise asyncio.CancelledError from error  # the client sees an answer that is cut off
-                if scope["method"] not in _READS or loop.time() >= end:
+                repeats = reads or (has_key and sum(len(each.get("body", b"")) for each in read) <= _KEPT_BYTES)
+                if not repeats or loop.time() >= end:
                     text = "the owner went away amid the request: look whether it was carried out, then try again"
                     await _refuse(send, "StoreUnknown", text)
                     return
                 await asyncio.sleep(AGAIN_SECONDS)
             finally:
                 owner.writer.close()
-        await own(scope, receive, send)
+        await own(scope, _from_the_first(read, receive), send)
 
     return app
+
+
+def _from_the_first(read: list[Message], receive: Receive) -> Receive:
+    """Receives what was read before, and then what comes, which is kept."""
+    before = iter(list(read))
+
+    async def receiving() -> Message:
+        message = next(before, None)
+        if message is None:
+            message = await receive()
+            read.append(message)
+        return message
+
+    return receiving
 
 
 async def _exchange(owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,6 +33,7 @@ from veilmq.engine.lease_clock import AHEAD_US_MAX
 from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import ParameterInvalid, StoreFailed
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
@@ -55,6 +56,8 @@ _PAUSE_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 1.0
 """How long whoever asks waits for PostgreSQL; then it hears what was true before."""
 _KEPT_SECONDS: Final = 2.0
+_FILLED_AGAIN_SECONDS: Final = 3_600.0
+"""A copy is thrown away for a damaged message once in so long: what is damaged in it again may be so in the log."""
 _SKIPPED: Final = (
     "the lease clock goes on %d s after the last owner's: for so long nobody has owned the queues, by the clocks of "
     "PostgreSQL and of this machine; if both are wrong, leases and delays end early"
@@ -121,6 +124,8 @@ class ClusterServer:
         """Of the time as the owner, once it serves."""
         self._wanted: str | None = None
         """To whom an operator wants the shard handed over: see `Ownership.renew`."""
+        self._damaged, self._damaged_ns = "", -int(_FILLED_AGAIN_SECONDS * 1e9)
+        """Why the copy is to be thrown away, and when it was last."""
         self._queues: dict[int, QueueInfo] = {}
         self._own_names: dict[QueueKey, QueueKey] = {}
         self.owner = ""
@@ -267,8 +272,11 @@ class ClusterServer:
                 ownership = await asyncio.to_thread(follow)
                 if ownership is None:
                     return
-                async with AsyncExitStack() as term:
-                    await self._own(term, ownership, lead)
+                try:
+                    async with AsyncExitStack() as term:
+                        await self._own(term, ownership, lead)
+                finally:
+                    self._throw_away()
             except FOR_GOOD as error:
                 raise ClusterRefused(str(error)) from error
             except (Unreachable, Unfit, NotAppended, AppendUnknown) as error:
@@ -291,7 +299,10 @@ class ClusterServer:
         keeping = asyncio.create_task(self._keep(ownership, shared_log, lambda: begins(Instant(0))))
         term.callback(keeping.cancel)
         settings = self._settings
-        options = msgspec.structs.replace(settings.store_options(), schema=shared_log.format)
+        options = settings.store_options()
+        options = msgspec.structs.replace(
+            options, schema=shared_log.format, gives_up=partial(self._gives_up, ownership)
+        )
         try:
             engine, store = await asyncio.to_thread(
                 open_directory, settings.data, settings.engine_limits(), options, log=shared_log
@@ -335,6 +346,21 @@ class ClusterServer:
         ended.cancel()
         self._port.follow(None)
         self.front.follow(None)
+
+    def _gives_up(self, ownership: Ownership, message: bytes) -> bool:
+        """The store has found a message damaged: whether its copy is given up, since another server's may be whole."""
+        now_ns = boot_ns()
+        if now_ns - self._damaged_ns < _FILLED_AGAIN_SECONDS * 1e9:
+            return False
+        self._damaged, self._damaged_ns = f"message {id_text(message)} is damaged", now_ns
+        ownership.lose(NotOwner(f"{self._damaged} in the copy of this server"))
+        return True
+
+    def _throw_away(self) -> None:
+        """After a time as the owner: a copy that was given up."""
+        if self._damaged:
+            remove_copy(self._settings.data, self._damaged)
+            self._damaged, self._wanted = "", self._wanted or ""
 
     def _hand_over(self, ownership: Ownership) -> None:
         """Let another server take over at once."""

@@ -27,6 +27,7 @@ from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs, hol
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer, queues
+from veilmq.store.sqlite.batch.set_apart import CopyDamaged
 from veilmq.store.sqlite.disk import (
     DAMAGE,
     Checkpointer,
@@ -127,6 +128,7 @@ class SqliteStore:
             raise unusable(database, error) from error
         self._writer.step_us_max = self.options.clock_step_us_max
         self._writer.disorder = self.options.disorder
+        self._writer.gives_up = self.options.gives_up
         self._writer.queues_per_account_max = self.options.queues_per_account_max
         self._writer.topics_per_account_max = self.options.topics_per_account_max
         self._writer.subscriptions_per_account_max = self.options.subscriptions_per_account_max
@@ -429,6 +431,9 @@ class SqliteStore:
             raise StoreUnknown(reason=self._broken) from second
         if isinstance(error, NotOwner):
             self._broken = str(error)
+        if isinstance(error, CopyDamaged):
+            self._broken = str(error)
+            raise StoreUnknown(reason=self._broken) from error
         if isinstance(error, apsw.FullError):
             self._free_reserve()
 

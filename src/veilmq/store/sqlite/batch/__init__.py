@@ -100,6 +100,7 @@ class Writer:
         """Free bytes if below the floor, else None."""
         self.events: list[Event] = []
         self.set_apart = SetApart()
+        self.gives_up: Callable[[bytes], bool] | None = None
         self.wrote = False
         self.returned = 0
         """Messages whose ended lease or delay a command of the open batch noticed."""

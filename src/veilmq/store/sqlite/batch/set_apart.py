@@ -20,6 +20,10 @@ WINDOW_US: Final = MINUTE_US
 logger = logging.getLogger("veilmq.store")
 
 
+class CopyDamaged(Exception):
+    """A message is damaged, and these files are to be given up for it: nothing of the batch is applied."""
+
+
 class Damaged(NamedTuple):
     """A message that was set apart."""
 

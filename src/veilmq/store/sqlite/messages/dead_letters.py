@@ -18,7 +18,7 @@ from veilmq.model.outcomes import Deleted, Outcome
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.set_apart import Damaged
+from veilmq.store.sqlite.batch.set_apart import CopyDamaged, Damaged
 from veilmq.store.sqlite.disk.rows import (
     INSERT_LEASE,
     INSERT_MESSAGE,
@@ -49,7 +49,10 @@ _FIND: Final = (
 
 def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
     """Set apart a message whose body does not match its MD5, or of which anything else cannot be read: nobody receives
-    it, others are not held up, and the log, `veilmq check` and the metrics report it."""
+    it, others are not held up, and the log, `veilmq check` and the metrics report it. Raises CopyDamaged: see
+    `Options.gives_up`."""
+    if writer.gives_up is not None and writer.gives_up(place.id):
+        raise CopyDamaged(f"message {id_text(place.id)} of queue {queue.key} is damaged here")
     writer.touch(queue)
     place.group, place.type = as_text(place.group), as_text(place.type)
     if place.leased:

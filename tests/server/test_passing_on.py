@@ -1,0 +1,68 @@
+"""Requests for the admin port that a server of a cluster passes on to an owner that goes away amid them."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from veilmq.server.cluster.admin import Owner, passing_on
+
+BODY = (b"first part, ", b"last part")
+
+
+class Passed:
+    """An owner that takes a whole request and goes away, and one that answers the next; and what they were sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.answer: list[Any] = []
+
+    async def play(self, method: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+
+            async def connect() -> Owner:
+                return Owner(*await asyncio.open_connection("127.0.0.1", port))
+
+            parts = [{"type": "http.request", "body": part, "more_body": part != BODY[-1]} for part in BODY]
+            coming = iter(parts)
+
+            async def receive() -> Any:
+                part = next(coming, None)
+                return part if part is not None else await asyncio.get_running_loop().create_future()
+
+            async def send(message: Any) -> None:
+                self.answer.append(message)
+
+            length = (b"content-length", str(sum(map(len, BODY))).encode())
+            scope = {
+                "type": "http", "method": method, "raw_path": b"/api/v1/jobs", "query_string": b"", "scheme": "http",
+                "headers": [*headers, length], "client": ("127.0.0.1", 1),
+            }  # fmt: skip
+            await passing_on(connect, lambda: None)(scope, receive, send)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.bodies.append(await reader.readexactly(sum(map(len, BODY))))
+        if len(self.bodies) > 1:
+            writer.write(b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        pytest.param("POST", [(b"idempotency-key", b'"mine"')], 201, id="with a key"),
+        pytest.param("POST", [], 503, id="without"),
+    ],
+)
+def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
+    method: str, headers: list[tuple[bytes, bytes]], status: int
+) -> None:
+    """Then the owner does it once; without one nobody knows whether it was done."""
+    passed = Passed()
+    asyncio.run(asyncio.wait_for(passed.play(method, headers), 20))
+    assert passed.answer[0]["status"] == status
+    assert passed.bodies == [b"".join(BODY)] * (2 if status == 201 else 1)
