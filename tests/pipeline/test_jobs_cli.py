@@ -205,7 +205,7 @@ def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_
     assert "--out: typo/kept is not made, because its parent is not there" in err
     done, out, err = run("pipeline", job, "--path", str(exported), "--out", "s3://bucket/kept")
     assert (done, out) == (2, "")
-    assert "s3://bucket/kept: no table of parquet can be replaced there. Use --format delta." in err
+    assert "no table of parquet can be replaced there.\n  Use --format delta." in err
     done, out, err = run("pipeline", job, "--path", str(exported), "--out", "kept", "--conf", "memory=4g")
     assert (done, out) == (2, "")
     assert "--conf memory=4g: it is no KEY=VALUE" in err
