@@ -4,16 +4,13 @@ In base64: azurite makes text of each piece that comes off the wire by itself (r
 so breaks a character that lies in two pieces of a long body.
 """
 
-import re
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 from azure.storage.queue import QueueServiceClient
+from tests.support.azurite import azurite as emulator
 
 from veilmq.client.adapters.azure import AzureAccount
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
@@ -23,10 +20,7 @@ from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 
-TOOLS = Path(__file__).parents[2] / ".tools"
-PROGRAM = TOOLS / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "queue" / "main.js"
 ((ACCOUNT, KEY),) = DEVELOPMENT_KEYS.items()
-START_SECONDS = 60
 
 
 class AzuriteClient:
@@ -50,29 +44,8 @@ class AzuriteClient:
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[str]:
     """The account's URL."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [
-            str(TOOLS / "node" / "bin" / "node"), str(PROGRAM), "--queueHost", "127.0.0.1", "--queuePort", "0",
-            "--location", directory, "--silent", "--skipApiVersionCheck", "--disableTelemetry",
-        ]  # fmt: skip
-        told = Path(directory) / "log"
-        with told.open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            yield f"{address(told, process)}/{ACCOUNT}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-def address(log: Path, process: subprocess.Popen[bytes]) -> str:
-    """Where it says that it listens."""
-    end = time.monotonic() + START_SECONDS
-    while (said := re.search(r"listens on (\S+)\n", log.read_text())) is None:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.02)
-    return said[1]
+    with emulator("queue") as url:
+        yield f"{url}/{ACCOUNT}"
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.request import Request, urlopen
 
 import boto3
@@ -15,14 +13,15 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
-from tests.client.test_contract_azurite import ACCOUNT, KEY, TOOLS, address
 from tests.pipeline import delta_side, s3_side
+from tests.support.azurite import azurite as emulator
 
+from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.pipeline.sinks.delta import Written
 
 SCHEMA = pa.schema([("n", pa.int64())])
 BUCKET = "tables"
-PROGRAM = TOOLS / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+((ACCOUNT, KEY),) = DEVELOPMENT_KEYS.items()
 
 
 class Store:
@@ -93,30 +92,18 @@ def moto() -> Iterator[Store]:
 
 @contextmanager
 def azurite() -> Iterator[Store]:
-    with tempfile.TemporaryDirectory() as directory:
-        command = [
-            str(TOOLS / "node" / "bin" / "node"), str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", "0",
-            "--location", directory, "--silent", "--skipApiVersionCheck", "--disableTelemetry",
-        ]  # fmt: skip
-        log = Path(directory) / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            with faulty(address(log, process).removeprefix("http://")) as endpoint:
-                secrets = {
-                    "AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};"
-                    f"AccountKey={KEY};BlobEndpoint={endpoint}/{ACCOUNT};",
-                    "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
-                    "AZURE_STORAGE_ACCOUNT_KEY": KEY,
-                    "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}",
-                    "AZURE_ALLOW_HTTP": "true",
-                }
-                with told(secrets) as environment:
-                    fsspec.filesystem("abfs").mkdir(BUCKET)
-                yield Store("abfs", environment, endpoint)
-        finally:
-            process.kill()
-            process.wait()
+    with emulator("blob") as url, faulty(url.removeprefix("http://")) as endpoint:
+        secrets = {
+            "AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};"
+            f"AccountKey={KEY};BlobEndpoint={endpoint}/{ACCOUNT};",
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+            "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}",
+            "AZURE_ALLOW_HTTP": "true",
+        }
+        with told(secrets) as environment:
+            fsspec.filesystem("abfs").mkdir(BUCKET)
+        yield Store("abfs", environment, endpoint)
 
 
 @contextmanager

@@ -120,7 +120,11 @@ def test_events_are_printed_and_exported(
         (["pipeline", "health", "--path", "x", "--window", "0"], 2, "--window: must be above 0"),
         (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 2, "exclude each other"),
         (["pipeline", "timeouts", "--path", "s4://b/events"], 2, "s4://: Protocol not known"),
-        (["pipeline", "replay", "abfs://c/t", "--queue", "veil://127.0.0.1:1/q"], 2, "TABLE: abfs://c/t is a URL"),
+        (
+            ["pipeline", "report", "--path", "x", "--out", "s3://b/kept"],
+            2,
+            "--out: s3://b/kept is a URL, and this must be",
+        ),
         (["pipeline", "timeouts", "--server", "http://h:99999"], 2, "server='http://h:99999' is no URL"),
         (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),
         (["events", "export", "x", "--server", "127.0.0.1:1"], 4, "http://127.0.0.1:1 cannot be reached"),

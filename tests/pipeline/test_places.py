@@ -8,6 +8,7 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
 from tests.pipeline.stores import Store, told
 from tests.pipeline.test_drain_driver import START, Play, bodies
@@ -22,7 +23,9 @@ from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.loop import Loop, LoopTaken
 from veilmq.pipeline.places import ObjectPath, Patience, PlaceFailed, PlaceTaken, listed, lock_of, place, put, source
-from veilmq.pipeline.tables import compact, retain
+from veilmq.pipeline.sinks.queue import replay
+from veilmq.pipeline.tables import compact, load, retain, write
+from veilmq.pipeline.tables import read as read_table
 
 DAY = 86_400.0
 
@@ -221,6 +224,7 @@ def test_a_loop_keeps_its_state_and_tables_in_a_store(spark: Any, s3: Store, tmp
         with pytest.raises(LoopTaken, match="Another run works in"):
             far.run()
         lock.release()
+        assert len({row["type"] for row in load(far.loop.timeouts).to_pylist()}) == 2
         # A process that died while it joined a day's files left the joined one beside its parts.
         cells = directory / "kept" / "cells"
         parts = {each: each.read_bytes() for each in listed(cells, "day=*/*.parquet")}
@@ -236,3 +240,20 @@ def test_a_loop_keeps_its_state_and_tables_in_a_store(spark: Any, s3: Store, tmp
 def rows(stage: LoopStage) -> list[str]:
     """What its loop has learnt, whatever the order in which numbers were added."""
     return sorted(str(row) for row in stage.loop.cells().round(6).itertuples(index=False))
+
+
+@pytest.mark.slow
+def test_a_table_in_a_store_is_replaced_read_and_replayed(spark: Any, s3: Store, stage: Stage) -> None:
+    with told(s3.environment):
+        table = f"{s3.url}/bodies"
+        write(spark.range(9).selectExpr("id"), table, "delta")
+        write(spark.range(5).selectExpr("concat('body ', id) AS body"), table, "delta")
+        assert sorted(row.body for row in read_table(spark, table).collect()) == bodies(5)
+        with stage.make() as queue:
+            assert replay(spark, table, stage.url()) == 5
+            assert sorted(each.body for each in queue.receive(10)) == bodies(5)
+        write_deltalake(f"{table}-parted", pa.table({"a": [1], "b": [2]}), partition_by=["a"])
+        with pytest.raises(OptionInvalid, match="has partitions"):
+            read_table(spark, f"{table}-parted")
+        with pytest.raises(OptionInvalid, match="holds no table that can be read"):
+            read_table(spark, f"{table}-none")

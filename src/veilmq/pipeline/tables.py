@@ -91,11 +91,11 @@ def write(frame: "DataFrame", place: Place | str, kind: str = "parquet") -> None
     take_place(beside, place)
 
 
-def read(spark: "SparkSession", place: Path | str) -> "DataFrame":
+def read(spark: "SparkSession", place: Place | str) -> "DataFrame":
     """A table of either format, from `write`, a drain or any other writer; Delta without extras. Raises
     OptionInvalid."""
     if is_url(place):
-        return delta.read(spark, str(place))
+        return delta.read(spark, str(place), _check_plain)
     place = Path(str(place))
     if (place / "_delta_log").is_dir():
         import pyarrow as pa
@@ -122,7 +122,7 @@ def read(spark: "SparkSession", place: Path | str) -> "DataFrame":
     return spark.read.parquet(literal(str(place)))
 
 
-def _check_plain(table: Any, place: Path, paths: list[str]) -> None:
+def _check_plain(table: Any, place: Path | str, paths: list[str]) -> None:
     """Raises OptionInvalid unless the table's files hold exactly its rows."""
     mend = "Read it with Spark's own Delta, and write a plain table."
     names = table.metadata().partition_columns

@@ -12,7 +12,7 @@ import msgspec
 from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
 from veilmq.cli.pipeline import Where
-from veilmq.cli.pipeline.session import check_local, make_place, print_json, reported, started
+from veilmq.cli.pipeline.session import make_place, place_of, print_json, reported, started
 from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
@@ -61,10 +61,9 @@ def replay(
     with reported():
         from veilmq.pipeline.sinks.queue import replay as job
 
-        check_local(table, "TABLE")
         _check(queue)
         with started(where_it_runs) as spark:
-            sent = job(spark, table.resolve(), queue, where=where, key=key)
+            sent = job(spark, place_of(table), queue, where=where, key=key)
         if as_json:
             print_json({"messages": sent})
         else:

@@ -48,6 +48,7 @@ from veilmq.pipeline.errors import (
     TableForeign,
 )
 from veilmq.pipeline.options import DrainOptions, read_options
+from veilmq.pipeline.places import is_url
 from veilmq.pipeline.sinks.delta import check_place
 from veilmq.store.files import locked
 
@@ -124,6 +125,11 @@ def drain(
     """
     register(spark)
     started = SYSTEM.monotonic()
+    if is_url(directory):
+        mend = (
+            "It keeps Spark's checkpoint, too: name a local one, or run a query of your own with its manifests there."
+        )
+        raise OptionInvalid(f"directory={str(directory)!r} is a URL.", mend)
     directory = Path(directory)
     given = {_camel(name): _text(value) for name, value in options.items()}
     given |= {"url": url, "directory": str(directory / "manifests")}

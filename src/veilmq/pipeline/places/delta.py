@@ -6,7 +6,7 @@ A replacement is one transaction: a reader sees the old table or the new one. Cr
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ARROWS_OWN: Final = ("s3://", "gs://", "gcs://", "hdfs://", "viewfs://", "file:")
 """URLs whose files pyarrow writes without another package; for the others fsspec does."""
 _ROWS_FLUSHED: Final = 65_536
+_ROWS_READ: Final = 1_000
+"""Rows may be large bodies."""
 _WRITTEN: Final = "`name` string, `size_bytes` bigint, `rows` bigint"
 
 
@@ -120,13 +122,21 @@ def _write(batches: Iterator[Any], url: str, schema: Any) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist([write_part(named, url, schema, context.partitionId())._asdict()])
 
 
-def read(spark: "SparkSession", url: str) -> "DataFrame":
-    """The table's rows, each file by a task of its own. Raises OptionInvalid if there is no table."""
+Checking = Callable[[Any, str, list[str]], None]
+"""Raises OptionInvalid unless a deltalake table's files, at these paths, hold exactly its rows."""
+
+
+def read(spark: "SparkSession", url: str, check: Checking) -> "DataFrame":
+    """The table's rows, each file by a task of its own. Raises OptionInvalid, also as `check` does."""
     from pyspark.sql.types import StructType
 
     table = _table(url)
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     paths = [unquote(each) for each in pa.table(table.get_add_actions()).column("path").to_pylist()]
+    check(table, url, paths)
+    if table.metadata().partition_columns or any("://" in path for path in paths):
+        mend = "Read it with Spark's own Delta, and write a plain table."
+        raise OptionInvalid(f"{url} has partitions, or files elsewhere.", mend)
     frame = spark.createDataFrame([(path,) for path in paths], "path string").repartition(max(1, len(paths)))
     return frame.mapInArrow(partial(_read, url=url, names=schema.names), schema)
 
@@ -136,7 +146,7 @@ def _read(batches: Iterator[Any], url: str, names: list[str]) -> Iterator[Any]:
     for batch in batches:
         for path in batch.column("path").to_pylist():
             with files.open_input_file(f"{root}/{path}") as file:
-                for rows in pq.ParquetFile(file).iter_batches(_ROWS_FLUSHED, columns=names):
+                for rows in pq.ParquetFile(file).iter_batches(_ROWS_READ, columns=names):
                     yield rows.select(names)
 
 

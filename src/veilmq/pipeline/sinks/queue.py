@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import types
@@ -34,6 +33,7 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, StoreError, VeilError
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import SendOptions
+from veilmq.pipeline.places import Place, place
 from veilmq.pipeline.tables import read
 
 if TYPE_CHECKING:
@@ -224,16 +224,16 @@ _VECTORS: Final = "spark.sql.parquet.enableVectorizedReader"
 
 
 def replay(
-    spark: "SparkSession", table: Path | str, queue: str, *, where: str | None = None, key: str | None = None
+    spark: "SparkSession", table: Place | str, queue: str, *, where: str | None = None, key: str | None = None
 ) -> int:
-    """Send the rows of a table (Parquet or Delta) to the queue of that URL; returns the number of rows.
+    """Send the rows of a table (Parquet or Delta, or Delta at a URL) to the queue; returns the number of rows.
 
     where: a condition in SQL; key: a column whose equal rows a FIFO queue takes once, by default `id`. On a FIFO queue
     rows without a group form one group. Raises PipelineError.
     """
     from pyspark.sql import functions as f
 
-    table = Path(table)
+    table = place(table)
     rows = read(spark, table)
     if "body" not in rows.columns:
         raise OptionInvalid(f"{table} has no column body.", "Is it an archive?")
