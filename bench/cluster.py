@@ -115,10 +115,11 @@ def postgres_pair() -> Iterator[Pair]:
 
 def fill_wal(pair: Pair) -> None:
     """PostgreSQL writes its WAL into old files, once it has any. Before, each 16 MB begin with 0.1 s in which a file of
-    zeros is written on both servers, and nothing is confirmed."""
+    zeros is written on both servers, and nothing is confirmed. Each megabyte is confirmed by the standby: a checkpoint
+    removes what it has not read yet."""
     with psycopg.connect(pair.primary.dsn, autocommit=True) as primary:
         for _ in range(_WAL_FILES * 16):
-            primary.execute("select pg_logical_emit_message(false, 'bench', repeat('x', 1048576))")
+            primary.execute("select pg_logical_emit_message(true, 'bench', repeat('x', 1048576))")
         primary.execute("checkpoint")
         primary.execute("set synchronous_commit = remote_apply")
         primary.execute("select pg_current_xact_id()")

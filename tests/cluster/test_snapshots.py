@@ -1,8 +1,9 @@
 """Snapshots in a real PostgreSQL: what is uploaded, kept and read, and copies that are filled from one."""
 
 import re
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from tests.support.following import compare
 from tests.support.sqlite import SMALL, store_of
 
 from veilmq.cluster.member import Copy
-from veilmq.cluster.postgres import Unfit
+from veilmq.cluster.postgres import Unfit, Unreachable
+from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.instant import Instant
 from veilmq.store.archive.lineage import PART_BYTES
 from veilmq.store.directory import DATABASE
-from veilmq.store.log import Diverged, Follower, Point, Position, SnapshotBad
+from veilmq.store.log import Diverged, Entry, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.testing import chance
 
@@ -127,6 +129,36 @@ class TestCopy:
         while not writing.done():
             owner.answer()
         writing.result()
+
+    def test_pages_are_read_ahead(
+        self, cluster: Cluster, snapshots: Snapshots, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While the one before is applied; also where the copy begins anew amid them, or PostgreSQL is away."""
+        monkeypatch.setattr(reading, "PAGE_BYTES_MAX", 2_000)
+        stage.create()
+        self.work(stage, 100)
+        reader = cluster.reader()
+        threads: list[int] = []
+        read = reader.read
+
+        def reads(after: Position) -> list[Entry]:
+            threads.append(threading.get_ident())
+            return read(after)
+
+        monkeypatch.setattr(reader, "read", reads)
+        with closing(Copy(tmp_path / "new", follower, snapshots)) as new:
+            assert new._apply(reader)
+            new.throw_away("it begins anew")
+            assert new._apply(reader)
+            cluster.pair.primary.query(
+                "select pg_terminate_backend(pid, 1000) from pg_stat_activity where application_name = 'veilmq'"
+            )
+            with suppress(Unreachable):
+                new.catch_up(reader)
+            new.catch_up(reader)
+            equal(stage, new)
+        assert len(threads) > 10
+        assert len(set(threads)) == 2
 
     def test_a_copy_that_has_diverged_is_filled_again(self, cluster: Cluster, stage: Stage, copy: Copy) -> None:
         copy.follower._connection.execute("UPDATE mark SET sequence = sequence + 1")  # type: ignore[attr-defined]

@@ -360,7 +360,7 @@ class Copy:
         """Apply the next records; whether there may be more."""
         follower = self.follower
         try:
-            entries = reader.read(follower.position)
+            entries = reader.read_on(follower.position)
             more = bool(entries)
             while entries:
                 queues, shared = set[int](), False

@@ -178,7 +178,7 @@ class Connected:
             with unreachable(failed):
                 yield
         except Unreachable:
-            self.close()
+            Connected.close(self)  # whoever closes for good may do more
             raise
 
 

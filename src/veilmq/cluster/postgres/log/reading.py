@@ -4,6 +4,7 @@ Strategy: a reader names the record that it has, and gets what follows only if t
 it notices another history, and a log that was trimmed.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 from uuid import UUID
 
@@ -43,6 +44,9 @@ class LogReader(Connected):
         self._postgres = postgres
         self._incarnation = incarnation
         self._shard: Shard | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._coming: tuple[Position, Future[list[Entry]]] | None = None
+        """What is read ahead, and after which record."""
 
     def read(self, after: Position, limit: int = 1_000) -> list[Entry]:
         """The next records, at most `limit` of them and some 16 MiB; none: there are none yet.
@@ -52,6 +56,28 @@ class LogReader(Connected):
         with self._asking():
             session, shard = self._connected()
             return _page(session, shard.segment, after, limit)
+
+    def read_on(self, after: Position) -> list[Entry]:
+        """As `read`. Behind a page that is at least half full the next one is read in a thread, while this one is
+        applied. One that has nothing is read ahead of nothing: so whoever reads until there is nothing, then takes over
+        and reads on, gets what is there then."""
+        coming, self._coming = self._coming, None
+        if coming is not None and coming[0] != after:  # the copy begins anew
+            wait([coming[1]])
+            coming = None
+        entries = self.read(after) if coming is None else coming[1].result()
+        if sum(len(each.record) for each in entries) >= PAGE_BYTES_MAX // 2:
+            following = Position(entries[-1].lsn, entries[-1].epoch, checksum(entries[-1].record))
+            self._pool = self._pool or ThreadPoolExecutor(1, "veilmq-reading")
+            self._coming = following, self._pool.submit(self.read, following)
+        return entries
+
+    def close(self) -> None:
+        """Let the connection go, once what is read ahead has come."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._coming = self._pool = None
+        super().close()
 
     def end(self) -> Position:
         """Where the log ends. Raises Unreachable, Unfit."""
@@ -70,7 +96,7 @@ class LogReader(Connected):
 
     def _connected(self) -> tuple[Session, Shard]:
         if self._session is None or self._shard is None or not self._postgres.is_usable(self._session):
-            self.close()
+            super().close()
             self._session = self._postgres.connect()
             self._shard = look(self._session, incarnation=self._incarnation)
         return self._session, self._shard
