@@ -79,13 +79,29 @@ def publish(
 
     certificate: a PEM file to trust, for https. Raises SourceUnreachable, TokenRefused, OptionInvalid.
     """
+    return _ask({queue: ("PUT", "/plan", plan) for queue, plan in plans.items()}, server, token, certificate)
+
+
+def take_back(
+    made: Mapping[Queue, tuple[int, str]], server: str, token: str | None, certificate: str | None = None
+) -> dict[Queue, str]:
+    """Take back the plans made at these instants, each with its reason, unless another is in force by now. Returns
+    `taken back` or why not, by queue. Raises as `publish`."""
+    calls = {queue: ("POST", "/plan/revert", {"made": at, "why": why[:1_000]}) for queue, (at, why) in made.items()}
+    said = _ask(calls, server, token, certificate)
+    return {queue: "taken back" if each in {"applied", "suggested"} else each for queue, each in said.items()}
+
+
+def _ask(
+    calls: Mapping[Queue, tuple[str, str, Mapping[str, Any]]], server: str, token: str | None, certificate: str | None
+) -> dict[Queue, str]:
     headers = {"Content-Type": "application/json"} | ({"Authorization": authorization(token)} if token else {})
     connection, below = connection_to(server, certificate, _TIMEOUT_S), path_below(server)
     said: dict[Queue, str] = {}
     try:
-        for queue, plan in plans.items():
-            path = f"{below}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
-            connection.request("PUT", path, json.dumps(plan).encode(), headers)
+        for queue, (method, suffix, members) in calls.items():
+            path = f"{below}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + suffix
+            connection.request(method, path, json.dumps(members).encode(), headers)
             with connection.getresponse() as answer:
                 said[queue] = _verdict(server, answer.status, answer.read())
     except UnicodeError:

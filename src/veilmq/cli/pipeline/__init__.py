@@ -110,6 +110,7 @@ def register(app: typer.Typer) -> None:
         "timeouts": _timeouts,
         "split": _split,
         "whatif": _whatif,
+        "helped": _helped,
         "health": _health,
         "audit": _audit,
         "report": _report,
@@ -189,6 +190,16 @@ def _whatif(
     from veilmq.cli.pipeline.run import whatif
 
     whatif(asked, os.environ, timeout or [], extend, workers, split)
+
+
+def _helped(
+    asked: Asked,
+    revert: Annotated[bool, typer.Option("--revert", help="Take back each plan after which it got worse.")] = False,
+) -> None:
+    """Compare the hours after the last change of each queue's plan with the same hours before it."""
+    from veilmq.cli.pipeline.run import helped
+
+    helped(asked, os.environ, revert=revert)
 
 
 def _health(

@@ -62,6 +62,10 @@ _SHOWN: Final = {
         "queue", "type", "under", "timeout_s", "workers", "messages", "duplicates", "recovery_s", "wait_s",
         "wait_p95_s", "cost", "cost_low", "cost_high", "cost_change", "note",
     ),
+    "helped": (
+        "queue", "changed", "what", "hours", "messages_before", "messages_after", "cost_before", "cost_after",
+        "change_low", "change_high", "verdict",
+    ),
     "health": (
         "from", "queue", "received", "redeliveries", "stale_deletes", "dead_letters", "oldest_s", "raise_to_s",
     ),
@@ -141,6 +145,32 @@ def whatif(
             found = found.cache()
             _write(asked, found, "whatif")
         show(asked, records(found.toPandas()), _SHOWN["whatif"])
+
+
+def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> None:
+    """See `veilmq.pipeline.jobs.helped`; revert: at the server, what got worse. Raises Failure."""
+    if revert and asked.path is not None:
+        raise Failure(Exit.USAGE, "--revert is for a server's own history", "Leave --path out.")
+    with session(asked, environment) as (_, events, seen):
+        from veilmq.pipeline.jobs import attempts as leases
+        from veilmq.pipeline.jobs import helped as job
+        from veilmq.pipeline.publish import take_back
+
+        by_hour = job.hours(leases.attempts(events(leases.KINDS), seen.last_instant()))
+        found = job.helped(by_hour, job.changes(events([job.KIND]))).orderBy("queue", *PLACE)
+        if asked.out is not None:
+            found = found.cache()
+            _write(asked, found, "helped")
+        rows = [row.asDict() for row in found.collect()]
+        show(asked, rows, _SHOWN["helped"])
+        worse = {
+            tuple(row[name] for name in job.QUEUE): (row["made"], job.reason(row)) for row in rows if job.is_worse(row)
+        }
+        if revert and worse:
+            token = token_of(asked.token_file, environment)
+            certificate = str(asked.certificate) if asked.certificate else None
+            for queue, verdict in take_back(worse, server_of(asked, environment), token, certificate).items():
+                print(f"{queue[-1]}: {verdict}", file=sys.stderr)
 
 
 def _by_type(given: str) -> tuple[str, str, str]:
