@@ -313,7 +313,10 @@ class Conductor:
         for stream in filter(lambda each: each.sent, self.streams):
             end = time.monotonic() + RUN_SECONDS
             while left(stream.queue):
-                self.side.run(stream.name)
+                try:
+                    self.side.run(stream.name)
+                except TimeoutError as error:
+                    self.violations.append(str(error))
                 if time.monotonic() > end:
                     self.violations.append(f"{stream.name}: {left(stream.queue)} messages stay in the queue")
                     break
