@@ -1,30 +1,39 @@
-"""The pipeline's speed: events into a noop sink, `timeouts` by size, a run of the loop over 1 % new events.
+"""The pipeline's speed: events into a noop sink, jobs by size, a run of the loop over 1 % new events.
 
     python bench/pipeline.py [--events 1000000,3000000,10000000] [--live 1000000] [--cores 2] [--only NAMES] [--write]
 
 Strategy: generated histories of 100 queues with 200 message types, exported as by `veilmq events export`, kept between
-runs in build/pipeline-bench. A scan and Spark's own scan of the same files alternate; a figure is the best run. A
-client creates a live server's history in advance. Other programs may use the machine, so each figure comes with the CPU
-seconds of Spark, its Java and its Python together, and with the load before and after. Ratios depend less on the
-machine than seconds do.
+runs in build/pipeline-bench. A long one is a short one over and over, each time later and of new messages: so a job's
+cost by size is measured on work of one kind. The source, the jobs' reader and Spark's bare scan of the same files
+alternate; a figure is the best run. A client creates a live server's history in advance. Other programs may use the
+machine, so each figure comes with the CPU seconds of Spark, its Java and its Python together, and with the load before
+and after. `commands` runs the command itself: Spark's start is in its figures. Ratios depend less on the machine than
+seconds do.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from measure import load_1min
 
 from veilmq.client.adapters.connect import connect
-from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory, last_instant
-from veilmq.pipeline.jobs.attempts import attempts
+from veilmq.pipeline.events import export, source
+from veilmq.pipeline.events.reading import Bounds, ParquetHistory, ServerHistory, last_instant
+from veilmq.pipeline.jobs import audit as audits
+from veilmq.pipeline.jobs import health as windows
+from veilmq.pipeline.jobs.attempts import KINDS, attempts
 from veilmq.pipeline.jobs.timeouts import timeouts
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.session import session
@@ -46,6 +55,9 @@ LAWS = [
 ]
 EVENTS_A_MESSAGE = 5.45
 TURNS = 3
+TILE = 3_000_000
+"""A longer history repeats one of so many events."""
+COMMANDS = ("audit", "health", "attempts", "timeouts")
 NOW = 1_767_312_000.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -53,6 +65,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 def exported(events: int) -> Path:
     """A history of about that many events."""
     place = DATA / f"events-{events}"
+    if events > TILE and not place.exists():
+        export.export(Repeated(exported(TILE), round(events / TILE)), place)
     if not place.exists():
         messages = int(events / EVENTS_A_MESSAGE / QUEUES / 2)
         workloads = [
@@ -70,6 +84,51 @@ def exported(events: int) -> Path:
         ]
         write(history(workloads, seed=1), place)
     return place
+
+
+class Repeated:
+    """A short exported history several times as one, as a `reading.History`: offsets, times and messages go on."""
+
+    def __init__(self, place: Path, times: int) -> None:
+        self.epoch = ""
+        self._of = ParquetHistory(str(place))
+        self._rows = self._of.bounds().following
+        self._times = times
+        first, last = ({int(each.column("at")[at].as_py()) for each in self._of.read(*of)} for at, of in (
+            (0, (0, 1)), (-1, (self._rows - 1, self._rows))))  # fmt: skip
+        self._span = max(last) - min(first) + 60_000_000
+
+    def bounds(self) -> Bounds:
+        return Bounds(0, self._rows * self._times)
+
+    def hold(self, start: int | None) -> int:
+        return start or 0
+
+    def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
+        return [(at, min(at + rows, stop)) for at in range(start, stop, rows)]
+
+    def read(self, start: int, stop: int) -> Iterator[Any]:
+        while start < stop:
+            turn, low = divmod(start, self._rows)
+            high = min(low + stop - start, self._rows)
+            for batch in self._of.read(low, high):
+                yield self._later(batch, turn)
+            start += high - low
+
+    def _later(self, batch: Any, turn: int) -> Any:
+        later = {"offset": self._rows, "sequence": self._rows, "message": None, "at": self._span, "sent": self._span}
+        later |= {"visible_since": self._span}
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name, step in later.items():
+            if step is not None:
+                columns[name] = pc.add(columns[name], turn * step)
+            elif turn:
+                columns[name] = pc.binary_join_element_wise(pc.utf8_slice_codeunits(columns[name], 2), f"{turn:02}", "")
+        # A queue is created once.
+        columns["kind"] = pc.if_else(
+            pc.and_(pc.equal(columns["kind"], "queue_created"), turn > 0), "polled", columns["kind"]
+        )
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
 
 
 class Cpu:
@@ -147,6 +206,10 @@ def noop(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
+def noop_of(read: Callable[[], Any]) -> None:
+    noop(read())
+
+
 def load(spark: Any, **options: Any) -> Any:
     return spark.read.format("veilmq-events").options(**options).load()
 
@@ -159,12 +222,16 @@ def rate(rows: int, run: dict[str, Any]) -> dict[str, Any]:
 
 def scan(spark: Any, place: Path) -> dict[str, Any]:
     rows = ParquetHistory(str(place)).bounds().following
-    ours, sparks = [], []
+    ways = {
+        "source": lambda: load(spark, path=str(place)),
+        "jobs": lambda: source.load(spark, {"path": str(place)}),
+        "spark": lambda: spark.read.parquet(str(place)),
+    }
+    runs: dict[str, list[Any]] = {way: [] for way in ways}
     for _ in range(TURNS):
-        ours.append(timed(lambda: noop(load(spark, path=str(place)))))
-        sparks.append(timed(lambda: noop(spark.read.parquet(str(place)))))
-    mine, its = rate(rows, best(ours)), rate(rows, best(sparks))
-    return {"ours": mine, "spark": its, "times_sparks": round(mine["seconds"] / its["seconds"], 2)}
+        for way, read in ways.items():
+            runs[way].append(timed(partial(noop_of, read)))
+    return {way: rate(rows, best(each)) for way, each in runs.items()}
 
 
 def live(spark: Any, events: int) -> dict[str, Any]:
@@ -194,18 +261,55 @@ def live(spark: Any, events: int) -> dict[str, Any]:
 
 
 def by_size(spark: Any, places: dict[int, Path]) -> dict[str, Any]:
-    """`timeouts` from Parquet to its rows."""
-    found = {}
+    """Jobs from Parquet to their rows, in a session that has warmed up."""
+    found: dict[str, Any] = {}
     for size, place in places.items():
-        frame = load(spark, path=str(place))
         history = ParquetHistory(str(place))
         rows = history.bounds().following
-        # As the command does: without `until` the events are read once more, for the last instant.
+        # As the commands do: without `until` the events are read once more, for the last instant.
         until = last_instant(history, 0, rows)
-        found[str(size)] = rate(
-            rows, timed(lambda frame=frame, until=until: timeouts(attempts(frame, until)).collect())
-        )
-        print(size, json.dumps(found[str(size)]), flush=True)
+
+        events = partial(source.load, spark, {"path": str(place)})
+        jobs: dict[str, Callable[[], Any]] = {
+            "timeouts": partial(_timeouts, events, until),
+            "attempts": partial(_attempts, events, until),
+            "health": partial(_health, events),
+            "audit": partial(_audit, events),
+        }
+        for job, work in jobs.items():
+            found.setdefault(job, {})[str(size)] = rate(rows, timed(work))
+            print(job, size, json.dumps(found[job][str(size)]), flush=True)
+    return found
+
+
+def _timeouts(events: Callable[..., Any], until: int | None) -> None:
+    timeouts(attempts(events(KINDS), until)).collect()
+
+
+def _attempts(events: Callable[..., Any], until: int | None) -> None:
+    noop(attempts(events(KINDS), until))
+
+
+def _health(events: Callable[..., Any]) -> None:
+    noop(windows.health(events(windows.KINDS)))
+
+
+def _audit(events: Callable[..., Any]) -> None:
+    audits.audit(events()).collect()
+
+
+def commands(cores: int, places: dict[int, Path]) -> dict[str, Any]:
+    """The commands as users run them: Python, Java and Spark from their start to their end."""
+    found: dict[str, Any] = {}
+    for size, place in places.items():
+        rows = ParquetHistory(str(place)).bounds().following
+        for name in COMMANDS:
+            command = [sys.executable, "-m", "veilmq", "pipeline", name, "--path", str(place)]
+            command += ["--master", f"local[{cores}]"]
+            with tempfile.TemporaryFile(dir=DATA) as said:
+                run = timed(partial(subprocess.run, command, stdout=said, check=True))
+            found.setdefault(name, {})[str(size)] = rate(rows, run)
+            print("veilmq pipeline", name, size, json.dumps(found[name][str(size)]), flush=True)
     return found
 
 
@@ -247,22 +351,31 @@ def main() -> None:
     parser.add_argument("--events", default="1000000,3000000,10000000")
     parser.add_argument("--live", type=int, default=1_000_000)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--only", default="scan,live,timeouts,loop")
+    parser.add_argument("--only", default="scan,live,jobs,commands,loop")
     parser.add_argument("--write", action="store_true", help="Keep the figures in bench/results/pipeline.json.")
     given = parser.parse_args()
     DATA.mkdir(parents=True, exist_ok=True)
     wanted = set(given.only.split(","))
     places = {int(each): exported(int(each)) for each in given.events.split(",")}
+    found: dict[str, Any] = {"cores": given.cores}
+    if "commands" in wanted:  # while no other Java runs
+        found["commands"] = commands(given.cores, places)
+    if wanted != {"commands"}:
+        _in_session(given, wanted, places, found)
+    if given.write:
+        (RESULTS / "pipeline.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _in_session(given: Any, wanted: set[str], places: dict[int, Path], found: dict[str, Any]) -> None:
     largest = places[max(places)]
     spark = session(f"local[{given.cores}]", settings={"spark.driver.memory": "6g", "spark.log.level": "ERROR"})
-    found: dict[str, Any] = {"cores": given.cores}
     try:
         # Spark's one-time compiling and importing does not count as the pipeline's.
         timeouts(attempts(load(spark, path=str(places[min(places)]), until=100_000))).collect()
         for name, work in (
             ("scan", lambda: scan(spark, largest)),
             ("live", lambda: live(spark, given.live)),
-            ("timeouts", lambda: by_size(spark, places)),
+            ("jobs", lambda: by_size(spark, places)),
             ("loop", lambda: loop(spark, largest)),
         ):
             if name in wanted:
@@ -270,8 +383,6 @@ def main() -> None:
                 print(name, json.dumps(found[name]), flush=True)
     finally:
         spark.stop()
-    if given.write:
-        (RESULTS / "pipeline.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from veilmq.pipeline import publish, tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.estimates import buckets
-from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
+from veilmq.pipeline.events.source import load
 from veilmq.pipeline.jobs import attempts, timeouts
 from veilmq.pipeline.places import (
     Lock,

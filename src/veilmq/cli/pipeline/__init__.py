@@ -341,9 +341,12 @@ def export_events(
         int | None, typer.Option("--from", metavar="OFFSET", help="Of an empty directory, where to begin [the first].")
     ] = None,
     until: Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")] = None,
+    kind: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="parquet, or delta: a Delta table.")
+    ] = "parquet",
     as_json: Json = False,
 ) -> None:
     """Write the history as Parquet, and go on where the last export stopped."""
     from veilmq.cli.pipeline.run import export
 
-    export(directory, server, token_file, certificate, start, until, os.environ, as_json=as_json)
+    export(directory, server, token_file, certificate, start, until, os.environ, kind=kind, as_json=as_json)

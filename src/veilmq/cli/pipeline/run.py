@@ -28,8 +28,10 @@ from veilmq.cli.pipeline.session import (
     SERVER_DEFAULT,
     as_url,
     check_local,
+    dicts,
     history_of,
     hush,
+    keeper,
     make_place,
     options_of,
     place_of,
@@ -222,10 +224,8 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
             follow_health(asked, environment, spark, f"{window_ms} milliseconds", failures)
             return
         looked_at = events(job.KINDS)
-        found = job.health(looked_at, window=f"{window_ms} milliseconds", failures=failures).orderBy("from", "queue")
-        if asked.out is not None:
-            _write(asked, found, "health")
-        show(asked, records(found.toPandas()), _SHOWN["health"])
+        found = job.health(looked_at, window=f"{window_ms} milliseconds", failures=failures)
+        _show_all(asked, found, "health", ("from", "queue"))
 
 
 def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
@@ -234,13 +234,7 @@ def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
 
     with session(asked, environment) as (_, events, _):
         found = job.audit(events(None))
-        if asked.out is not None:
-            _write(asked, found, "audit")
-        rows = [row.asDict() for row in found.limit(10_000).collect()]
-        if rows or asked.as_json:
-            show(asked, rows, _SHOWN["audit"])
-        else:
-            print("nothing is wrong")
+        rows = _show_all(asked, found, "audit", ("offset", "rule"), none="nothing is wrong")
     return Exit.WRONG if rows else Exit.DONE
 
 
@@ -253,10 +247,12 @@ def export(
     until: int | None,
     environment: Mapping[str, str],
     *,
+    kind: str,
     as_json: bool,
 ) -> None:
     """See `veilmq.pipeline.events.export`. Raises Failure."""
     with reported(_EXPORT_CODES):
+        kept = keeper(directory, kind)
         try:
             from veilmq.pipeline.events.export import export as job
             from veilmq.pipeline.events.reading import ServerHistory
@@ -277,6 +273,7 @@ def export(
                     start=start,
                     until=until,
                     progress=lambda done, total: advance("exporting", done, total),
+                    kept=kept,
                 )
         except OSError as error:
             mend = "The existing files are complete: the next export continues after them."
@@ -290,7 +287,6 @@ def export(
 def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:
     """The tables of these jobs, each under its own name."""
     from veilmq.pipeline.estimates.buckets import arrow_of
-    from veilmq.pipeline.jobs import health as windows
     from veilmq.pipeline.jobs import split, survival, timeouts
 
     if asked.out is None:
@@ -304,10 +300,10 @@ def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", name
         wanted |= {"redelivery": (found.redelivery, timeouts.CURVE_SCHEMA)}
     if "split" in names:
         wanted |= {"split": (found.split, split.SCHEMA)}
-    if "health" in names:
-        wanted |= {"health": (found.health, windows.SCHEMA)}
     for name, (rows, schema) in wanted.items():
         _write(asked, spark.createDataFrame(arrow_of(rows, schema)).coalesce(1), name)
+    if "health" in names:
+        _write(asked, found.windows.orderBy("from", "account", "region", "queue"), "health")
 
 
 def _tell_left_out(found: "Analysis") -> None:
@@ -328,6 +324,32 @@ def _check_replaced(asked: Asked, names: tuple[str, ...]) -> None:
     assert asked.out is not None
     for name in names:
         check_replaced(place(place_of(asked.out)) / name, asked.format)
+
+
+def _show_all(asked: Asked, found: "DataFrame", name: str, order: tuple[str, ...], none: str | None = None) -> int:
+    """Write and show a result that grows with the history; returns how many rows were shown. The driver never holds
+    more than it shows, or with --json one partition.
+
+    none: to be said if there are no rows.
+    """
+    found = found.persist()
+    try:
+        if asked.out is not None:
+            _write(asked, found, name)
+        if asked.as_json:
+            shown = 0
+            for row in dicts(found.orderBy(*order)):
+                print_json(row)
+                shown += 1
+            return shown
+        rows = list(dicts(found.orderBy(*order).limit(ROWS_SHOWN)))
+        if not rows and none is not None:
+            print(none)
+            return 0
+        show(asked, rows, _SHOWN[name], more=found.count() - ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0)
+        return len(rows)
+    finally:
+        found.unpersist()
 
 
 def _write(asked: Asked, frame: "DataFrame", name: str) -> None:

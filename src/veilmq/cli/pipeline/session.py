@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from veilmq.pipeline.events.reading import History
+    from veilmq.pipeline.places import Place
 
     Events = Callable[[Sequence[str] | None], DataFrame]
 
@@ -55,7 +56,7 @@ def session(
     Raises Failure.
     """
     with reported():
-        from veilmq.pipeline.events import load
+        from veilmq.pipeline.events.source import load
         from veilmq.pipeline.places import place
         from veilmq.pipeline.tables import check_format, check_replaced
 
@@ -333,7 +334,8 @@ def _in_words(value: Any) -> str:
     return str(value)
 
 
-def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], more: int = 0) -> None:
+    """Print the first rows; more: how many there are besides."""
     if asked.as_json:
         for row in rows:
             print_json(row)
@@ -348,8 +350,9 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> 
     kept = [*places, *(name for name in columns if any(row.get(name) is not None for row in rows))]
     cells = [[_cell(name, row.get(name)) for name in kept] for row in rows[:ROWS_SHOWN]]
     table([_head(name) for name in kept], cells)
-    if len(rows) > ROWS_SHOWN:
-        print(f"... and {len(rows) - ROWS_SHOWN} rows more: --json or --out shows all", file=sys.stderr)
+    more += max(0, len(rows) - ROWS_SHOWN)
+    if more:
+        print(f"... and {more} rows more: --json or --out shows all", file=sys.stderr)
 
 
 def _head(name: str) -> str:
@@ -369,3 +372,26 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if value >= 1_000 or value == round(value) else f"{value:.3g}"
     return str(value)
+
+
+def dicts(found: "DataFrame") -> Iterator[dict[str, Any]]:
+    """The rows, a partition at a time; instants in UTC, whatever the time zones of Spark and of this process."""
+    from pyspark.sql import functions as F
+
+    times = [name for name, kind in found.dtypes if kind == "timestamp"]
+    for row in found.withColumns({name: F.unix_micros(name) for name in times}).toLocalIterator():
+        instants = {name: datetime.fromtimestamp(row[name] / 1e6, UTC).replace(tzinfo=None) for name in times}
+        yield row.asDict() | instants
+
+
+def keeper(directory: Path, kind: str) -> "Callable[[Place], None]":
+    """What `export` calls after each file; a directory that once became a Delta table stays one."""
+    if kind == "parquet" and not (directory / "_delta_log").is_dir():
+        return lambda directory: None
+    import deltalake  # noqa: F401 - said before anything is written
+
+    from veilmq.pipeline.events.export import keep_as_delta
+    from veilmq.pipeline.tables import check_format
+
+    check_format(kind)
+    return keep_as_delta

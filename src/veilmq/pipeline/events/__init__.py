@@ -4,16 +4,13 @@ Strategy: `reading` fetches events as Arrow record batches by offset; `source` s
 them to files. The columns, for Arrow and for Spark, are one list, in the order of /api/v1/events.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 import pyarrow as pa
 
 from veilmq.model.events import Kind
 from veilmq.pipeline.errors import HistoryNewer
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _NUMBER: Final = "bigint"
 _TEXT: Final = "string"
@@ -54,29 +51,33 @@ KINDS: Final = frozenset(kind.name.lower() for kind in Kind)
 
 def plain(batch: Any) -> Any:
     """The batch with exactly our columns, dictionaries unpacked. Raises HistoryNewer for an unknown column."""
-    missing = [name for name in COLUMNS if name not in batch.schema.names]
-    if missing:
-        raise HistoryNewer(f"The history has no column {missing[0]}.", "Was it written by VeilMQ?")
-    unknown = [name for name in batch.schema.names if name not in COLUMNS]
-    if unknown:
-        raise HistoryNewer(f"The history has a column {unknown[0]} of a later release.", "Upgrade veilmq here.")
+    check_columns(batch.schema.names)
     kinds = batch.column("kind")
     values = kinds.dictionary if pa.types.is_dictionary(kinds.type) else kinds.unique()
-    strange = [kind for kind in values.to_pylist() if kind not in KINDS]
-    if strange:
-        raise HistoryNewer(f"The history has events of the kind {strange[0]!r}.", "Upgrade veilmq here.")
+    check_kinds(values.to_pylist())
     return pa.RecordBatch.from_arrays(
         [_unpacked(batch.column(field.name), field.type) for field in ARROW_SCHEMA], schema=ARROW_SCHEMA
     )
+
+
+def check_columns(names: Collection[str]) -> None:
+    """Raises HistoryNewer unless these are our columns."""
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        raise HistoryNewer(f"The history has no column {missing[0]}.", "Was it written by VeilMQ?")
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown:
+        raise HistoryNewer(f"The history has a column {unknown[0]} of a later release.", "Upgrade veilmq here.")
+
+
+def check_kinds(kinds: Iterable[str]) -> None:
+    """Raises HistoryNewer for a kind of event that this release does not know."""
+    strange = [kind for kind in kinds if kind not in KINDS]
+    if strange:
+        raise HistoryNewer(f"The history has events of the kind {strange[0]!r}.", "Upgrade veilmq here.")
 
 
 def _unpacked(column: Any, kind: Any) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column if column.type == kind else column.cast(kind)
-
-
-def load(spark: "SparkSession", options: Mapping[str, str], kinds: Sequence[str] | None = None) -> "DataFrame":
-    """The events for these options of `veilmq-events`. With `kinds`, other kinds are dropped where they are read."""
-    given = dict(options) if kinds is None else {**options, "kinds": ",".join(kinds)}
-    return spark.read.format("veilmq-events").options(**given).load()

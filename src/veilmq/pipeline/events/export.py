@@ -17,17 +17,27 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from veilmq.pipeline.errors import HistoryGap, PipelineError
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events import ARROW_SCHEMA
-from veilmq.pipeline.events.reading import EPOCH, HOLES, History, ParquetHistory
+from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory
 from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, whole
 from veilmq.store.files import restore
 
 FILE_ROWS_MAX: Final = 1_000_000
 ROW_GROUP_ROWS: Final = 131_072
 """Partitions that are a multiple of this read no row group twice."""
+
+_TEXTS: Final = [field.name for field in ARROW_SCHEMA if pa.types.is_string(field.type)]
+_ENCODINGS: Final = dict.fromkeys((name for name in ARROW_SCHEMA.names if name not in _TEXTS), "DELTA_BINARY_PACKED")
+"""Of numbers: most differ in every event, and a reader with a filter on `offset` would search their dictionaries."""
+
+HISTORY: Final = "veilmq-events"
+"""The name of the transactions in a Delta table of exported events."""
+_HISTORY_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("day", pa.date32()))
+_FILES: Final = "day=*/offset-*.parquet"
 
 Progress = Callable[[int, int], None]
 """Called with the number of events written and the number to write."""
@@ -45,12 +55,14 @@ def export(
     until: int | None = None,
     file_rows: int = FILE_ROWS_MAX,
     progress: Progress = lambda done, total: None,
+    kept: Callable[[Place], None] = lambda directory: None,
 ) -> tuple[int, int]:
     """Write the events that are missing; returns the range of offsets written.
 
-    directory: a path, or a URL in an object store (s3://bucket/history). start: for an empty directory, the offset to
-    begin with (by default the first). Raises HistoryGap if the history no longer holds the next offset or is another
-    history, ExportTaken, and PipelineError.
+    directory: a path, or a URL in an object store (s3://bucket/history). kept: called with the directory before the
+    first file and after each, while nobody else works there. start: for an empty directory, the offset to begin with
+    (by default the first). Raises HistoryGap if the history no longer holds the next offset or is another history,
+    ExportTaken, and PipelineError.
     """
     directory = place(directory)
     make(directory)
@@ -73,12 +85,14 @@ def export(
             raise HistoryGap(f"The history ends at offset {bounds.following}, and {first} is next.", mend)
         # If no event is visible, the name of the next file covers those offsets too.
         at = seen = first
+        kept(directory)
         while seen < stop:
             history.hold(seen)
             check()
             end = min(seen + file_rows, stop)
             if _write(history, directory, at, seen, end):
                 at = end
+                kept(directory)
             seen = end
             progress(seen - first, stop - first)
     return first, at
@@ -89,9 +103,14 @@ def alone_in(directory: Place) -> AbstractContextManager[Callable[[], None]]:
     return alone(directory, ".lock", ExportTaken, "Another export or tidy")
 
 
+def kinds_of(batch: Any) -> set[str]:
+    """The kinds of events in a record batch."""
+    return set(pc.unique(batch.column("kind")).to_pylist())
+
+
 def _next_of(directory: Place, history: History) -> int | None:
     """The next offset to export; the history must be the one already exported."""
-    if not any(directory.glob("day=*/offset-*.parquet")):
+    if not any(directory.glob(_FILES)):
         return None
     there = ParquetHistory(str(directory))
     following = there.bounds().following
@@ -107,13 +126,15 @@ def _write(history: History, directory: Place, start: int, seen: int, stop: int)
         return False
     day = datetime.fromtimestamp(head.column("at")[0].as_py() / 1e6, UTC).date()
     path = directory / f"day={day.isoformat()}" / f"offset-{start:020}-{stop:020}.parquet"
-    with whole(path) as part, pq.ParquetWriter(part, ARROW_SCHEMA, compression="zstd", use_dictionary=True) as writer:
+    how: Any = {"compression": "zstd", "use_dictionary": _TEXTS, "column_encoding": _ENCODINGS}
+    with whole(path) as part, pq.ParquetWriter(part, ARROW_SCHEMA, **how) as writer:
         waiting, rows = [head], head.num_rows
-        written = rows
+        written, kinds = rows, kinds_of(head)
         for batch in batches:
             waiting.append(batch)
             rows += batch.num_rows
             written += batch.num_rows
+            kinds |= kinds_of(batch)
             if rows >= ROW_GROUP_ROWS:
                 table = pa.Table.from_batches(waiting, ARROW_SCHEMA)
                 full = rows - rows % ROW_GROUP_ROWS
@@ -121,6 +142,54 @@ def _write(history: History, directory: Place, start: int, seen: int, stop: int)
                 waiting, rows = table.slice(full).to_batches(), rows - full
         if rows:
             writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA), ROW_GROUP_ROWS)
-        told = {EPOCH: history.epoch} if history.epoch else {}
+        told = {KINDS_HELD: ",".join(sorted(kinds))} | ({EPOCH: history.epoch} if history.epoch else {})
         writer.add_key_value_metadata(told | ({HOLES: "yes"} if written < stop - start else {}))
     return True
+
+
+def keep_as_delta(directory: Place) -> None:
+    """Make exported events a Delta table, partitioned by `day`: name in its log those files that it does not name yet.
+
+    For `export`: after each file. A commit holds the offset that follows its file, so one that landed before a crash is
+    not repeated, and one that did not is made up for. Raises OptionInvalid for another table, DeltaRefused,
+    SourceUnreachable.
+    """
+    from veilmq.pipeline.sinks.delta import Written, add_files
+
+    if not isinstance(directory, Path):
+        mend = "Export it to a mounted directory, or as Parquet."
+        raise OptionInvalid(f"{directory} is a URL, and a history is kept as a Delta table in a directory.", mend)
+    known = offset_kept(directory)
+    if known is None and (directory / "_delta_log").is_dir():
+        raise OptionInvalid(f"{directory} is a Delta table, and not of a history.", "Name another directory.")
+    if not any(directory.glob(_FILES)):
+        return
+    for first, following, path in ParquetHistory(str(directory)).files():
+        if isinstance(path, Path) and (known is None or first >= known):
+            rows, stats = _stats_of(path)
+            day = {"day": path.parent.name.removeprefix("day=")}
+            name, size = f"{path.parent.name}/{path.name}", path.stat().st_size
+            file = Written(name, size, rows, HISTORY, partition=day, stats=stats)
+            add_files(str(directory), _HISTORY_SCHEMA, [file], HISTORY, following)
+
+
+def offset_kept(directory: Place) -> int | None:
+    """The offset that follows the events of a history's Delta table; None: there is none."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(directory)):
+        return None
+    return DeltaTable(str(directory)).transaction_version(HISTORY)
+
+
+def _stats_of(path: Path) -> tuple[int, dict[str, Any]]:
+    """How many events a file holds, and what a reader of the table skips it by."""
+    metadata: Any = pq.read_metadata(path)
+    found: dict[str, Any] = {"minValues": {}, "maxValues": {}}
+    for name in ("offset", "at"):
+        at = metadata.schema.names.index(name)
+        groups = [metadata.row_group(each).column(at).statistics for each in range(metadata.num_row_groups)]
+        if all(each is not None and each.has_min_max for each in groups):
+            found["minValues"][name] = min(each.min for each in groups)
+            found["maxValues"][name] = max(each.max for each in groups)
+    return metadata.num_rows, found

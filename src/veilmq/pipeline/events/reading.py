@@ -11,6 +11,7 @@ import json
 import re
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -26,7 +27,7 @@ from veilmq.pipeline.errors import (
     SourceUnreachable,
     TokenRefused,
 )
-from veilmq.pipeline.events import plain
+from veilmq.pipeline.events import ARROW_SCHEMA, check_columns, check_kinds, plain
 from veilmq.pipeline.places import Place, is_url, place, source
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -34,7 +35,11 @@ REQUEST_ROWS_MAX: Final = 1_000_000
 """Offsets of one request (the admin port's limit)."""
 EPOCH: Final = "veilmq.epoch"
 HOLES: Final = "veilmq.holes"
-"""Metadata of an exported file: the epoch of its history; whether a key wrote it that may not see every event."""
+"""Metadata of an exported file: the epoch of its history; whether a key wrote it that may not see every event ..."""
+KINDS_HELD: Final = "veilmq.kinds"
+"""... and the kinds of its events. Without it an earlier release wrote the file, whose kinds are known."""
+_LOOKS: Final = 8
+"""Footers that are read at a time: those of an object store take a while."""
 OFFSET: Final = re.compile(r"[0-9]{1,18}\Z")
 """The offset format of the admin port."""
 TOKEN_MEND: Final = (
@@ -365,6 +370,21 @@ class ParquetHistory:
             pieces += [(at, min(at + rows, high)) for at in range(low, high, rows)]
         return pieces
 
+    def checked(self, start: int, stop: int) -> list[Place] | None:
+        """The files with events from `start` to before `stop`, for another reader than `read`: their footers say that
+        they hold all events that their names promise, and nothing of a later release. None: only `read` can read them.
+
+        Raises HistoryGap, HistoryNewer.
+        """
+        wanted = [each for each in self.files() if each[0] < stop and each[1] > start]
+        if any(path.name != f"offset-{first:020}-{following:020}.parquet" for first, following, path in wanted):
+            return None  # some overlap, and of each a part counts
+        with ThreadPoolExecutor(_LOOKS) as pool:
+            looks = list(pool.map(_look, *zip(*wanted, strict=True))) if wanted else []
+        for epoch, _ in looks:
+            self.epoch = same_history(self.epoch, epoch, self.directory)
+        return [path for _, _, path in wanted] if all(is_plain for _, is_plain in looks) else None
+
     def read(self, start: int, stop: int) -> Iterator[Any]:
         """See `History.read`."""
         at = start
@@ -409,6 +429,20 @@ def _epoch_of(path: Place) -> str:
         return _told(pq.read_metadata(source(path))).get(EPOCH, "")
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
+
+
+def _look(first: int, following: int, path: Place) -> tuple[str, bool]:
+    """The epoch of a file, and whether its columns have our types; see `ParquetHistory.checked`."""
+    try:
+        metadata: Any = pq.read_metadata(source(path))
+        told, schema = _told(metadata), metadata.schema.to_arrow_schema()
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
+    check_columns(schema.names)
+    check_kinds(told[KINDS_HELD].split(",") if KINDS_HELD in told else ())
+    if HOLES not in told and metadata.num_rows != following - first:
+        raise _incomplete(path, first + metadata.num_rows)
+    return told.get(EPOCH, ""), schema.equals(ARROW_SCHEMA)
 
 
 def _unreadable(path: Place, error: Exception) -> HistoryGap:

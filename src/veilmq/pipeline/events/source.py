@@ -9,28 +9,46 @@ Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `f
 of its history. Replay is identical by construction: an offset names the same event of its history for ever.
 
 Strategy: the readers hold only options, because Spark pickles them and creates a second one for `read`. Most jobs want
-few kinds, and passing an event to Java costs more than reading it: hence the option `kinds`.
+few kinds, and passing an event to Java costs more than reading it: hence the option `kinds`. For the same reason
+`load`, by which the jobs read, leaves exported files to Spark's own reader where Spark can see them: it decodes only
+the columns that a job asks for. What this source refuses in a file, `load` refuses by the file's footer.
 
 Before changing it: do not use Spark's filter pushdown (`pushFilters`). Spark 4.3 gives all reads of one DataFrame the
 filter that it pushed last, so a union of two kinds of events returned one kind twice.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events import KINDS, SPARK_SCHEMA
 from veilmq.pipeline.events.reading import OFFSET, History, ParquetHistory, ServerHistory
+from veilmq.pipeline.places import Place
+from veilmq.pipeline.tables import literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_ROWS_DEFAULT: Final = 524_288
 _OPTIONS: Final = frozenset(
     {"server", "token", "certificate", "path", "from", "until", "kinds", "partitionrows", "maxrows"}
 )
+_STRICT: Final = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false", "recursiveFileLookup": "false"}
+"""Whatever the session says: a history that comes back short must be an error."""
+
+_CONNECTORS: Final = {"s3": "s3a", "gcs": "gs"}
+"""Schemes that Hadoop's connectors name otherwise than fsspec."""
+
+log = logging.getLogger("veilmq.pipeline")
 
 
 class Piece(InputPartition):
@@ -206,3 +224,45 @@ class EventsSource(DataSource):
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """For `spark.readStream`."""
         return EventsStreamReader(Wanted(self.options))
+
+
+def load(spark: "SparkSession", options: Mapping[str, str], kinds: Sequence[str] | None = None) -> "DataFrame":
+    """The events for these options of `veilmq-events`, by the cheapest reader. With `kinds`, only those.
+
+    Exported files are read by Spark itself, with its column pruning and push-down, if Spark can see them; else, and
+    from a server, by `veilmq-events`. Both give the same rows. Raises OptionInvalid, HistoryGap, HistoryNewer.
+    """
+    given = dict(options) if kinds is None else {**options, "kinds": ",".join(kinds)}
+    found = _by_spark(spark, Wanted(given)) if "path" in given else None
+    return spark.read.format("veilmq-events").options(**given).load() if found is None else found
+
+
+def _by_spark(spark: "SparkSession", wanted: Wanted) -> "DataFrame | None":
+    """The events through Spark's own Parquet reader; None if it cannot read them."""
+    from pyspark.sql import functions as F
+
+    assert isinstance(wanted.history, ParquetHistory)
+    start = wanted.first()
+    stop = wanted.end(start)
+    files = wanted.history.checked(start, stop)
+    if not files:
+        return None
+    try:
+        events = spark.read.schema(SPARK_SCHEMA).options(**_STRICT).parquet(*map(_named, files))
+        events.schema  # noqa: B018 - over Spark Connect nothing looks at the files before
+    except (PySparkException, Py4JError) as error:
+        said = str(error).partition("\n")[0]
+        log.info("Spark cannot see %s, and Python reads it: %s", wanted.history.directory, said)
+        return None
+    first, following = wanted.history.bounds()
+    if start > first or stop < following:
+        events = events.where(F.col("offset").between(start, stop - 1))
+    return events if wanted.kinds is None else events.where(F.col("kind").isin(*wanted.kinds))
+
+
+def _named(file: Place) -> str:
+    """As Spark names the file; with a scheme, since its default file system may be another."""
+    if isinstance(file, Path):
+        return f"file:{literal(str(file.resolve()))}"
+    scheme, _, rest = str(file).partition("://")
+    return f"{_CONNECTORS.get(scheme, scheme)}://{literal(rest)}"

@@ -20,17 +20,19 @@ _COUNTS: Final = (
     "sent", "received", "redeliveries", "deleted", "expired_leases", "stale_deletes", "gone_deletes",
     "refused_extensions", "dead_letters", "expired_messages", "retries", "changed_leases",
 )  # fmt: skip
-SCHEMA: Final = ", ".join(
-    [
-        "from timestamp", "to timestamp", "account string", "region string", "queue string",
-        *(f"{name} bigint" for name in _COUNTS), "oldest_s double", "lease_s double", "raise_to_s double",
-    ]
-)  # fmt: skip
 KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
     "dead_lettered", "expired", "released_for_retry", "expired_after_change",
 )  # fmt: skip
 """The kinds of events that are read."""
+
+
+def together(windows: "DataFrame") -> "DataFrame":
+    """All queues' rows of `health` as one row per window: from, to, the counts' sums, the greatest oldest_s."""
+    from pyspark.sql import functions as F
+
+    sums = (F.sum(name).alias(name) for name in _COUNTS)
+    return windows.groupBy("from", "to").agg(*sums, F.max("oldest_s").alias("oldest_s"))
 
 
 def health(

@@ -15,11 +15,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from veilmq.pipeline.events.reading import KINDS_HELD
 from veilmq.pipeline.places import Place, listed, source, whole
 from veilmq.store.files import take_place
 
 DAY: Final = "day="
 _OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
+_KINDS: Final = KINDS_HELD.encode()
 _ROW_GROUP_ROWS: Final = 131_072
 """As in `veilmq events export`."""
 
@@ -95,4 +97,7 @@ def _join(files: list[Place], into: Any) -> None:
             name: value for file in files for name, value in (pq.read_metadata(source(file)).metadata or {}).items()
         }
         told.pop(b"ARROW:schema", None)
+        kinds = [(pq.read_metadata(source(file)).metadata or {}).get(_KINDS, b"") for file in files]
+        if any(kinds):
+            told[_KINDS] = b",".join(sorted(set(b",".join(kinds).split(b",")) - {b""}))
         writer.add_key_value_metadata(told)

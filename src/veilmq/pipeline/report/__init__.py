@@ -110,16 +110,23 @@ class Analysis:
         return publish.floors(self._of(publish.SIGNS)).toPandas()
 
     @cached_property
-    def health(self) -> Any:
-        """See `health.health`; in windows of five minutes or, for a long history, as many windows as fit on a page."""
+    def windows(self) -> "DataFrame":
+        """See `health.health`; in windows of five minutes or, for a long history, as many windows as fit on a page.
+
+        Kept in Spark: there is a row for each queue and window.
+        """
         from pyspark.sql import functions as F
 
         low, high = self._since, self._until
         if low is None or high is None:
             low, high = self._events.agg(F.min("at"), F.max("at")).first() or (None, None)
         minutes = 5 if low is None or high is None else max(5, round((high - low) / 60e6 / WINDOWS_MAX))
-        found = health.health(self._of(health.KINDS), window=f"{minutes} minutes")
-        return found.orderBy("from", "account", "region", "queue").toPandas()
+        return health.health(self._of(health.KINDS), window=f"{minutes} minutes").persist()
+
+    @cached_property
+    def health(self) -> Any:
+        """The windows of all queues together, in order: `health.together`."""
+        return health.together(self.windows).orderBy("from").toPandas()
 
 
 WINDOWS_MAX = 300

@@ -300,9 +300,7 @@ def health(windows: Any) -> str:
     """What happened when? All queues together, and the oldest message of any."""
     if windows.empty:
         return ""
-    by = windows.groupby("from").agg(
-        {"received": "sum", "redeliveries": "sum", "stale_deletes": "sum", "dead_letters": "sum", "oldest_s": "max"}
-    )
+    by = windows.set_index("from")
     drawing = Drawing("health", 3, 1, height=1.5)
     received, trouble, oldest = drawing.panels
     at = by.index.to_pydatetime()

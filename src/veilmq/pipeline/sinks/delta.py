@@ -22,7 +22,7 @@ Source: the Delta protocol, "Transaction Identifiers", "Column Mapping", "CHECK 
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +32,11 @@ import pyarrow.fs
 from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import DeltaOptions, read_delta_options
 from veilmq.pipeline.places import is_url
-from veilmq.pipeline.places.delta import ARROWS_OWN, Part, added, files_of, write_part
+from veilmq.pipeline.places.delta import ARROWS_OWN, files_of, write_part
 from veilmq.store.files import sync_directory, sync_file
 
 _ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")
@@ -67,10 +68,18 @@ _MEND: Final = "Write another table, or with foreachBatch and what sees to that.
 
 
 class Written(WriterCommitMessage):
-    """One file of a task; `name` is empty if there were no rows. nulls: the columns that have some (`nulls_of`)."""
+    """One file of a task; `name` is empty if there were no rows. nulls: the columns that have some (`nulls_of`).
 
-    def __init__(self, name: str, size_bytes: int, rows: int, query: str, nulls: frozenset[str] = frozenset()) -> None:
+    partition: its values of the table's partition columns, which the rows do not hold. stats: what the log says of its
+    rows besides their number (Delta protocol, "Per-file Statistics").
+    """
+
+    def __init__(
+        self, name: str, size_bytes: int, rows: int, query: str, nulls: frozenset[str] = frozenset(),
+        partition: dict[str, str] | None = None, stats: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.size_bytes, self.rows, self.query, self.nulls = name, size_bytes, rows, query, nulls
+        self.partition, self.stats = partition or {}, stats or {}
 
 
 def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
@@ -117,16 +126,23 @@ def _commit(
     path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
 ) -> None:
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.transaction import AddAction
 
-    actions = added(Part(each.name, each.size_bytes, each.rows) for each in files)
+    now_ms = round(SYSTEM.wall() * 1_000)
+    actions: list[Any] = []
+    for each in files:
+        if each.name:
+            told = json.dumps({"numRecords": each.rows, **each.stats})
+            actions.append(AddAction(each.name, each.size_bytes, each.partition, now_ms, True, told))
+    partitions = list(files[0].partition)
     if not DeltaTable.is_deltatable(path, storage):
-        write_deltalake(path, schema.empty_table(), storage_options=storage)
+        write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
-    check_fits(table, schema)
+    check_fits(table, schema, partitions)
     check_nulls(table, frozenset().union(*(each.nulls for each in files)))
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
-    table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
+    table.create_write_transaction(actions, "append", schema, partitions, commit_properties=properties)
 
 
 def _sync_log(path: str) -> None:
@@ -265,12 +281,15 @@ class DeltaRefused(PipelineError):
     """The table does not accept these rows."""
 
 
-def check_fits(table: Any, schema: Any) -> None:
-    """Raise DeltaRefused unless files of that Arrow schema may be added to a deltalake table."""
+def check_fits(table: Any, schema: Any, partitions: Sequence[str] = ()) -> None:
+    """Raise DeltaRefused unless files of that Arrow schema may be added to a deltalake table.
+
+    partitions: columns of the schema by which the files are divided.
+    """
     from deltalake import Schema
 
     path = table.table_uri
-    _check_wants(table)
+    _check_wants(table, partitions)
     there = {field.name: field for field in table.schema().fields}
     ours = {field.name: field for field in Schema.from_arrow(schema).fields}
     for name, field in ours.items():
@@ -315,11 +334,11 @@ def _nulls(name: str, column: Any, above: int) -> Iterator[str]:
             yield from _nulls(f"{name}.{column.type.field(number).name}", part, column.null_count)
 
 
-def _check_wants(table: Any) -> None:
+def _check_wants(table: Any, partitions: Sequence[str]) -> None:
     """Check what the table requires of files and rows beyond their columns. Raises DeltaRefused."""
     path, metadata = table.table_uri, table.metadata()
-    if metadata.partition_columns:
-        names = ", ".join(metadata.partition_columns)
+    if list(metadata.partition_columns) != list(partitions):
+        names = ", ".join(metadata.partition_columns) or "nothing"
         raise DeltaRefused(f"The table {path} is partitioned by {names}, and veilmq-delta writes no partitions.", _MEND)
     strange = sorted(set(table.protocol().writer_features or ()) - _FEATURES)
     if strange:

@@ -2,8 +2,11 @@
 
 Strategy: window functions walk the events of each message in the order of their offsets. Each row sees the last grant,
 the last end of a lease and whether the message had left before. A rule is a condition on such a row; a row that breaks
-a rule is a finding. Facts about a whole queue (the count of a purge, contiguous offsets) are summed separately. Every
-snapshot is compared with the events before it.
+a rule is a finding. Every snapshot is compared with the events before it.
+
+Facts about a whole queue (the order of its sends, the count of a purge) and about all events (contiguous offsets) are
+found by pieces of the history, in two steps: what happens within a piece, and from what its predecessors left. So one
+busy queue is the work of many tasks, and no task holds a whole queue.
 
 A history that starts at offset 0 is known from its beginning. A trimmed one is known from the end of its first complete
 snapshot: messages with a sequence number above that snapshot's `last` have their own events, and the snapshot reports
@@ -14,6 +17,9 @@ Source: docs/how-it-works.md; docs/admin-api.md, "Snapshots in the history"; dec
 """
 
 import json
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from veilmq.model.events import Part
@@ -43,6 +49,8 @@ RULES: Final = {
 }
 """Each rule and its text."""
 _ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
+_MOVED: Final = ("dead_lettered", "moved")
+"""A message entered a dead-letter queue, or left it again."""
 _RAN_OUT: Final = ("lease_expired", "expired_after_change", "retry_due")
 """A message in flight became visible by itself."""
 _MOVES: Final = ("extended", "lease_resumed", "released_for_retry")
@@ -57,6 +65,10 @@ _TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
 """Reported by a snapshot: of a leased message, of any other message."""
 
 
+PIECE_ROWS: Final = 1 << 20
+"""Offsets of a piece."""
+
+
 class Known(NamedTuple):
     """What can be known of a history; all -1 if it begins at offset 0, all `NEVER` if it has no complete snapshot."""
 
@@ -69,14 +81,19 @@ class Known(NamedTuple):
 
 
 def known(events: "DataFrame") -> Known:
-    """Reads all events."""
+    """Reads the offsets of all events and, unless they begin at 0, the snapshots among them."""
     from pyspark.sql import functions as F
 
-    mark = F.get_json_object("detail", "$.part").isin(Part.BEGIN, Part.END)
-    mark = F.when((F.col("kind") == "snapshot") & mark, F.struct("offset", "detail"))
-    first, marks = events.agg(F.min("offset"), F.collect_list(mark)).first() or (None, [])
+    return _known(events, (events.agg(F.min("offset")).first() or (None,))[0])
+
+
+def _known(events: "DataFrame", first: int | None) -> Known:
+    from pyspark.sql import functions as F
+
     if first == 0:
         return Known(-1, -1, -1)
+    mark = F.get_json_object("detail", "$.part").isin(Part.BEGIN, Part.END)
+    marks = events.where((F.col("kind") == "snapshot") & mark).select("offset", "detail").collect()
     details = {offset: json.loads(detail) for offset, detail in marks}
     for end in sorted(details):
         begin = details.get(details[end].get("begin"))
@@ -101,57 +118,73 @@ def told(events: "DataFrame") -> "DataFrame":
     )  # fmt: skip
 
 
-def audit(events: "DataFrame") -> "DataFrame":
+def audit(events: "DataFrame", *, piece_rows: int = PIECE_ROWS) -> "DataFrame":
     """One row per finding: rule (of `RULES`), offset, queue, incarnation, sequence, attempt, said. Empty: no violation.
 
-    When called, reads the events once to find out what can be known of them.
+    When called, reads the events once to find out what can be known of them. In no order: sorting would do the work
+    twice.
     """
-    reach = known(events)
-    found = _of_messages(events, reach)
-    for part in (_of_offsets(events), _of_sends(events), _of_purges(events, reach)):
+    from pyspark.sql import functions as F
+
+    kinds = {row.kind: row.first for row in events.groupBy("kind").agg(F.min("offset").alias("first")).collect()}
+    reach = _known(events, min(kinds.values(), default=None))
+    # What does not occur is not looked for: each scan of the events costs.
+    entered = [_arrivals(events)] if kinds.keys() & set(_MOVED) else []
+    reported = told(events) if "snapshot" in kinds else None
+    changes = _changes(events, reach, entered, reported)
+    found = _of_messages(_lines(events, entered, reported), reach)
+    for part in (_of_offsets(events), _of_queues(changes.withColumn("piece", F.floor(F.col("offset") / piece_rows)))):
         found = found.unionByName(part)
-    return found.orderBy("offset", "rule")
+    return found
 
 
-def _of_messages(events: "DataFrame", reach: Known) -> "DataFrame":
+def _of_messages(lines: "DataFrame", reach: Known) -> "DataFrame":
     from pyspark.sql import functions as F
 
     rules = _rules_of_life(reach) | _rules_of_snapshots(reach) | _rules_of_leases() | _rules_of_handles()
+    # A filter first: Spark compiles it, but interprets functions of arrays.
+    is_broken = reduce(or_, (F.coalesce(rule, F.lit(False)) for rule in rules.values()))
     broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
     said = F.concat_ws(
         " ", "kind", F.lit("of attempt"), F.col("attempt").cast("string"), F.lit("after a receive of attempt"),
         F.coalesce(F.col("count").cast("string"), F.lit("none")),
     )  # fmt: skip
-    return _finding(_lines(events).withColumn("rules", broken).where(F.size("rules") > 0), F.explode("rules"), said)
+    return _finding(lines.where(is_broken).withColumn("rules", broken), F.explode("rules"), said)
 
 
-def _lines(events: "DataFrame") -> "DataFrame":
+def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataFrame | None") -> "DataFrame":
     """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
 
-    come, grant, over, left: offsets of the last send or move in, start of a lease, end of a lease, end of the message;
-    a snapshot's report counts as such. count, turned: the attempt and the rotation of the last grant. due: when the
-    last grant or extension ends.
+    ends: when the lease that the event gives ends. early: a receive before the message was visible. stale: a delete
+    that was refused for its handle. come, grant, over, left: offsets of the last send or move in, start of a lease, end
+    of a lease, end of the message; a snapshot's report counts as such. count, turned: the attempt and the rotation of
+    the last grant. due: when the last grant or extension ends.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
-    before = Window.partitionBy("incarnation", "sequence").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
+    # Spark's sort compares the first column alone where it differs: the one that differs most comes first.
+    line = Window.partitionBy("sequence", "incarnation").orderBy("offset")
+    before = line.rowsBetween(Window.unboundedPreceding, -1)
 
     def last(value: "Column", *kinds: str) -> "Column":
         return F.last(F.when(kind.isin(*kinds), value), ignorenulls=True).over(before)
 
-    offset, ends = F.col("offset"), F.col("at") + F.col("lease_us")
+    offset, ends = F.col("offset"), F.col("ends")
     # A message released for a retry with a delay is in flight until the delay is over.
-    over = F.when((kind != "released_for_retry") | (F.col("lease_us") == 0), offset)
+    over = F.when((kind != "released_for_retry") | (ends == F.col("at")), offset)
+    refused, early = kind == "delete_refused", F.col("at") < F.col("visible_since")
+    lines = events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull()).select(
+        "offset", "kind", "at", "queue", "incarnation", "sequence", "attempt", "rotation",
+        (F.col("at") + F.col("lease_us")).alias("ends"),
+        F.coalesce((kind == "received") & early, F.lit(False)).alias("early"),
+        F.coalesce(refused & F.col("detail").contains('"stale"'), F.lit(False)).alias("stale"),
+    )  # fmt: skip
+    for each in (*entered, *([] if reported is None else [_tellings(reported)])):
+        lines = lines.unionByName(each, allowMissingColumns=True)
     return (
-        events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull())
-        .select(
-            "offset", "kind", "at", "queue", "incarnation", "sequence", "attempt", "rotation", "lease_us",
-            "visible_since", "detail",
-        )
-        .unionByName(_arrivals(events))
-        .unionByName(_tellings(events))
+        lines
         .withColumn("come", last(offset, "sent", "moved in", *_TOLD))
         .withColumn("grant", last(offset, "received", "lease_resumed", _TOLD_HELD))
         .withColumn("count", last(F.coalesce("attempt", F.lit(0)), "sent", "moved in", "received", *_TOLD))
@@ -189,7 +222,7 @@ def _rules_of_snapshots(reach: Known) -> "dict[str, Column]":
         ((F.col("offset") > reach.end) & ~came)
         | (F.col("attempt") != F.col("count"))
         | ((granted | F.col("over").isNotNull()) & (is_held != held))
-        | (is_held & held & (F.col("at") + F.col("lease_us") != F.col("due")))
+        | (is_held & held & (F.col("ends") != F.col("due")))
     )
     return {"snapshot": F.col("kind").isin(*_TOLD) & (left | F.coalesce(otherwise, F.lit(False)))}
 
@@ -203,7 +236,7 @@ def _rules_of_leases() -> "dict[str, Column]":
     return {
         "receive count": received & (F.col("attempt") != F.col("count") + 1),
         "one lease": (received | (F.col("kind") == "lease_resumed")) & held,
-        "visible": received & (F.col("at") < F.col("visible_since")),
+        "visible": F.col("early"),
         "lease end": F.col("kind").isin(*_RAN_OUT) & held & (F.col("at") != F.col("due")),
     }
 
@@ -215,11 +248,10 @@ def _rules_of_handles() -> "dict[str, Column]":
     kind, granted = F.col("kind"), F.col("grant").isNotNull()
     current = F.col("attempt") == F.col("count")
     uses = kind.isin(*_MOVES, "released", "deleted", *_RAN_OUT, "undelivered") & (F.col("attempt") > 0)
-    refused = (kind == "delete_refused") & F.coalesce("detail", F.lit("")).contains('"stale"')
     unmoved = (F.col("rotation") == F.col("turned")) & F.col("left").isNull()
     return {
         "stale handles": uses & granted & ~current,
-        "refused rightly": refused & granted & current & unmoved,
+        "refused rightly": F.col("stale") & granted & current & unmoved,
     }
 
 
@@ -228,31 +260,28 @@ def _arrivals(events: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as F
 
     into = F.from_json("detail", "target long, target_sequence long")
-    none = F.lit(None)
+    zero = F.lit(0).cast("long")
     return (
-        events.where(F.col("kind").isin("dead_lettered", "moved"))
+        events.where(F.col("kind").isin(*_MOVED))
         .withColumn("into", into)
         .select(
-            "offset", F.lit("moved in").alias("kind"), "at", none.cast("string").alias("queue"),
-            F.col("into.target").alias("incarnation"), F.col("into.target_sequence").alias("sequence"),
-            F.lit(0).cast("long").alias("attempt"), F.lit(0).cast("long").alias("rotation"),
-            none.cast("long").alias("lease_us"), none.cast("long").alias("visible_since"),
-            none.cast("string").alias("detail"),
+            "offset", F.lit("moved in").alias("kind"), "at", F.col("into.target").alias("incarnation"),
+            F.col("into.target_sequence").alias("sequence"), zero.alias("attempt"), zero.alias("rotation"),
+            F.lit(False).alias("early"), F.lit(False).alias("stale"),
         )
         .where(F.col("sequence").isNotNull())
     )  # fmt: skip
 
 
-def _tellings(events: "DataFrame") -> "DataFrame":
-    """What snapshots report of messages, as events in their lines; `at` and `lease_us` add up to the lease's end."""
+def _tellings(reported: "DataFrame") -> "DataFrame":
+    """What snapshots report of messages, as events in their lines."""
     from pyspark.sql import functions as F
 
     held = F.col("state") == "in flight"
-    none = F.lit(None)
-    return told(events).select(
+    return reported.select(
         "offset", F.when(held, _TOLD_HELD).otherwise(_TOLD_FREE).alias("kind"), "at", "queue", "incarnation",
-        "sequence", "attempt", "rotation", F.when(held, F.col("due") - F.col("at")).alias("lease_us"),
-        none.cast("long").alias("visible_since"), none.cast("string").alias("detail"),
+        "sequence", "attempt", "rotation", F.when(held, F.col("due")).alias("ends"), F.lit(False).alias("early"),
+        F.lit(False).alias("stale"),
     )  # fmt: skip
 
 
@@ -261,14 +290,19 @@ def _of_offsets(events: "DataFrame") -> "DataFrame":
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    # Windows of a fixed number of offsets, each with its neighbour's first: no single partition sees everything.
-    piece = F.floor(F.col("offset") / 10_000)
-    sums = events.groupBy(piece.alias("piece")).agg(
-        F.count("*").alias("number"), F.countDistinct("offset").alias("distinct"),
-        F.min("offset").alias("low"), F.max("offset").alias("high"),
+    # Which of 64 offsets there are is a word of bits, so a task sends on one row for 64 events.
+    offset, word = F.col("offset"), F.shiftright("offset", 6).alias("word")
+    bit = F.call_function("shiftleft", F.lit(1).cast("long"), offset.bitwiseAND(63).cast("int"))
+    words = events.groupBy(word).agg(
+        F.count("*").alias("number"), F.bit_or(bit).alias("bits"), F.min("offset").alias("low"),
+        F.max("offset").alias("high"),
     )  # fmt: skip
-    # Partitioned by a constant because Spark Connect warns of a window without; it holds one row per 10,000 events.
-    whole = Window.partitionBy(F.lit(0)).orderBy("piece")
+    sums = words.groupBy(F.shiftright("word", 10).alias("bucket")).agg(
+        F.sum("number").alias("number"), F.sum(F.bit_count("bits")).alias("distinct"), F.min("low").alias("low"),
+        F.max("high").alias("high"),
+    )  # fmt: skip
+    # Partitioned by a constant because Spark Connect warns of a window without; it holds a row per 65,536 events.
+    whole = Window.partitionBy(F.lit(0)).orderBy("bucket")
     beside = sums.withColumn("follows", F.lead("low").over(whole))
     wrong = (
         (F.col("number") != F.col("distinct"))
@@ -284,59 +318,80 @@ def _of_offsets(events: "DataFrame") -> "DataFrame":
     return _finding(rows, F.lit("offsets"), F.col("what"))
 
 
-def _of_sends(events: "DataFrame") -> "DataFrame":
-    """Sequence numbers grow with the offsets in each queue."""
+def _of_queues(changes: "DataFrame") -> "DataFrame":
+    """Sequence numbers grow with the offsets in each queue. A purge or the deletion of a queue reports how many
+    messages it removed: those that came less those that left."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    line = Window.partitionBy("incarnation").orderBy("offset")
-    rows = (
-        events.where(F.col("kind") == "sent")
-        .withColumn("before", F.lag("sequence").over(line))
-        .where(F.col("sequence") <= F.col("before"))
-    )
-    said = F.format_string("sequence %d after %d", "sequence", "before")
-    return _finding(rows, F.lit("sent once"), said)
-
-
-def _of_purges(events: "DataFrame", reach: Known) -> "DataFrame":
-    """A purge or the deletion of a queue reports how many messages it removed: those that came less those that left."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    kind, names = F.col("kind"), ("offset", "queue", "incarnation", "sequence")
-    new = F.col("sequence") > reach.last
-    come = events.where((kind == "sent") & new).select(*names, F.lit(1).alias("change"))
-    moved = _arrivals(events).where(new).select(*names, F.lit(1).alias("change"))
-    there = told(events).where(F.col("offset").between(reach.begin, reach.end)).select(*names, F.lit(1).alias("change"))
-    left = events.where(kind.isin(*_ENDINGS)).select(*names, F.lit(-1).alias("change"))
-    taken = (
-        events.where(kind.isin("purged", "queue_deleted"))
-        .withColumn("counted", F.get_json_object("detail", "$.count").cast("long"))
-        .select(*names, (-F.col("counted")).cast("int").alias("change"), "counted")
-    )
-    if reach.end >= 0:
-        # Messages that left or were purged before the snapshot reached them were never reported.
-        early = (F.col("offset") < reach.end) & ~new
-        met = there.select("incarnation", "sequence", F.col("offset").alias("met"))
-        left = left.join(met, ["incarnation", "sequence"], "left").where(~early | (F.col("met") < F.col("offset")))
-        amid = taken.where(F.col("offset").between(reach.begin, reach.end)).select("incarnation").distinct()
-        come, moved, there, left, taken = (
-            each.join(amid, "incarnation", "left_anti") for each in (come, moved, there, left.drop("met"), taken)
+    line = Window.partitionBy("incarnation", "piece").orderBy("offset")
+    earlier = Window.partitionBy("incarnation").orderBy("piece").rowsBetween(Window.unboundedPreceding, -1)
+    pieces = (
+        changes.groupBy("incarnation", "piece")
+        .agg(F.sum("change").alias("change"), F.max_by("new", "offset").alias("new"))
+        .select(
+            "incarnation", "piece", F.coalesce(F.sum("change").over(earlier), F.lit(0)).alias("begin"),
+            F.last("new", ignorenulls=True).over(earlier).alias("previous"),
         )
-    line = Window.partitionBy("incarnation").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
+    )  # fmt: skip
+    so_far, above = (line.rowsBetween(Window.unboundedPreceding, last) for last in (0, -1))
     rows = (
-        come.unionByName(moved)
-        .unionByName(there)
-        .unionByName(left)
-        .unionByName(taken, allowMissingColumns=True)
-        .where(F.col("offset") > reach.begin)
-        .withColumn("live", F.sum("change").over(line))
-        .where((F.col("live") < 0) | (F.col("counted").isNotNull() & (F.col("live") != 0)))
-        .select("offset", "queue", "incarnation", _missing("sequence"), _missing("attempt"), "live")
+        changes.withColumn("within", F.sum("change").over(so_far))
+        .withColumn("above", F.last("new", ignorenulls=True).over(above))
+        .join(pieces, ["incarnation", "piece"])
+        .withColumn("live", F.col("begin") + F.col("within"))
+        .withColumn("before", F.coalesce("above", "previous"))
     )
-    said = F.format_string("after it %d messages are left by the books", "live")
-    return _finding(rows, F.lit("conservation"), said)
+    falls = F.coalesce(F.col("new") <= F.col("before"), F.lit(False))
+    lost = F.col("weighs") & ((F.col("live") < 0) | (F.col("counted").isNotNull() & (F.col("live") != 0)))
+    of_send = F.struct(
+        F.lit("sent once").alias("rule"), "sequence", "attempt",
+        F.format_string("sequence %d after %d", "new", "before").alias("said"),
+    )  # fmt: skip
+    of_count = F.struct(
+        F.lit("conservation").alias("rule"), _missing("sequence"), _missing("attempt"),
+        F.format_string("after it %d messages are left by the books", "live").alias("said"),
+    )  # fmt: skip
+    found = F.array_compact(F.array(F.when(falls, of_send), F.when(lost, of_count)))
+    rows = rows.where(falls | lost).select("offset", "queue", "incarnation", F.explode(found).alias("found"))
+    return rows.select("found.rule", "offset", "queue", "incarnation", "found.sequence", "found.attempt", "found.said")
+
+
+def _changes(
+    events: "DataFrame", reach: Known, entered: "Sequence[DataFrame]", reported: "DataFrame | None"
+) -> "DataFrame":
+    """What changed how many messages a queue has: change, the number of messages more; counted: of a purge or deletion,
+    what it reports; new: of a send, its sequence number. weighs: whether it counts in the books that are known: for the
+    others, change is 0."""
+    from pyspark.sql import functions as F
+
+    kind, names = F.col("kind"), ("offset", "queue", "incarnation", "sequence", "attempt")
+    is_new, sends, takes = F.col("sequence") > reach.last, kind == "sent", kind.isin("purged", "queue_deleted")
+    counted = F.when(takes, F.get_json_object("detail", "$.count").cast("long"))
+    known = F.col("offset") > reach.begin
+    own = events.where(sends | kind.isin(*_ENDINGS) | takes).select(
+        *names, F.when(sends, 1).when(takes, -counted).otherwise(-1).alias("change"), counted.alias("counted"),
+        F.when(sends, F.col("sequence")).alias("new"), (known & (~sends | is_new)).alias("weighs"),
+    )  # fmt: skip
+    come = [each.where(is_new).withColumn("queue", _missing("queue")) for each in entered]
+    there = None if reported is None else reported.where(F.col("offset").between(reach.begin, reach.end))
+    come = [
+        each.where(known).select(*names, F.lit(1).cast("long").alias("change"), F.lit(True).alias("weighs"))
+        for each in (*come, *([] if there is None else [there]))
+    ]
+    if there is not None and 0 <= reach.end < NEVER:
+        # Messages that left or were purged before the snapshot reached them were never reported.
+        left = F.col("new").isNull() & F.col("counted").isNull()
+        early = left & (F.col("offset") < reach.end) & ~is_new
+        met = there.select("incarnation", "sequence", F.col("offset").alias("met"))
+        amid = own.where(F.col("counted").isNotNull() & F.col("offset").between(reach.begin, reach.end))
+        gone = amid.select("incarnation", F.lit(True).alias("gone")).distinct()
+        own = own.join(met, ["incarnation", "sequence"], "left").join(gone, "incarnation", "left")
+        seen = F.coalesce(~early | (F.col("met") < F.col("offset")), F.lit(False)) & F.col("gone").isNull()
+        own = own.withColumn("weighs", F.col("weighs") & seen).drop("met", "gone")
+        come = [each.join(gone, "incarnation", "left_anti") for each in come]
+    every = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), come, own)
+    return every.withColumn("change", F.when(F.col("weighs"), F.col("change")).otherwise(0))
 
 
 def _missing(name: str) -> "Column":
