@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from tests.pipeline.histories_stage import event, frame, received, table_of
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline import tables
@@ -19,6 +20,7 @@ from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.estimates.buckets import AGAIN, AGAIN_DONE, CELL, GROUP, histogram
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs.attempts import attempts
+from veilmq.pipeline.jobs.helped import changes, helped, hours, reason
 from veilmq.pipeline.loop import Loop, LoopTaken, Ran
 
 NOW = 1_767_312_000.0
@@ -314,3 +316,39 @@ class TestTables:
             tables.read(spark, tmp_path)
         spark.range(2).selectExpr("id", "id AS n").write.partitionBy("n").parquet(str(tmp_path / "parts"))
         assert tables.read(spark, tmp_path / "parts").count() == 2
+
+
+def test_a_plan_after_which_it_got_worse_is_found(stage: Stage) -> None:
+    """By its runs alone, which saw the plan's days apart; what the job says of the whole history is the same."""
+    applied = {"plan": "suggested", "applied": {"lease_us": 9, "made": 77, "why": "40 attempts"}}
+    change = event("queue_changed", 20 * 3_600, 0, sequence=None, detail=applied)
+    first_day, next_day = day_of_work(0, redone=False), day_of_work(24, redone=True)
+    stage.table = table_of([*first_day, change, *next_day])
+    stage.grow(len(first_day) / (len(first_day) + len(next_day)))
+    stage.run(now=2 * 24 * HOURS)
+    assert stage.loop.worse() == {}
+    stage.grow(1.0)
+    stage.run(now=2 * 24 * HOURS)
+    (row,) = helped(
+        hours(attempts(frame(stage.spark, stage.table))), changes(frame(stage.spark, stage.table))
+    ).collect()
+    assert (row.verdict, row.messages_before, row.messages_after) == ("worse", 14 * 20, 14 * 20)
+    assert stage.loop.worse() == {("000000000000", "us-east-1", "q"): (77, reason(row.asDict()))}
+    assert Loop(stage.directory).worse() == stage.loop.worse()
+
+
+def day_of_work(first_hour: int, *, redone: bool) -> list[Any]:
+    """Twenty messages in each of 14 hours; redone: most workers outlive their leases."""
+    found = []
+    for number in range(14 * 20):
+        at, sequence = (first_hour + number // 20) * 3_600 + number % 20 * 100, first_hour * 1_000 + number + 1
+        found += [received(at, lease=5, sequence=sequence)]
+        if redone and number % 3:
+            found += [
+                received(at + 6, attempt=2, sequence=sequence),
+                event("delete_refused", at + 10, sequence=sequence, detail={"reason": "stale"}),
+                event("deleted", at + 20, 2, sequence=sequence),
+            ]
+        else:
+            found += [event("deleted", at + 3, sequence=sequence)]
+    return found

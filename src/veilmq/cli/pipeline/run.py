@@ -169,9 +169,7 @@ def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> Non
             tuple(row[name] for name in job.QUEUE): (row["made"], job.reason(row)) for row in rows if job.is_worse(row)
         }
         if revert and worse:
-            token = token_of(asked.token_file, environment)
-            certificate = str(asked.certificate) if asked.certificate else None
-            for queue, verdict in take_back(worse, server_of(asked, environment), token, certificate).items():
+            for queue, verdict in take_back(worse, *_server_and_token(asked, environment)).items():
                 print(f"{queue[-1]}: {verdict}", file=sys.stderr)
 
 
@@ -448,19 +446,27 @@ def _once(
             f"{f'{ran.left_out} deleted queues left out, ' if ran.left_out else ''}{ran.seconds:.1f} s",
             flush=True,
         )
+    if publish and (worse := work.worse()):
+        from veilmq.pipeline.publish import take_back
+
+        tell(asked, environment, worse, take_back)
     if publish and (ran.planned or not told):
         tell(asked, environment, work.plans())
         return True
     return told
 
 
-def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Mapping[str, Any]]") -> None:
-    """Publish plans to the server of `asked`, and print its answer to each. Raises PipelineError."""
+def _server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str, str | None, str | None]:
+    certificate = str(asked.certificate) if asked.certificate else None
+    return server_of(asked, environment), token_of(asked.token_file, environment), certificate
+
+
+def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Any]", how: Any = None) -> None:
+    """Publish plans to the server of `asked` (how: or take them back), and print its answer to each. Raises
+    PipelineError."""
     from veilmq.pipeline.publish import publish
 
-    token = token_of(asked.token_file, environment)
-    certificate = str(asked.certificate) if asked.certificate else None
-    said = publish(plans, server_of(asked, environment), token, certificate)
+    said = (how or publish)(plans, *_server_and_token(asked, environment))
     for (account, region, queue), verdict in said.items():
         if asked.as_json:
             print_json({"account": account, "region": region, "queue": queue, "said": verdict})

@@ -4,8 +4,9 @@ Strategy: a run reads the events since the last run and adds what they say of ea
 pending leases. Leases that ended go into the histogram, one file per run in the day of its last event. Leases that have
 not ended, and crashes whose worker may still report (`GRACE_US`), stay pending. A group is planned again when the
 attempts since its last plan are `REPLAN_GROWTH` of those before; the total is no measure, because it stops growing once
-old days are dropped. Every file of a run carries its last offset in its name, and `state.json`, replaced last, says
-which offset counts: if a run dies, the next one removes its files. A lock allows one run at a time.
+old days are dropped. Beside the histogram it keeps the leases' sums by hour, and each change of a plan in force, which
+say whether a plan helped (`worse`). Every file of a run carries its last offset in its name, and `state.json`, replaced
+last, says which offset counts: if a run dies, the next one removes its files. A lock allows one run at a time.
 """
 
 import json
@@ -24,7 +25,7 @@ from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.events.source import load
-from veilmq.pipeline.jobs import attempts, timeouts
+from veilmq.pipeline.jobs import attempts, helped, timeouts
 from veilmq.pipeline.places import (
     Lock,
     Patience,
@@ -57,6 +58,10 @@ _LOCALLY_MAX: Final = 24
 """Up to this many groups are planned in this process: a Spark job costs more than planning them."""
 _COMPACT_FILES: Final = 24
 _CELLS: Final = "cells"
+_HOURS: Final = "hours"
+_CHANGES: Final = "changes"
+_GROWING: Final = (_CELLS, _HOURS, _CHANGES)
+"""Tables to which each run adds a file."""
 _STATE: Final = "state.json"
 
 
@@ -99,7 +104,8 @@ class _State(msgspec.Struct):
 
 
 class Loop:
-    """The directory of one loop: `timeouts` (a table), `cells`, `pending-*`, `state.json`, `metrics.prom`, `lock`."""
+    """The directory of one loop: `timeouts` (a table), `cells`, `hours`, `changes`, `pending-*`, `state.json`,
+    `metrics.prom`, `lock`."""
 
     def __init__(
         self, directory: Place | str, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT
@@ -154,6 +160,8 @@ class Loop:
             if until is not None:
                 events = _events(spark, options, attempts.KINDS, start, bounds.following)
                 settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
+                changed = helped.changes(_events(spark, options, [helped.KIND], start, bounds.following)).toArrow()
+                self._add(_CHANGES, changed, start, bounds.following, until)
                 _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
                 if floors:
                     _raise_floors(state, events)
@@ -162,9 +170,10 @@ class Loop:
             # Once it is durable, the files of the previous state may be removed.
             lock.save(msgspec.json.encode(state))
             today = datetime.fromtimestamp(now, UTC).date()
-            cells = self.directory / _CELLS
-            dropped = tables.retain(cells, tables.oldest_kept(today, self._retention_days))
-            compacted = tables.compact(cells, files_max=_COMPACT_FILES)
+            oldest = tables.oldest_kept(today, self._retention_days)
+            there = [table for name in _GROWING if (table := self.directory / name).exists()]
+            dropped = max((tables.retain(table, oldest) for table in there), default=0)
+            compacted = sum(tables.compact(table, files_max=_COMPACT_FILES) for table in there)
             took = timer() - began
             read = (start, bounds.following)
             ran = Ran(*read, settled, waiting, planned, groups, took, compacted, dropped, left_out)
@@ -191,16 +200,23 @@ class Loop:
             pending = f"pending-{stop:020}"
             left = leases.where(~settled)
             self._keep(left, self.directory / pending)
-            cells = buckets.histogram(attempts.judged(leases.where(settled))).toArrow()
+            judged = attempts.judged(leases.where(settled))
+            cells, by_hour = buckets.histogram(judged).toArrow(), helped.hours(judged).toArrow()
         finally:
             leases.unpersist()
-        day = datetime.fromtimestamp(until / 1e6, UTC).date()
-        append_day(cells, self.directory / _CELLS, day, f"offset-{start:020}-{stop:020}")
+        self._add(_CELLS, cells, start, stop, until)
+        self._add(_HOURS, by_hour, start, stop, until)
         state.pending = pending
         for cell in cells.select([*buckets.GROUP, "leases"]).to_pylist():
             name = _name(cell[each] for each in buckets.GROUP)
             state.unplanned[name] = state.unplanned.get(name, 0.0) + cell["leases"]
         return round(sum(cells.column("leases").to_pylist())), tables.load(self.directory / pending).num_rows
+
+    def _add(self, name: str, rows: Any, start: int, stop: int, until: int) -> None:
+        """What the run adds to a table that grows, in the day of its last event."""
+        if rows.num_rows or name == _CELLS:
+            day = datetime.fromtimestamp(until / 1e6, UTC).date()
+            append_day(rows, self.directory / name, day, f"offset-{start:020}-{stop:020}")
 
     def _keep(self, left: "DataFrame", path: Place) -> None:
         """Durably: as Spark writes it, or as one object."""
@@ -230,15 +246,36 @@ class Loop:
         floors_us = {_queue(name): floor_us for name, floor_us in state.floors_us.items()}
         return publish.plans_of(rows, floors_us)
 
-    def cells(self) -> Any:
-        """The histogram of all data kept, as a pandas frame."""
+    def worse(self, costs: "Costs | None" = None) -> dict[publish.Queue, tuple[int, str]]:
+        """The plans in force after which it got worse, in the form that `publish.take_back` takes: see `helped`."""
+        changed = self._kept(_CHANGES, helped.CHANGES_SCHEMA)
+        if changed.empty:
+            return {}
+        queue = list(helped.QUEUE)
+        by_hour = self._kept(_HOURS, helped.HOURS_SCHEMA)
+        hours = dict(iter(by_hour.groupby(queue)))
+        found = [
+            helped.compared(hours.get(names, by_hour.iloc[:0]), rows, costs) for names, rows in changed.groupby(queue)
+        ]
+        return {
+            (row["account"], row["region"], row["queue"]): (row["made"], helped.reason(row))
+            for row in found
+            if helped.is_worse(row)
+        }
+
+    def _kept(self, name: str, schema: str) -> Any:
+        """All rows of a table that grows, as a pandas frame."""
         import pandas as pd
 
-        cells = self.directory / _CELLS
-        files = [file for day in listed(cells, f"{DAY}*") for file in covering(listed(day, "[!.]*.parquet"))]
+        table = self.directory / name
+        files = [file for day in listed(table, f"{DAY}*") for file in covering(listed(day, "[!.]*.parquet"))]
         if not files:
-            return pd.DataFrame(columns=[part.split()[0] for part in buckets.SCHEMA.split(", ")])
-        rows = pa.concat_tables([pq.ParquetFile(source(file)).read() for file in files]).to_pandas()
+            return pd.DataFrame(columns=[part.split()[0] for part in schema.split(", ")])
+        return pa.concat_tables([pq.ParquetFile(source(file)).read() for file in files]).to_pandas()
+
+    def cells(self) -> Any:
+        """The histogram of all data kept, as a pandas frame."""
+        rows = self._kept(_CELLS, buckets.SCHEMA)
         keys = [*buckets.GROUP, *buckets.CELL]
         return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
 
@@ -318,13 +355,15 @@ class Loop:
         """Remove the files of unfinished runs, and the pending leases of earlier runs."""
         if isinstance(self.directory, Path):
             restore(self.directory)
-            restore(self.directory / _CELLS)
+            for name in _GROWING:
+                restore(self.directory / name)
         for each in self.directory.glob("pending-*"):
             if each.name != state.pending:
                 remove(each)
-        for each in (self.directory / _CELLS).glob("day=*/offset-*.parquet"):
-            if int(each.stem.rpartition("-")[2]) > (state.next or 0):
-                each.unlink()
+        for name in _GROWING:
+            for each in (self.directory / name).glob("day=*/offset-*.parquet"):
+                if int(each.stem.rpartition("-")[2]) > (state.next or 0):
+                    each.unlink()
 
     def _tell(self, ran: Ran, now: float) -> None:
         """Write the metrics as a text file for Prometheus' node exporter."""
