@@ -222,6 +222,33 @@ class TestWrittenLater:
         assert max(found) == 15
         assert sorted(bodies(stage.receive(jobs, 10))) == sorted(map(str, range(10)))
 
+    @pytest.mark.parametrize("ends", [AppendUnknown("no answer"), NotOwner("another server owns the queues")])
+    def test_a_store_that_ends_keeps_what_was_confirmed(
+        self, stage: Stage, factory: LoggedFactory, ends: Exception
+    ) -> None:
+        """Nothing may be left but its file."""
+        jobs = stage.create()
+        stage.send(jobs, "confirmed")
+        factory.log.ends = ends
+        stage.store.apply([sending(jobs)], stage.now)
+        with pytest.raises((StoreUnknown, StoreFailed)):
+            stage.store.commit()
+        assert lacking(stage, factory) == 0
+        stage.store.close()
+        stage.store = factory.open()
+        assert bodies(stage.receive(jobs, 10)) == ["confirmed"]
+
+    def test_a_file_without_room_for_it_ends_the_store(self, stage: Stage, factory: LoggedFactory) -> None:
+        """So that another server goes on."""
+        jobs = stage.create()
+        connection = store_of(stage)._writer.connection
+        connection.pragma("max_page_count", connection.pragma("page_count"))
+        for number in range(5):
+            stage.send(jobs, f"{number}" * 12_000)
+        assert isinstance(stage.do(DeleteQueue(queue=jobs, origin=TESTER)), StoreFailed)
+        with pytest.raises(StoreUnknown, match="no room for what the log has"):
+            stage.send(jobs)
+
     def test_a_batch_that_the_log_refuses_leaves_the_others(self, stage: Stage, factory: LoggedFactory) -> None:
         jobs = stage.create()
         stage.send(jobs, "there")

@@ -233,7 +233,7 @@ class SqliteStore:
         except (apsw.Error, NotAppended, AppendUnknown):
             return None  # `commit` meets the same
         if descriptor is not None and len(self._writer.redo.unapplied) >= _APPLIED_MEANWHILE:
-            with suppress(StoreUnknown):  # the next batch meets the same; this one has its answer coming
+            with suppress(StoreError, apsw.Error):  # the next batch meets the same; this one has its answer coming
                 self.apply_log()
         return descriptor
 
@@ -328,6 +328,8 @@ class SqliteStore:
         self._roll_back(error)
         if isinstance(error, NotAppended):
             raise error
+        if isinstance(error, apsw.FullError) and self._log is not None and self._writer.redo.unapplied:
+            self._broken = f"{self.directory.database} has no room for what the log has: {error}"
         if not isinstance(error, apsw.Error):
             logger.error("%s could not be applied", type(command).__name__, exc_info=error)
         return StoreFailed(reason=f"{type(error).__name__}: {error}")
@@ -372,7 +374,7 @@ class SqliteStore:
                 else:  # the next owner flushes
                     self.apply_log()
                 self._writer.release_redo()
-            except _DAMAGE as error:
+            except (*_DAMAGE, StoreUnknown) as error:
                 self._broken = str(error)
                 logger.error("unclean shutdown: %s: %s", type(error).__name__, error)
         try:
@@ -421,6 +423,7 @@ class SqliteStore:
             self._broken = error.reason
             raise error
         if isinstance(error, AppendUnknown):  # and the transaction stays open
+            self._keep_confirmed()
             self._broken = str(error)
             raise StoreUnknown(reason=self._broken) from error
         try:
@@ -430,12 +433,18 @@ class SqliteStore:
             self._broken = f"rollback failed: {second}"
             raise StoreUnknown(reason=self._broken) from second
         if isinstance(error, NotOwner):
+            self._keep_confirmed()
             self._broken = str(error)
         if isinstance(error, CopyDamaged):
             self._broken = str(error)
             raise StoreUnknown(reason=self._broken) from error
         if isinstance(error, apsw.FullError):
             self._free_reserve()
+
+    def _keep_confirmed(self) -> None:
+        """The store ends: its file gets what only the log has, which may be lost, too."""
+        with suppress(apsw.Error, StoreUnknown):
+            self._writer.apply_log()
 
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
         return upkeep.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins, self._rolling)
@@ -470,7 +479,7 @@ class SqliteStore:
             logger.warning("disk %s: %d bytes free, floor %d", "has space again" if was_low else "low", free, floor)
         if self._writer.disk_low is not None:
             self._checkpoint(self.checkpointer.give_back)
-        elif was_low:
+        elif was_low and self._log is None:
             self._writer.redo.open(free - floor, self._writer.connection)
         elif self._writer.redo.is_gone():
             self._writer.renew_redo(free - floor)

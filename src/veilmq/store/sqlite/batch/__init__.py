@@ -244,7 +244,7 @@ class Writer:
                 self.redo.unapplied.append(entry)
                 self.redo.deleted.update(self.memtable.deleted)
 
-    def _transact(self) -> None:
+    def transact(self) -> None:
         """Call before each statement of the open batch: the first one begins the transaction."""
         if not self._transacting:
             with self._gate:
@@ -264,8 +264,7 @@ class Writer:
                 self.shipping.end(how)
 
     def apply_log(self) -> None:
-        """Copy committed batches that only the redo log has into the database, for readers of the database. Any
-        thread."""
+        """Copy committed batches that only a log has into the database, for readers of the database. Any thread."""
         if self.redo.unapplied:
             with self._gate:
                 if not self._transacting and not self._closed:
@@ -385,25 +384,25 @@ class Writer:
 
     def write(self, statement: str, values: Row) -> None:
         """Run a statement that changes something."""
-        self._transact()
+        self.transact()
         self.wrote = True
         self._execute(statement, values)
 
     def write_many(self, statement: str, rows: Sequence[Row]) -> None:
         """Run a statement that changes something, once for each row."""
-        self._transact()
+        self.transact()
         self.wrote = True
         self._executemany(statement, rows)
 
     def insert_many(self, statement: str, rows: Sequence[Row]) -> None:
         """Run a one-row insert for all rows, in few statements (disk/rows.py)."""
-        self._transact()
+        self.transact()
         self.wrote = True
         insert_rows(self._execute, statement, rows)
 
     def read(self, statement: str, values: Row) -> list[Row]:
         """All rows of a query, as the open batch sees them."""
-        self._transact()
+        self.transact()
         try:
             return self._execute(statement, values).fetchall()
         except UnicodeDecodeError:
@@ -412,7 +411,7 @@ class Writer:
     def read_packed(self, statement: str, values: Row, decoder: "msgspec.json.Decoder[T]") -> T:
         """The result of a statement that packs its rows into one JSON array. Many rows then cost one wait for the
         interpreter, as in disk/rows.py."""
-        self._transact()
+        self.transact()
         try:
             packed: Any = self._execute(statement, values).get
         except (UnicodeDecodeError, apsw.SQLError):  # the latter if a text became a blob
@@ -421,7 +420,7 @@ class Writer:
 
     def read_one(self, statement: str, values: Row) -> Row | None:
         """The first row of a query, if any."""
-        self._transact()
+        self.transact()
         try:
             return self._execute(statement, values).fetchone()
         except UnicodeDecodeError:

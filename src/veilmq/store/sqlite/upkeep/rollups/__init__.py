@@ -157,6 +157,7 @@ class Rolling:
                 writer.rollups.worst.note_oldest(queue, _state_of(writer, queue).oldest)
                 _look_for_blocked(writer, queue, looks=True)
         if plain:
+            writer.transact()
             for generation, sent in oldest_of_each(writer.connection.execute, list(plain)):
                 writer.rollups.worst.note_oldest(plain[generation], sent)
 
@@ -288,6 +289,7 @@ def _look_for_blocked(writer: Writer, queue: LiveQueue, *, looks: bool) -> int:
     hidden = min(queue.in_flight + queue.delayed, BLOCKED_LEASES_MAX) if queue.visible else 0
     if since is None or (hidden and (not looks or since > writer.now - BLOCKED_US_MIN)):
         return 0
+    writer.transact()
     found, is_all = heads(writer.connection.execute, queue, writer.now, BLOCKED_LEASES_MAX)
     if is_all:
         writer.undo(lambda: worst.note_blocked(queue, since))
@@ -300,6 +302,7 @@ def _state_of(writer: Writer, queue: LiveQueue) -> State:
     depth = queue.visible + queue.delayed + queue.in_flight
     oldest = None
     if queue.visible or queue.in_flight:
+        writer.transact()
         oldest = oldest_sent(
             writer.connection.execute,
             queue.generation,
