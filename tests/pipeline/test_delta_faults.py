@@ -25,8 +25,9 @@ from tests.support.postgres import until
 
 from veilmq.pipeline.errors import SourceUnreachable
 from veilmq.pipeline.options import read_delta_options
+from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import DeltaSink, DeltaWriter, Written, add_files
+from veilmq.pipeline.sinks.delta import DeltaRefused, DeltaSink, DeltaWriter, Written, add_files
 
 NOW = 2e9
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,20 @@ def test_of_two_that_commit_one_batch_at_once_one_does(store: Store) -> None:
     assert process.returncode == 0
     assert store.rows(table) == [1, 2]
     assert not check(table, store.storage(), now=NOW).missing
+
+
+def test_who_asked_the_table_too_early_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept while another process committed the batch: delta-rs sees no conflict with a version that it has read."""
+    write_deltalake(tmp_path, SCHEMA.empty_table())
+    pq.write_table(pa.table({"n": [1, 2]}, SCHEMA), tmp_path / "0.parquet")
+    written = Written("0.parquet", (tmp_path / "0.parquet").stat().st_size, 2, delta_side.QUERY)
+    monkeypatch.setattr(delta, "_is_done", lambda *asked: False)
+    assert add_files(str(tmp_path), SCHEMA, [written], "app", 6)
+    assert not add_files(str(tmp_path), SCHEMA, [written], "app", 6)
+    assert DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist() == [1, 2]
+    other = Written("0.parquet", written.size_bytes, 2, "another query")
+    with pytest.raises(DeltaRefused, match="of another query"):
+        add_files(str(tmp_path), SCHEMA, [other], "app", 6)
 
 
 @pytest.mark.slow

@@ -196,11 +196,16 @@ def test_one_drain_of_a_queue_and_one_of_many_know_each_other_s_messages(stage: 
 
 
 @pytest.mark.parametrize(
-    ("group", "said"), [("/b", "directory=/a/one is not below group=/b"), ("s3://b/g", "group=s3://b/g is a URL")]
+    ("group", "said"),
+    [
+        ("/b", "directory=/a/c/d/one is not in group=/b, nor in a directory there"),
+        ("/a", "directory=/a/c/d/one is not in group=/a, nor in a directory there"),  # nobody looks so far down
+        ("s3://b/g", "group=s3://b/g is a URL"),
+    ],
 )
 def test_a_group_that_cannot_be_is_refused(group: str, said: str) -> None:
     with pytest.raises(OptionInvalid, match=said):
-        read_options({"url": "veil://127.0.0.1:1/q", "directory": "/a/one", "group": group})
+        read_options({"url": "veil://127.0.0.1:1/q", "directory": "/a/c/d/one", "group": group})
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
@@ -16,13 +17,25 @@ from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
-from veilmq.pipeline.drain import DirectoryTaken, bad_records
+from veilmq.pipeline.drain import DirectoryTaken, bad_records, manifests
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.loop import Loop, LoopTaken
-from veilmq.pipeline.places import ObjectPath, Patience, PlaceFailed, PlaceTaken, listed, lock_of, place, put, source
+from veilmq.pipeline.places import (
+    ObjectPath,
+    Patience,
+    PlaceFailed,
+    PlaceTaken,
+    days,
+    listed,
+    lock_of,
+    place,
+    put,
+    source,
+)
+from veilmq.pipeline.places.days import append_day
 from veilmq.pipeline.sinks.queue import replay
 from veilmq.pipeline.tables import compact, load, retain, write
 from veilmq.pipeline.tables import read as read_table
@@ -190,6 +203,65 @@ def test_a_drain_that_slept_removes_no_manifest_of_the_next(stage: Stage, direct
         assert sorted(asleep.rows + awake.rows) == sorted(bodies(300))
         assert left(queue) == 0
         awake.driver.close()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_manifest_that_comes_late_counts_for_nothing(
+    stage: Stage, directory: ObjectPath, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """A process slept before it wrote its manifest, and found out after it that another one has taken over, or died."""
+    real = manifests.put
+    found: list[Any] = []
+
+    def late(path: Any, content: Any) -> None:
+        if path.name.endswith(".arrow") and not found:
+            falls_asleep(str(directory / "query.json"))
+            awake = Play(stage, directory=directory, lease=2)
+            found.append(awake)
+            found.append(awake.driver.latest(first, 100))
+            real(path, content)
+            if dies:
+                raise KeyboardInterrupt
+            return
+        real(path, content)
+
+    with stage.make(timeout=2) as queue:
+        send(queue, bodies(300))
+        asleep = Play(stage, directory=directory, lease=2)
+        first = asleep.driver.latest(START, 100)
+        asleep.run(START, first)
+        monkeypatch.setattr(manifests, "put", late)
+        with pytest.raises(KeyboardInterrupt if dies else DirectoryTaken):
+            asleep.driver.latest(first, 100)
+        asleep.driver.close()
+        awake, second = found
+        awake.run(first, second)
+        awake.driver.close()
+        last = Play(stage, directory=directory, lease=2, wait=3)  # until the leases of who slept end
+        last.to_the_end(second)
+        assert sorted(asleep.rows + awake.rows + last.rows) == sorted(bodies(300))
+        assert left(queue) == 0
+        assert not last.driver.directory.files("arrow")
+        last.driver.close()
+
+
+def test_a_day_that_is_joined_keeps_what_came_meanwhile(directory: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process slept, and another one has added a file."""
+    day, join = date(2026, 1, 31), days._join
+    rows = [pa.table({"n": [number]}) for number in range(3)]
+    for number in range(2):
+        append_day(rows[number], directory, day, f"offset-{number:020}-{number + 1:020}")
+
+    def joins(files: Any, into: Any) -> None:
+        join(files, into)
+        append_day(rows[2], directory, day, f"offset-{2:020}-{3:020}")
+
+    monkeypatch.setattr(days, "_join", joins)
+    assert compact(directory) == 1
+    assert sorted(pq.read_table(source(each))["n"].to_pylist() for each in listed(directory, "day=*/*")) == [
+        [0, 1],
+        [2],
+    ]
 
 
 def test_bad_records_lie_beside_manifests_in_a_store(directory: ObjectPath) -> None:

@@ -18,6 +18,8 @@ from veilmq.pipeline.places import is_url
 _STEPS: Final = ("large", "encrypted")
 ROWS_DEFAULT: Final = 100_000
 ROWS_DEFAULT_SINGLY: Final = 5_000
+GROUP_DEPTH_MAX: Final = 2
+"""How far below the option `group` a drain's directory may be."""
 _LISTS: Final = frozenset({"unwrap", "algorithms", "queues"})
 _KAFKA_SAME: Final = {"maxoffsetspertrigger": "max_rows", "minpartitions": "partitions"}
 """Options of Spark's Kafka source that mean the same."""
@@ -61,7 +63,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int | None = None
     """Messages in one micro-batch; None: `rows_default` of the queue."""
     max_bytes: int = 256 << 20
-    """Bytes of the bodies in one micro-batch; see `receiving.Room`."""
+    """Bytes of the bodies in one micro-batch; see `exchange.Room`."""
     lease: float = 60.0
     """Visibility timeout of each receive; extended while the batch runs."""
     wait: float = 0.2
@@ -163,11 +165,13 @@ def _check(read: DrainOptions) -> None:
         raise OptionInvalid(f"directory={read.directory!r} is relative.", "Executors need an absolute path.")
     if read.group is not None and is_url(read.group):
         raise OptionInvalid(f"group={read.group} is a URL.", "A group needs a file system that its drivers share.")
-    if read.group is not None and not Path(read.directory).is_relative_to(read.group):
-        raise OptionInvalid(
-            f"directory={read.directory} is not below group={read.group}.",
-            "The drains of a group look for each other there.",
-        )
+    if read.group is not None:
+        directory, group = Path(read.directory).resolve(), Path(read.group).resolve()
+        if not (directory.is_relative_to(group) and 1 <= len(directory.relative_to(group).parts) <= GROUP_DEPTH_MAX):
+            raise OptionInvalid(
+                f"directory={read.directory} is not in group={read.group}, nor in a directory there.",
+                "The drains of a group look for each other in those places.",
+            )
     strange = [step for step in read.unwrap if step not in _STEPS]
     if strange or len(set(read.unwrap)) != len(read.unwrap):
         raise OptionInvalid(f"unwrap={','.join(read.unwrap)} cannot be.", "It lists large and encrypted, each once.")

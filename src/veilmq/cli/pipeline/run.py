@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -169,8 +170,8 @@ def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> Non
             tuple(row[name] for name in job.QUEUE): (row["made"], job.reason(row)) for row in rows if job.is_worse(row)
         }
         if revert and worse:
-            for queue, verdict in take_back(worse, *_server_and_token(asked, environment)).items():
-                print(f"{queue[-1]}: {verdict}", file=sys.stderr)
+            for (*_, queue), verdict in take_back(worse, *_server_and_token(asked, environment)).items():
+                print(f"{queue}: {verdict}", file=sys.stderr)
 
 
 def _by_type(given: str) -> tuple[str, str, str]:
@@ -478,20 +479,20 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
     """See `veilmq.pipeline.tables`. Raises Failure."""
     with reported():
         from veilmq.pipeline import tables
+        from veilmq.pipeline.loop import between_runs
         from veilmq.pipeline.places import place as placed
 
-        url = place_of(place)
-        found = place if isinstance(url, Path) else placed(url)
-        # Of a loop.
-        table = found / "cells" if (found / "cells").is_dir() and any(found.glob("state.json*")) else found
+        found = place if isinstance(url := place_of(place), Path) else placed(url)
+        is_loop = (found / "cells").is_dir() and any(found.glob("state.json*"))
+        table = found / "cells" if is_loop else found
         if not table.is_dir():
             raise OptionInvalid(f"{place} is no directory.", "Name a table.")
         tables.check_grows(table)
-        dropped = 0
-        if retention_days is not None:
-            today = datetime.fromtimestamp(wall() / 1e6, UTC).date()
-            dropped = tables.retain(table, tables.oldest_kept(today, retention_days), vacuum_hours=vacuum_hours)
-        joined = tables.compact(table)
+        today = datetime.fromtimestamp(wall() / 1e6, UTC).date()
+        oldest = None if retention_days is None else tables.oldest_kept(today, retention_days)
+        with between_runs(found) if is_loop else nullcontext():
+            dropped = 0 if oldest is None else tables.retain(table, oldest, vacuum_hours=vacuum_hours)
+            joined = tables.compact(table)
     if as_json:
         print_json({"dropped": dropped, "files_joined": joined})
     else:

@@ -252,7 +252,9 @@ class Driver:
         if self._is_adopted:
             return
         for seq, path in self.directory.files("arrow"):
-            if seq not in self._batches:
+            if not self.directory.is_committed(path):
+                self._purge(seq, path)  # it came late, of a process that was taken for dead
+            elif seq not in self._batches:
                 batch = batches.load(seq, path, self._queue, self._options.lease, self._clock)
                 self._take_up(batch)
                 self._batches[seq] = batch
@@ -274,9 +276,10 @@ class Driver:
     def _purge(self, seq: int, path: Place) -> None:
         """Remove a manifest that Spark never logged: its messages were not emitted, and anyone may receive them."""
         with self._lock:
-            batch = self._batches.pop(seq, None)
-        if batch is not None:
-            batch.leases.stop()
+            batch = self._batches.get(seq)
+            if batch is not None and batch.path == path:
+                del self._batches[seq]
+                batch.leases.stop()
         handles = [each.handle for each in batches.loaded(path)]
         path.unlink()
         each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)

@@ -92,6 +92,9 @@ class _Owner(msgspec.Struct):
     """A batch was committed."""
     reach: int = 0
     """The last committed batch. Its manifest is gone, and a sink that has its number takes no other batch for it."""
+    files: list[str] = []
+    """Names of committed batches' manifests, those that are there still and perhaps others. What a process writes that
+    was taken for dead is none of them."""
 
 
 class Directory:
@@ -126,7 +129,8 @@ class Directory:
     def begin(self, start: Offset) -> None:
         """Everything up to `start` is committed. Raises DirectoryForeign if that is impossible, DirectoryUnwritable."""
         if start.seq > self._owner.reach:
-            self._owner.begun, self._owner.reach = True, start.seq
+            left = [name for name in self._owner.files if (self.path / name).exists()]
+            self._owner = _Owner(self._owner.queue, True, start.seq, [*left, start.file])
             self._write_owner()
         elif not start.seq and self._owner.begun:
             raise DirectoryForeign(
@@ -157,6 +161,12 @@ class Directory:
         token = f"{self._lock.number:08x}{secrets.token_hex(4)}" if self._lock.number else secrets.token_hex(8)
         name = f"{seq:020}-{token}.arrow"
         put(self.path / name, content)
+        if self._lock.number:  # was it held until now?
+            try:
+                self._write_owner()
+            except DirectoryTaken:
+                (self.path / name).unlink(missing_ok=True)
+                raise
         return Offset(seq, name, hashlib.sha256(content).hexdigest())
 
     def files(self, kind: str) -> list[tuple[int, Place]]:
@@ -167,6 +177,10 @@ class Directory:
             self._taken("another process")
         found.sort(key=lambda each: each[1].name)
         return [(int(each[1]), path) for each, path in found if each[3] == kind]
+
+    def is_committed(self, path: Place) -> bool:
+        """Whether a manifest is that of a committed batch."""
+        return path.name in self._owner.files
 
     def checked(self, offset: Offset) -> Place:
         """The manifest of an offset, checked against its digest. Raises ManifestDamaged."""

@@ -144,7 +144,7 @@ class Loop:
             raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
         began = timer()
         make(self.directory)
-        with self._locked() as lock:
+        with _locked(self.directory) as lock:
             state = self._state(lock, options)
             history.epoch = state.epoch
             start = history.hold(None) if state.next is None else state.next
@@ -153,7 +153,7 @@ class Loop:
                 mend = f"Remove {self.directory} to begin anew, and run more often than the history is trimmed."
                 raise HistoryGap(f"The history holds {bounds.first} to {bounds.following}, and {start} is next.", mend)
             history.hold(start)
-            self._tidy(state)
+            _clear(self.directory, lock, state)
             left = self._left(state)
             settled, waiting = 0, 0 if left is None else tables.load(left).num_rows
             until = last_instant(history, start, bounds.following)
@@ -327,20 +327,6 @@ class Loop:
         frame = spark.createDataFrame(pd.concat(groups), buckets.SCHEMA)
         return timeouts.recommended(frame, costs).toPandas()
 
-    @contextmanager
-    def _locked(self) -> Iterator[Lock]:
-        """Raises LoopTaken, also if another run has taken over when the state is saved."""
-        lock = None
-        try:
-            lock = lock_of(self.directory, _STATE, Patience(0), 0o666)
-            yield lock
-        except PlaceTaken as error:
-            mend = "Wait until it ends, or give this one a directory of its own."
-            raise LoopTaken(f"Another run works in {self.directory} ({error.wrong}).", mend) from None
-        finally:
-            if lock is not None:
-                lock.release()
-
     def _state(self, lock: Lock, options: dict[str, str]) -> _State:
         path = options.get("path", "")
         origin = options.get("server") or (path if is_url(path) else str(Path(path).resolve()))
@@ -350,20 +336,6 @@ class Loop:
             mend = "Give each history a directory of its own."
             raise HistoryGap(f"{self.directory} is of the history of {state.source}, not of {origin}.", mend)
         return state
-
-    def _tidy(self, state: _State) -> None:
-        """Remove the files of unfinished runs, and the pending leases of earlier runs."""
-        if isinstance(self.directory, Path):
-            restore(self.directory)
-            for name in _GROWING:
-                restore(self.directory / name)
-        for each in self.directory.glob("pending-*"):
-            if each.name != state.pending:
-                remove(each)
-        for name in _GROWING:
-            for each in (self.directory / name).glob("day=*/offset-*.parquet"):
-                if int(each.stem.rpartition("-")[2]) > (state.next or 0):
-                    each.unlink()
 
     def _tell(self, ran: Ran, now: float) -> None:
         """Write the metrics as a text file for Prometheus' node exporter."""
@@ -381,6 +353,47 @@ class Loop:
         part = self.directory / ".metrics.prom.part"
         part.write_text(text)
         part.rename(self.directory / "metrics.prom")
+
+
+@contextmanager
+def between_runs(directory: Place) -> Iterator[None]:
+    """For whoever else works on a loop's tables. Raises LoopTaken."""
+    with _locked(directory) as lock:
+        content = lock.load()
+        if content is not None:
+            _clear(directory, lock, msgspec.json.decode(content, type=_State))
+        yield
+
+
+@contextmanager
+def _locked(directory: Place) -> Iterator[Lock]:
+    """Raises LoopTaken, also if another run has taken over when the state is saved."""
+    lock = None
+    try:
+        lock = lock_of(directory, _STATE, Patience(0), 0o666)
+        yield lock
+    except PlaceTaken as error:
+        mend = "Wait until it ends, or give this one a directory of its own."
+        raise LoopTaken(f"Another run works in {directory} ({error.wrong}).", mend) from None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _clear(directory: Place, lock: Lock, state: _State) -> None:
+    """Remove the files of unfinished runs, and the pending leases of earlier runs. Raises PlaceTaken."""
+    if isinstance(directory, Path):
+        restore(directory)
+        for name in _GROWING:
+            restore(directory / name)
+    gone = [each for each in directory.glob("pending-*") if each.name != state.pending]
+    for name in _GROWING:
+        files = (directory / name).glob("day=*/offset-*.parquet")
+        gone += [each for each in files if int(each.stem.rpartition("-")[2]) > (state.next or 0)]
+    if gone and not isinstance(directory, Path):
+        lock.save(msgspec.json.encode(state))  # a process that slept learns that another one has taken over
+    for each in gone:
+        remove(each)
 
 
 def _events(spark: "SparkSession", options: dict[str, str], kinds: Sequence[str], start: int, stop: int) -> "DataFrame":

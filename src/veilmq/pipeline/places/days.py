@@ -34,16 +34,17 @@ def append_day(rows: Any, place: Place, day: date, name: str) -> None:
 
 def compact_day(directory: Place, files_max: int) -> int:
     """Merge the day's files if there are more; returns how many were removed."""
-    files = covering(listed(directory, "[!.]*.parquet"))
+    there = listed(directory, "[!.]*.parquet")
+    files = covering(there)
     if len(files) <= files_max:
         return 0
     if not isinstance(directory, Path):
         merged = directory / _joined(files[0].name, files[-1].name)
         with whole(merged) as part:
             _join(files, part)
-        for each in listed(directory, "[!.]*.parquet"):
+        for each in there:  # not what somebody who took over has added since
             if each != merged:
-                each.unlink()
+                each.unlink(missing_ok=True)
         return len(files) - 1
     beside = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(beside, ignore_errors=True)

@@ -107,7 +107,9 @@ def add_files(
         _sync_log(path)  # the process that committed it may have died before it synced
         return False
     try:
-        _commit(path, schema, files, app, own, batch, storage)
+        is_new = _commit(path, schema, files, app, own, batch, storage)
+    except DeltaRefused:
+        raise
     except Exception as error:
         if _is_done(path, app, own, batch, storage):
             log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
@@ -119,12 +121,14 @@ def add_files(
             raise _unreachable(path, batch, error) from error
         raise
     _sync_log(path)
-    return True
+    return is_new
 
 
 def _commit(
     path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
-) -> None:
+) -> bool:
+    """False if the version of the table that it would follow has the batch: delta-rs sees conflicts with later ones
+    alone."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.transaction import AddAction
 
@@ -138,11 +142,14 @@ def _commit(
     if not DeltaTable.is_deltatable(path, storage):
         write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
+    if _holds(table, path, app, own, batch):
+        return False
     check_fits(table, schema, partitions)
     check_nulls(table, frozenset().union(*(each.nulls for each in files)))
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
     table.create_write_transaction(actions, "append", schema, partitions, commit_properties=properties)
+    return True
 
 
 def _sync_log(path: str) -> None:
@@ -210,14 +217,16 @@ def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] 
     try:
         if not DeltaTable.is_deltatable(path, storage):
             return False
-        table = DeltaTable(path, storage_options=storage)
-        has_own, version = _has(table, own, batch), table.transaction_version(own)
-        has_app = _has(table, app, batch)
+        return _holds(DeltaTable(path, storage_options=storage), path, app, own, batch)
     except (DeltaError, OSError) as error:
         raise _unreachable(path, batch, error) from error
-    if has_own:
+
+
+def _holds(table: Any, path: str, app: str, own: str, batch: int) -> bool:
+    """The same of one version of the table. Raises DeltaRefused, and as deltalake does."""
+    if _has(table, own, batch):
         return True
-    if version is None and has_app:
+    if table.transaction_version(own) is None and _has(table, app, batch):
         mend = "Bring that query's checkpoint back, or give this one another name."
         raise DeltaRefused(f"The table {path} has batch {batch} of another query under the name app={app}.", mend)
     return False

@@ -27,8 +27,9 @@ from veilmq.pipeline.drain.batches import loaded
 from veilmq.pipeline.drain.batches.many import NAME, joined
 from veilmq.pipeline.drain.manifests import OWNER, numbered, read_owner
 from veilmq.pipeline.errors import ManifestDamaged
+from veilmq.pipeline.options import GROUP_DEPTH_MAX
 
-_DEPTHS: Final = ("*", "*/*")
+_DEPTHS: Final = tuple("/".join("*" * depth) for depth in range(1, GROUP_DEPTH_MAX + 1))
 
 
 class Siblings:
@@ -67,10 +68,11 @@ class Siblings:
         """
         listed: list[tuple[int, Path]] | None = None
         while True:
-            before, listed = listed, [*numbered(directory, "arrow"), *numbered(directory, "ids")]
+            before, reached = listed, read_owner(directory)
+            listed = [*numbered(directory, "arrow"), *numbered(directory, "ids")]
             if listed != before:
                 continue
-            queue, reach = read_owner(directory)
+            queue, reach = reached  # from before the listing: one from after it may be of another batch of that number
             try:
                 for _, path in listed:
                     seen[path] = self._keys.get(path) or _keys(path, queue)
