@@ -36,8 +36,8 @@ _JUDGED: Final = ("day", "to", "sent")
 """Columns that give the age of a row in a Delta table."""
 VACUUM_HOURS_DEFAULT: Final = 168
 """How long a Delta table keeps files that the current version no longer names: readers may still use them."""
-RETENTIONDAYS_MAX: Final = 36_500
-VACUUM_HOURS_MAX: Final = 24 * RETENTIONDAYS_MAX
+RETENTION_DAYS_MAX: Final = 36_500
+VACUUM_HOURS_MAX: Final = 24 * RETENTION_DAYS_MAX
 
 
 def check_format(kind: str) -> None:
@@ -48,8 +48,8 @@ def check_format(kind: str) -> None:
 
 def oldest_kept(today: date, retention_days: int) -> date:
     """The day before which `retain` drops data. Raises OptionInvalid."""
-    if not 0 <= retention_days <= RETENTIONDAYS_MAX:
-        raise OptionInvalid(f"retention_days={retention_days} cannot be.", f"It is 0 to {RETENTIONDAYS_MAX}.")
+    if not 0 <= retention_days <= RETENTION_DAYS_MAX:
+        raise OptionInvalid(f"retention_days={retention_days} cannot be.", f"It is 0 to {RETENTION_DAYS_MAX}.")
     return today - timedelta(days=retention_days)
 
 
