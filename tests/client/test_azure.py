@@ -1,6 +1,7 @@
 """The azure adapter through azure-storage-queue: what Queue Storage has no place for, and a way that breaks."""
 
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -536,13 +537,14 @@ class TestConnect:
         with connect(f"azure://{place(server)}/{ACCOUNT}/by-url?tls=0&base64=1") as queue:
             assert queue.capabilities.base64_body
 
-    def test_credentials_that_are_wrong_or_missing(self, server: LocalServer) -> None:
+    def test_credentials_that_are_wrong_or_missing(self, server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ServiceError) as refused:
             connect(f"azure://:c2VjcmV0@{place(server)}/{ACCOUNT}/jobs?tls=0")
         assert (refused.value.code, refused.value.status) == ("AuthenticationFailed", 403)
         assert "c2VjcmV0" not in str(refused.value)
         with pytest.raises(ServiceError, match="AzureSigningError"):
             connect(f"azure://:x@{place(server)}/{ACCOUNT}/jobs?tls=0")
+        monkeypatch.setitem(sys.modules, "azure.identity", None)  # as if it were not installed
         for url in (f"azure://{place(server)}/jobs?tls=0", "azure:///account/jobs"):
             with pytest.raises(ParameterInvalid) as lacking:
                 connect(url)

@@ -379,7 +379,9 @@ def dicts(found: "DataFrame") -> Iterator[dict[str, Any]]:
     from pyspark.sql import functions as F
 
     times = [name for name, kind in found.dtypes if kind == "timestamp"]
-    for row in found.withColumns({name: F.unix_micros(name) for name in times}).toLocalIterator():
+    if times:  # Spark Connect takes no empty list
+        found = found.withColumns({name: F.unix_micros(name) for name in times})
+    for row in found.toLocalIterator():
         instants = {name: datetime.fromtimestamp(row[name] / 1e6, UTC).replace(tzinfo=None) for name in times}
         yield row.asDict() | instants
 
