@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import os
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster, LoggedFactory, begin
 from tests.support.contract.stage import Stage
 from tests.support.postgres import Pair, until
+from tests.support.small_disk import fill_up, small_disk
 from tests.support.sqlite import SMALL
 
 from veilmq.cluster.member import Member, begins_at
@@ -194,21 +194,8 @@ def test_a_new_owner_renews_its_lease_while_it_opens_its_store(shared_pair: Pair
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 MiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", mount], check=True)
-    yield mount
-    subprocess.run(["umount", "--lazy", mount], check=True)
-
-
-def fill_up(disk: Path) -> Path:
-    """Take all the space that is left. Returns what has it."""
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return ballast
+    with small_disk(tmp_path / "small") as mount:
+        yield mount
 
 
 @pytest.mark.parametrize("when", ["it starts", "it begins to follow", "it follows"])
@@ -227,13 +214,13 @@ def test_a_follower_whose_disk_is_full_waits_for_space(
         if when != "it follows":
             if when == "it begins to follow":
                 assert member.join(Event()) is not None
-            ballast = fill_up(small)
+            ballast = fill_up(small / "ballast")
         stopping = Event()
         found = begin(lambda: member.follow(stopping, patience_s=60))
         try:
             if when == "it follows":
                 until(lambda: member.lsn == log.last)
-                ballast = fill_up(small)
+                ballast = fill_up(small / "ballast")
                 for _ in range(5):
                     stage.send(queue, "x" * 10_000)
             until(lambda: "is full" in member.trouble)
@@ -268,7 +255,7 @@ def test_an_owner_whose_disk_is_full_leaves_the_shard_to_others(
             each.unlink()
         ownership = saw(*arguments, **options)
         if not ballast:
-            ballast.append(fill_up(small))
+            ballast.append(fill_up(small / "ballast"))
         return ownership
 
     server.member.follow = follow  # type: ignore[method-assign]

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.support.contract.stage import TESTER, Stage, sending
+from tests.support.small_disk import fill_up, small_disk
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.commands import AnyCommand, Delete, Receive
@@ -23,21 +23,8 @@ from veilmq.store.sqlite.tools.backup import backup_directory
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", mount], check=True)
-    yield mount
-    subprocess.run(["umount", "--lazy", mount], check=True)
-
-
-def fill_up(path: Path) -> None:
-    """Take all the space that is left."""
-    with path.open("wb", buffering=0) as ballast:
-        try:
-            while True:
-                ballast.write(bytes(4096))
-        except OSError:
-            pass
+    with small_disk(tmp_path / "small") as mount:
+        yield mount
 
 
 def apply(stage: Stage, command: AnyCommand) -> Outcome:

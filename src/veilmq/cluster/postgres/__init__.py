@@ -178,7 +178,7 @@ class Connected:
             with unreachable(failed):
                 yield
         except Unreachable:
-            Connected.close(self)  # whoever closes for good may do more
+            Connected.close(self)  # a subclass's `close` ends more than the connection
             raise
 
 

@@ -357,7 +357,7 @@ class Loop:
 
 @contextmanager
 def between_runs(directory: Place) -> Iterator[None]:
-    """For whoever else works on a loop's tables. Raises LoopTaken."""
+    """Hold a loop's tables, as the command `tidy` must. Raises LoopTaken."""
     with _locked(directory) as lock:
         content = lock.load()
         if content is not None:

@@ -439,7 +439,7 @@ def lock_of(directory: Place, state: str, patience: Patience, mode: int = 0o600)
 
 
 def kept(directory: Place, state: str) -> bytes | None:
-    """The state that the lock keeps, whoever holds it."""
+    """The state that the lock keeps, also while another process holds it."""
     lock = FileLock(directory, state) if isinstance(directory, Path) else ObjectLock(directory, state)
     return lock.load()
 

@@ -40,7 +40,7 @@ class SqliteReader:
         pins: ReadPins,
         apply_log: Callable[[], None],
     ) -> None:
-        """apply_log: copies the batches that only the redo log has into the database."""
+        """apply_log: copies the batches that only a log has into the database."""
         self.directory = directory
         self.first_event = writer.mark.offset
         self._writer = writer

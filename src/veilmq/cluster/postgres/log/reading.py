@@ -59,8 +59,8 @@ class LogReader(Connected):
 
     def read_on(self, after: Position) -> list[Entry]:
         """As `read`. Behind a page that is at least half full the next one is read in a thread, while this one is
-        applied. One that has nothing is read ahead of nothing: so whoever reads until there is nothing, then takes over
-        and reads on, gets what is there then."""
+        applied. Behind an empty page nothing is read ahead: a candidate that has read everything and then takes over
+        gets what is there after that."""
         coming, self._coming = self._coming, None
         if coming is not None and coming[0] != after:  # the copy begins anew
             wait([coming[1]])
