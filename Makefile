@@ -23,12 +23,13 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run wheel docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
 	@echo 'make wheel              build dist/veilmq-*.whl, to install elsewhere'
+	@echo 'make docs               build the site of the documentation: site/index.html'
 	@echo 'make check              lint, types, floors and the fast tests'
 	@echo 'make test               make check and every other test'
 	@echo 'make bench              measure against the peers'
@@ -51,7 +52,7 @@ setup: $(RUN_STAMP)
 	@:
 
 # The default Java of Debian: 17 on Debian 12, 21 on Debian 13.
-setup-test: $(TEST_STAMP)
+setup-test: $(TEST_STAMP) .tools/docs/.installed
 	@tools/need.sh strace strace
 	@tools/need.sh openssl openssl
 	@PATH="$$PATH:/usr/sbin" tools/need.sh haproxy haproxy
@@ -83,6 +84,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/install-venv.sh requirements/aws.txt $(@D)
 	@touch $@
 
+# What builds the site of the documentation: it needs nothing of .venv, and .venv nothing of it.
+.tools/docs/.installed: requirements/docs.txt tools/install-venv.sh | $(TEST_STAMP)
+	@tools/install-venv.sh requirements/docs.txt $(@D)
+	@touch $@
+
 # One more JavaScript client is one more line in package.json, and `make lock`.
 .tools/clients/.installed: tests/clients/js/package.json tests/clients/js/package-lock.json tools/install-clients.sh tools/install-npm.sh .tools/node
 	@tools/install-clients.sh $(@D)
@@ -103,6 +109,10 @@ run: setup
 
 wheel: setup
 	@$(BIN)/python -m hatchling build --target wheel
+
+# The site of the documentation, in site/: strict, without a network, and readable as files.
+docs: setup-test
+	@$(BIN)/python tools/site/build.py site
 
 lint: setup-test
 	$(BIN)/ruff check .
@@ -181,6 +191,7 @@ lock: setup-test
 	$(LOCK_CLIENT) requirements/query.in --output-file requirements/query.txt
 	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
 	$(LOCK_CLIENT) requirements/fuzz.in --output-file requirements/fuzz.txt
+	$(LOCK_CLIENT) requirements/docs.in --output-file requirements/docs.txt
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/js
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
@@ -189,5 +200,5 @@ lock: setup-test
 		--prefix tests/clients/axe
 
 clean:
-	rm -rf .venv .tools bench/.peers bench/.data build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .tools bench/.peers bench/.data build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

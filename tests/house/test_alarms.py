@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.test_certificate import make_pair
+from tests.house.test_site import tool
 
 from veilmq.testing.local import ServerProcess
 
@@ -94,6 +95,16 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
 def test_an_alarm_looks_at_what_is_shown(rule: dict[str, Any], shown: list[Series]) -> None:
     assert _SELECTOR.search(rule["expr"])
     assert unseen(rule, shown) == []
+
+
+def test_the_reference_lists_every_metric_with_its_labels(shown: list[Series]) -> None:
+    listed = {each.name: set(each.labels) for each in tool("reference").families() if not each.of_cluster}
+    found: dict[str, set[str]] = {}
+    for series in shown[:-1]:  # without Prometheus' own `up`
+        name = re.sub(r"(veilmq_commit_seconds)_(bucket|count|sum)", r"\1", series.name)
+        found.setdefault(name, set()).update(series.labels.keys() - {"le"})
+    assert {name: labels for name, labels in found.items() if listed.get(name) != labels} == {}
+    assert sorted(listed.keys() - found.keys()) == []
 
 
 def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
