@@ -29,6 +29,7 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "tls_cert": ("a", "b", "c"),
     "tls_key": ("a", "b", "c"),
     "console_hosts": (["a"], "b", "c.example"),
+    "dev_host": (["a"], "b", "c.example"),
     "cors_origins": (["http://a"], "http://b", "http://c"),
     "push_allow": (["10.0.0.0/8"], "10.0.0.0/9", "fd00::/8"),
     "simulate": (["disorder=1"], "kms-fault=b=not-found", "push-header-case=documented"),
@@ -153,6 +154,7 @@ def test_an_error_names_the_flag_or_the_variable() -> None:
 LISTS = {
     "push_allow": ("10.0.0.0/8", "192.168.0.0/16", "fd00::/8"),
     "console_hosts": ("a.example", "b.example", "localhost"),
+    "dev_host": ("elasticmq", "azurite", "my_queue"),
     "cors_origins": ("https://a.example", "https://b.example", "http://localhost:3000"),
     "simulate": ("kms-fault=alias/a=disabled", "disorder=3", "push-header-case=documented"),
 }

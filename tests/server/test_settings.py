@@ -23,6 +23,7 @@ GOOD = [
     ("base_domain", "queues.example", "queues.example"),
     ("cors_origins", "https://a.example, http://b.example:81", ("https://a.example", "http://b.example:81")),
     ("cors_origins", "*", ("*",)),
+    ("dev_host", "elasticmq, my_queue,mq.internal", ("elasticmq", "my_queue", "mq.internal")),
 ]
 BAD = [
     ("sqs", "9324", "HOST:PORT"),
@@ -49,6 +50,11 @@ BAD = [
     ("base_domain", "a b", "domain name"),
     ("sqs_endpoint_strategy", "off", "dynamic, standard, path"),
     ("cors_origins", "https://a.example/path", "origins"),
+    ("dev_host", "elasticmq:9324", "without a port"),
+    ("dev_host", "http://elasticmq", "host names"),
+    ("dev_host", "*", "host names"),
+    ("dev_host", "*.internal", "host names"),
+    ("dev_host", "a b", "host names"),
 ]
 
 
@@ -99,6 +105,24 @@ def test_beyond_loopback_needs_credentials_and_tls_or_insecure(name: str, host: 
         assert refused.value.name == name
     Settings(**where, credentials=keys, **tls)
     Settings(**where, credentials=keys, insecure=True)
+
+
+@for_each("host", ["0.0.0.0", "10.1.2.3", "172.17.0.2", "192.168.1.1", "::", "fd00::1"])
+def test_names_of_a_private_network_open_its_addresses(host: str) -> None:
+    for name in ("sqs", "azure", "mns", "admin"):
+        Settings(dev_host=("elasticmq",), **{name: Address(host, 7000)})
+
+
+def test_names_of_a_private_network_open_nothing_else() -> None:
+    for host in ("8.8.8.8", "2600::1", "queue.example"):
+        with pytest.raises(SettingInvalid, match="beyond private networks") as refused:
+            Settings(dev_host=("elasticmq",), azure=Address(host, 7000))
+        assert refused.value.name == "azure"
+    with pytest.raises(SettingInvalid, match="beyond private networks"):
+        Settings(dev_host=("elasticmq",), cluster="postgresql://db", peer=Address("0.0.0.0", 9327))
+    with pytest.raises(SettingInvalid, match="with a credentials file") as refused:
+        Settings(dev_host=("elasticmq",), credentials=Path("keys.toml"))
+    assert refused.value.name == "dev_host"
 
 
 def test_two_ports_cannot_share_an_address() -> None:

@@ -52,6 +52,9 @@ _PATH_CHARACTERS: Final = 200
 """How much of a path the log shows."""
 
 
+_HOST_REFUSED: Final = "this Host is not one of this server's: use 127.0.0.1 or localhost, or start it with --dev-host"
+
+
 class _SecretWrong(Refused):
     """Unknown key or wrong secret. key_id: only of an existing key; any other id may be a misplaced secret."""
 
@@ -137,6 +140,7 @@ class Access:
         keyring: Callable[[], Keys],
         base_domain: str | None = None,
         origins: Sequence[str] = (),
+        names: Sequence[str] = (),
         *,
         bodies: bool = True,
     ) -> None:
@@ -146,6 +150,7 @@ class Access:
         self._token = token.encode()
         self._bodies = bodies
         self._keyring = keyring
+        self._names = frozenset(name.lower() for name in names)
         self._suffixes = () if base_domain is None else (f".{base_domain.lower()}",)
         self._origins = {origin.encode() for origin in origins if origin != "*"}
 
@@ -198,8 +203,8 @@ class Access:
     def _check_host(self, headers: dict[bytes, bytes], keyring: Keys) -> None:
         """Development mode accepts only loopback names (DNS rebinding); a foreign Origin is refused in every mode."""
         given = headers.get(b"host", b"")
-        if not keyring.checks and not is_loopback_name(given.decode("latin-1"), self._suffixes):
-            raise Refused(403, "host_refused", "this Host is not one of this server's: use 127.0.0.1 or localhost")
+        if not keyring.checks and not is_loopback_name(given.decode("latin-1"), self._suffixes, self._names):
+            raise Refused(403, "host_refused", _HOST_REFUSED)
         origin = headers.get(b"origin")
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != given:
             raise Refused(403, "origin_refused", "pages of this Origin may not call this server")

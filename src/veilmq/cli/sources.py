@@ -28,7 +28,7 @@ _ADMIN_ADVICE: Final = (
     "Unset it here, or give --admin."
 )
 _REACHABLE: Final = "can be reached from other machines"
-_KEYS_ADVICE: Final = "Say --credentials FILE; `veilmq keys new` makes a key for it."
+_KEYS_ADVICE: Final = "Say --credentials FILE; `veilmq keys new` makes a key for it. For development: --dev-host NAME."
 _TLS_ADVICE: Final = "Say --tls-cert FILE and --tls-key FILE; behind a proxy that ends TLS, --insecure."
 _ALIKE: Final = 0.85
 """Similarity of `difflib`: one or two letters of a name differ."""

@@ -142,7 +142,7 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
 
 def _hosts(settings: Settings) -> list[str]:
     outside = urlsplit(settings.external_url or "").hostname
-    return [*settings.console_hosts, *([outside] if outside else [])]
+    return [*settings.console_hosts, *settings.dev_host, *([outside] if outside else [])]
 
 
 def _domains(settings: Settings) -> list[str]:

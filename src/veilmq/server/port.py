@@ -149,10 +149,12 @@ _CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:
 """The same for SQS with the signature in the query string, still encoded."""
 _CODE: Final = re.compile(rb'<Code>(\w{1,64})<|"__type":"(?:[\w.]{1,64}#)?(\w{1,64})"')
 """The code in a refusal, in XML and in JSON."""
-HOST_REFUSED: Final = (
-    "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost, "
-    "or start the server with --base-domain NAME or with --credentials FILE."
+_HOST_REFUSED: Final = (
+    "In development mode this server answers only to loopback names, not to %s: use 127.0.0.1 or localhost, or start "
+    "it with --dev-host NAME in a private network, with --base-domain NAME or with --credentials FILE."
 )
+_PAGE_REFUSED: Final = "In development mode no page of another site may call, unless --cors-origins lists its origin."
+_HOST_SHOWN_BYTES: Final = 100
 
 logger = logging.getLogger("veilmq.port")
 
@@ -230,10 +232,7 @@ class Port:
         if not self._keyring.checks:
             host, origin = request.host, request.headers.get(b"origin")
             if not self._hosts.takes(host, origin, request.headers.get(b"sec-fetch-site")):
-                if self._refusals.takes("Host or Origin"):
-                    asked, extra = _asked(request, self._keyring), {"request": request.request_id}
-                    logger.info("%s: %s: Host or Origin refused", self.name, asked, extra=extra)
-                exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
+                self._turn_away(request, exchange)
                 return
         now = shell.now()
         call = self.codec.decode(request, wall(), shell.arrived(now))
@@ -245,6 +244,16 @@ class Port:
             exchange.respond(call)
             return
         self.proceed(call, exchange, now)
+
+    def _turn_away(self, request: Request, exchange: Exchange) -> None:
+        """Refuse a Host or Origin of development mode."""
+        text = _PAGE_REFUSED
+        if not self._hosts.takes(request.host, None):
+            text = _HOST_REFUSED % (request.host[:_HOST_SHOWN_BYTES].decode("latin-1") or "an empty Host")
+        if self._refusals.takes("Host or Origin"):
+            asked, extra = _asked(request, self._keyring), {"request": request.request_id}
+            logger.info("%s: %s: refused with 403: %s", self.name, asked, text, extra=extra)
+        exchange.respond(self.codec.refuse(403, text, request))
 
     def proceed(self, call: Call, exchange: Exchange, now: Instant) -> None:
         """Submit a call if its key was granted all its actions."""

@@ -176,7 +176,7 @@ class Service:
             if declared.region is not None and isinstance(self.keyring, DevelopmentKeyring):
                 self.keyring.live_in(declared.region)
         self._declared = declared
-        endpoint = self._sqs_endpoint(None if declared is None else declared.account_alias)
+        endpoint = self._sqs_endpoint(declared)
         served = {"sqs": self._sqs(endpoint), "azure": self._azure(), "mns": self._mns()}
         noted = partial(note, endpoint)
         if self.cluster is None:
@@ -294,11 +294,12 @@ class Service:
     def _follows(self) -> None:
         self.leads = False
 
-    def _sqs_endpoint(self, account_alias: str | None) -> sqs_codec.Endpoint:
+    def _sqs_endpoint(self, declared: queues_file.Declared | None) -> sqs_codec.Endpoint:
         settings = self.settings
         strategy = settings.sqs_endpoint_strategy
         return sqs_codec.Endpoint(
-            account_alias=account_alias,
+            account_alias=None if declared is None else declared.account_alias,
+            sole_region=None if declared is None or self.keyring.checks else declared.region,
             external_url=settings.external_url,
             base_domain=settings.sqs_domain,
             strategy=None if strategy == "dynamic" else strategy,
@@ -310,7 +311,7 @@ class Service:
         )
 
     def _sqs(self, endpoint: sqs_codec.Endpoint) -> tuple[AnyCodec, Hosts]:
-        hosts = Hosts(self._domains(_SQS_DOMAINS), self.settings.cors_origins)
+        hosts = self._hosts(_SQS_DOMAINS, self.settings.cors_origins)
         return sqs_codec.Codec(self.keyring, endpoint), hosts
 
     def _azure(self) -> tuple[AnyCodec, Hosts]:
@@ -322,7 +323,7 @@ class Service:
             cooldowns=settings.cooldowns,
         )
         # The account's own CORS rules decide which pages may call.
-        hosts = Hosts(self._domains(_AZURE_DOMAINS), ("*",))
+        hosts = self._hosts(_AZURE_DOMAINS, ("*",))
         tokens = tokens_of(settings)
         if isinstance(tokens, IssuerTokens):
             self.issuer = tokens
@@ -331,10 +332,11 @@ class Service:
     def _mns(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
         endpoint = mns_codec.Endpoint(external_url=settings.external_url, trusted_proxy=settings.trusted_proxy)
-        return mns_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_MNS_DOMAINS))
+        return mns_codec.Codec(self.keyring, endpoint), self._hosts(_MNS_DOMAINS)
 
-    def _domains(self, own: tuple[str, ...]) -> list[str]:
-        return [*own, *([self.settings.base_domain] if self.settings.base_domain else [])]
+    def _hosts(self, domains: tuple[str, ...], origins: tuple[str, ...] = ()) -> Hosts:
+        ours = self.settings.base_domain
+        return Hosts([*domains, *([ours] if ours else [])], origins, self.settings.dev_host)
 
     async def _listen(
         self,

@@ -115,6 +115,7 @@ def _access(service: Service, settings: Settings, token: str) -> Middleware:
         keyring=lambda: service.keyring,
         base_domain=settings.base_domain,
         origins=settings.cors_origins,
+        names=settings.dev_host,
         bodies=settings.admin_bodies,
     )
 

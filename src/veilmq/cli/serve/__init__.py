@@ -119,6 +119,8 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
 def _keys(settings: Settings) -> Keys:
     if settings.credentials is None:
         log.warning("development mode: any credentials are accepted; give --credentials FILE to check them")
+        if outside := [str(each) for each in settings.addresses().values() if not each.loopback]:
+            log.warning("whoever reaches %s may do everything: keep it in a private network", ", ".join(outside))
         return DevelopmentKeyring()
     try:
         return Credentials(settings.credentials)

@@ -69,6 +69,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     strategy: str | None = None
     """STANDARD or PATH. None: a queue URL has its region in the host if the client addressed the base domain itself,
     `sqs.` before it, or a region of it."""
+    sole_region: str | None = None
+    """In development mode, the region of all queues whatever a client signs for or names in a URL, as in ElasticMQ."""
     trusted_proxy: bool = False
     """Believe X-Forwarded-Proto, X-Forwarded-Host and the last X-Forwarded-For."""
     cooldowns: bool = True
@@ -124,7 +126,7 @@ def queue_of_url(url: str, endpoint: Endpoint, account: str, region: str) -> Que
         segments[-2] = account
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]) or not is_queue_name(segments[-1]):
         return None
-    return QueueKey(segments[-2], named or region, segments[-1])
+    return QueueKey(segments[-2], endpoint.sole_region or named or region, segments[-1])
 
 
 def queue_of_arn(text: str) -> QueueKey | None:

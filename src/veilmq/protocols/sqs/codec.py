@@ -66,7 +66,11 @@ class Codec:
     def __init__(self, keyring: Keyring, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._verifier = Verifier(
-            keyring, endpoint.base_domain, token_urlsafe(30), external_path(endpoint.external_url)
+            keyring,
+            endpoint.base_domain,
+            token_urlsafe(30),
+            external_path(endpoint.external_url),
+            endpoint.sole_region,
         )
         self._origins = frozenset(endpoint.cors_origins)
         rate = endpoint.requests_per_second_max

@@ -22,8 +22,9 @@ change by identity. Errors name line, account and field, never a value. Bearer t
 
 Development mode accepts any credentials, so a web page that a developer visits must not reach the queues (`Hosts`). It
 could try a name that points at loopback (DNS rebinding; the Host header reveals it), a call from its own Origin, or an
-image or link, whose GET has no Origin (browsers then send Sec-Fetch-Site). Accepted names are cached, so a request
-costs one look-up in a small set.
+image or link, whose GET has no Origin (browsers then send Sec-Fetch-Site). Names of `--dev-host` are taken as they are,
+and none below them: who owns a domain of that name could point `any.NAME` at this machine. Accepted names are cached,
+so a request costs one look-up in a small set.
 """
 
 import asyncio
@@ -380,9 +381,10 @@ _OTHER_PAGES: Final = frozenset({b"cross-site", b"same-site"})
 
 
 class Hosts:
-    """Loopback addresses, `localhost`, names below `domains`; Origins as listed, or the server's own."""
+    """Loopback addresses, `localhost`, `names`, names below `domains`; Origins as listed, or the server's own."""
 
-    def __init__(self, domains: Collection[str], origins: Collection[str] = ()) -> None:
+    def __init__(self, domains: Collection[str], origins: Collection[str] = (), names: Collection[str] = ()) -> None:
+        self._names = frozenset(name.lower() for name in names)
         self._suffixes = tuple(f".{domain.lower()}" for domain in domains)
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
         self._known: set[bytes] = set()
@@ -396,20 +398,21 @@ class Hosts:
         return b"*" in self._origins or origin in self._origins or origin.partition(b"://")[2] == host
 
     def _learn(self, host: bytes) -> bool:
-        if not is_loopback_name(host.decode("latin-1"), self._suffixes):
+        if not is_loopback_name(host.decode("latin-1"), self._suffixes, self._names):
             return False
         if len(self._known) < _REMEMBERED_MAX:
             self._known.add(host)
         return True
 
 
-def is_loopback_name(host: str, suffixes: tuple[str, ...] = ()) -> bool:
-    """Whether a Host header (with or without a port) names this machine, or a name with one of the suffixes."""
+def is_loopback_name(host: str, suffixes: tuple[str, ...] = (), names: Collection[str] = ()) -> bool:
+    """Whether a Host header (with or without a port) names this machine, one of `names` (lower case), or a name with
+    one of the suffixes."""
     found = _HOST.fullmatch(host)
     if found is None:
         return False
     name = (found[1] or found[2]).lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost") or f".{name}".endswith(suffixes):
+    if name == "localhost" or name.endswith(".localhost") or name in names or f".{name}".endswith(suffixes):
         return True
     try:
         return ip_address(name).is_loopback

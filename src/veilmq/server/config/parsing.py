@@ -14,6 +14,8 @@ from veilmq.server.config.settings import ALLOWED, FIELDS, Address, SettingInval
 PORT_MAX: Final = 65_535
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,9})")
 _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
+_NETWORK_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
+"""A host name or an IPv4 address; container engines also allow underscores."""
 _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?(?:/[^\s?#@]*)?")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S{1,4000}|(?:[a-z_]+ ?= ?\S+ ?){1,40}")
@@ -116,6 +118,7 @@ def _is_network(text: str) -> bool:
 
 _LISTS: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     "push_allow": (_is_network, "networks such as 10.0.0.0/8 or fd00::/8, without bits of a host"),
+    "dev_host": (_NETWORK_NAME.fullmatch, "host names without a port, such as elasticmq"),
     "console_hosts": (_DOMAIN.fullmatch, "host names without a port, such as queues.example"),
     "cors_origins": (_ORIGIN.fullmatch, "origins such as https://app.example, or *"),
     "simulate": (is_known, ALLOWED),

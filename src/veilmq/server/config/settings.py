@@ -98,6 +98,14 @@ class Address(NamedTuple):
             return self.host.lower() == "localhost"
 
     @property
+    def private(self) -> bool:
+        """Whether it is an address of a private network (RFC 1918, RFC 4193), or all addresses of this machine."""
+        try:
+            return ip_address(self.host).is_private
+        except ValueError:
+            return False
+
+    @property
     def unspecified(self) -> bool:
         """Whether it means all addresses of this machine, and so none to which another one could connect."""
         try:
@@ -130,6 +138,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     external_url: Annotated[
         str | None, Meta(description="What queue URLs begin with, instead of how the client addressed us.")
     ] = None
+    dev_host: Annotated[
+        tuple[str, ...],
+        Meta(description="Development mode: names by which a private network may call, say elasticmq,azurite."),
+    ] = ()
     base_domain: Annotated[
         str | None, Meta(description="sqs.<region>.<this name> names the region, in the Host header and in queue URLs.")
     ] = None
@@ -284,6 +296,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingInvalid("sqs_endpoint_strategy", "standard needs base_domain beside external_url")
         if self.simulated.disorder and self.credentials is not None:
             raise SettingInvalid("simulate", "disorder is for development mode: not with a credentials file")
+        if self.dev_host and self.credentials is not None:
+            raise SettingInvalid("dev_host", "is for development mode: with a credentials file any Host is taken")
         if (self.azure_issuer is None) != (self.azure_issuer_keys is None):
             raise SettingInvalid("azure_issuer", "give the issuer and its keys, or neither")
         if self.archive is not None and self.cluster is not None:
@@ -292,8 +306,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name, address in self.addresses().items():
             if address.port and taken.setdefault(address, name) != name:
                 raise SettingInvalid(name, f"{address} is taken by {taken[address]}: give each its own port")
-            if address.loopback:
+            if address.loopback or (self.dev_host and address.private and name != "peer"):
                 continue
+            if self.dev_host:
+                raise SettingInvalid(name, f"{address} is beyond private networks, which is all that dev_host opens")
             if self.credentials is None:
                 raise SettingInvalid(
                     name, f"{address} can be reached from other machines: give a credentials file, or use 127.0.0.1"
@@ -398,6 +414,7 @@ class Field(NamedTuple):
 
 _METAVARS: Final = {
     "data": "DIR",
+    "dev_host": "NAMES",
     "base_domain": "NAME",
     "external_url": "URL",
     "azure_issuer": "URL",
