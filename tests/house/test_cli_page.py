@@ -50,9 +50,11 @@ def test_what_is_not_there_is_not_found() -> None:
     assert not is_shown(("sen",))
 
 
-@pytest.mark.parametrize("name", ["work", "calibrate", "verify"])
-def test_every_option_is_there(name: str) -> None:
-    _, begin, rest = PAGE.partition(f"<!-- options of veilmq {name}: printed from veilmq.cli.work -->")
+@pytest.mark.parametrize(
+    ("name", "room"), [("work", "work"), ("calibrate", "work"), ("verify", "work"), ("bridge", "migrate")]
+)
+def test_every_option_is_there(name: str, room: str) -> None:
+    _, begin, rest = PAGE.partition(f"<!-- options of veilmq {name}: printed from veilmq.cli.{room} -->")
     assert begin
     rows = rest.partition("<!-- end of options -->")[0].strip().splitlines()[2:]
     assert rows == [row(option) for option in COMMANDS[(name,)].params if option.opts[0].startswith("-")]

@@ -26,7 +26,15 @@ SOURCE = ROOT / "src" / "veilmq"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCS = "\n".join(page.read_text() for page in PAGES)
 ADMIN = (ROOT / "docs" / "admin-api.md").read_text()
-OTHERS = {"VEILMQ_TOKEN_FILE", "VEILMQ_ENDPOINT", "VEILMQ_QUEUE", "VEILMQ_CONFIG", "VEILMQ_CLIENT_NAME"}
+OTHERS = {
+    "VEILMQ_TOKEN_FILE",
+    "VEILMQ_ENDPOINT",
+    "VEILMQ_QUEUE",
+    "VEILMQ_CONFIG",
+    "VEILMQ_CLIENT_NAME",
+    "VEILMQ_FROM",
+    "VEILMQ_TO",
+}
 """Variables that are no settings of the server."""
 
 

@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 from veilmq.cli.cluster import register as register_cluster
 from veilmq.cli.history import register as register_history
+from veilmq.cli.migrate import register as register_migrate
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
 from veilmq.cli.work import register as register_work
@@ -74,6 +75,7 @@ def application() -> typer.Typer:
     register_history(app)
     register_work(app)
     register_verify(app)
+    register_migrate(app)
     register_cluster(app)
     register_pipeline(app)
     return app

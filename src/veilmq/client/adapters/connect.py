@@ -244,7 +244,7 @@ def connect(source: Any, queue: str | None = None, *, template: Template | None 
         return _adopt(source, queue, template)
     address = parse_url(source)
     name = _sole_name(address, queue)
-    account = _open(address)
+    account = open_address(address)
     try:
         if template is not None or address.create:
             account.create(name, template)
@@ -267,7 +267,7 @@ def connect_account(source: Any) -> Account:
         raise ParameterInvalid(
             parameter="url", reason="names a queue: connect_account takes it without (.../ at its end)"
         )
-    return _open(address)
+    return open_address(address)
 
 
 class _Connected(Wrapping):
@@ -288,7 +288,8 @@ def _sole_name(address: Address, queue: str | None) -> str:
     return name
 
 
-def _open(address: Address) -> Account:
+def open_address(address: Address) -> Account:
+    """The account of an address, whose queue is neither looked for nor created. Raises as `connect`."""
     try:
         return OPENERS[address.kind](address)
     except ModuleNotFoundError as error:

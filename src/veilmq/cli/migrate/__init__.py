@@ -1,0 +1,68 @@
+"""`veilmq bridge`, which moves or copies messages between any two queues, and `veilmq import`, which brings settings.
+
+Strategy: the options are declared here with typer alone, so that the help comes quickly.
+"""
+
+from typing import Annotated
+
+import typer
+
+from veilmq.cli.options import Yes
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FROM", envvar="VEILMQ_FROM", show_envvar=False, show_default=False,
+        help="sqs://..., azure://..., mns://..., veil://HOST:PORT/NAME, veil:///DIR?queue=NAME; or VEILMQ_FROM.",
+    ),
+]  # fmt: skip
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TO", envvar="VEILMQ_TO", show_envvar=False, show_default=False,
+        help="Likewise, with create=1 to create the queue; or VEILMQ_TO.",
+    ),
+]  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("bridge")(_bridge)
+
+
+def _bridge(
+    source: Source,
+    target: Target,
+    copies: Annotated[
+        bool, typer.Option("--copy", help="Leave the messages at the source, leased until the end, then given back.")
+    ] = False,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="End when the source is empty. Without: go on until Ctrl-C.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="End after N messages.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", metavar="N", help="Messages a second, at most.")] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Batches of ten at the same time.")] = 4,
+    lease: Annotated[
+        str, typer.Option("--lease", metavar="TIME", help="After a kill messages come back at the source after it.")
+    ] = "60s",
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="NAME", help="At a FIFO queue, of messages without one [one each].")
+    ] = None,
+    give_up_after: Annotated[
+        str, typer.Option("--give-up-after", metavar="TIME", help="End when a queue has not answered for so long.")
+    ] = "5m",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be moved and what is lost, and change nothing.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+) -> None:
+    """Move messages from one queue to another, at least once: deleted at the source when the target has them.
+
+    What the target cannot carry is said first, and asked about (--yes). The first Ctrl-C or SIGTERM ends when what is
+    in hand is settled, the second at once. Exits 1 if messages were refused, or could not be deleted at the source.
+    """
+    given = dict(locals())
+    from veilmq.cli.migrate.bridge import bridge
+
+    raise typer.Exit(int(bridge(given)))

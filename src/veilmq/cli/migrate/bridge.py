@@ -1,0 +1,200 @@
+"""What `veilmq bridge` does: shows what is lost, asks, runs the bridge with a bar, and tells what was done.
+
+Strategy: everything that is shown before the first receive comes from the queues' capabilities and statistics, so a dry
+run is the same code without the run. URLs may hold secrets, and are shown nowhere.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, Final, Self
+
+import msgspec
+
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.options import confirm, seconds
+from veilmq.cli.output import bar, print_json, printable
+from veilmq.client.adapters.connect import open_address, parse_url
+from veilmq.client.bridge import Bridge, Counts, Options, check
+from veilmq.client.bridge.carrying import Difference, differences
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Stats
+from veilmq.client.queue import Capabilities, Queue
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
+
+
+def bridge(given: Mapping[str, Any]) -> Exit:
+    """Move or copy, or say what it would do. Raises Failure."""
+    options = Options(
+        copies=given["copies"], lease=seconds("--lease", given["lease"]), workers=given["workers"],
+        rate=given["rate"], limit=given["limit"], until_empty=given["until_empty"], group=given["group"],
+        give_up_after=seconds("--give-up-after", given["give_up_after"]),
+    )  # fmt: skip
+    with ExitStack() as stack:
+        with _failing("FROM"):
+            start = stack.enter_context(_Side(given["source"]))
+            source = stack.enter_context(start.queue())
+            check(source, options)
+            before = source.stats()
+        with _failing("TO"):
+            end = stack.enter_context(_Side(given["target"], may_be_missing=True, creates=not given["dry_run"]))
+            there = end.stats()
+        lost = differences(source.capabilities, end.capabilities, options.group, copies=options.copies)
+        if given["dry_run"]:
+            _show_plan((start, before), (end, there), lost, as_json=given["as_json"])
+            return Exit.DONE
+        _accept(lost, yes=given["yes"])
+        with _failing("TO"):
+            target = stack.enter_context(end.queue())
+            run = Bridge(source, target, options)
+        with _failing(""):
+            counts = _run(run, before)
+            after = source.stats() if given["until_empty"] else None
+    _show_end(counts, after, options, as_json=given["as_json"])
+    return Exit.WRONG if counts.refused or counts.undeleted else Exit.DONE
+
+
+class _Side:
+    """One end of a bridge: its account, and its queue, which need not be there yet. Raises what `connect` does."""
+
+    def __init__(self, url: str, *, may_be_missing: bool = False, creates: bool = False) -> None:
+        address = parse_url(url)
+        if address.queue is None:
+            raise ParameterInvalid(parameter="url", reason="names no queue")
+        self.name, self._may_be_missing = address.queue, may_be_missing and address.create
+        self._account = open_address(msgspec.structs.replace(address, create=address.create and creates))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._account.close()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What a queue of that name can do."""
+        return self._account.capabilities(self.name)
+
+    def stats(self) -> Stats | None:
+        """None if it is not there and may be created. Raises QueueMissing."""
+        try:
+            with self._account.queue(self.name) as queue:
+                return queue.stats()
+        except QueueMissing:
+            if self._may_be_missing:
+                return None
+            raise
+
+    def queue(self) -> Queue:
+        """The queue, created if it may be missing and its URL says so. Raises QueueMissing."""
+        try:
+            return self._account.queue(self.name)
+        except QueueMissing:
+            if not self._may_be_missing:
+                raise
+            self._account.create(self.name)
+            return self._account.queue(self.name)
+
+
+_OPTIONS: Final = ("workers", "lease", "rate", "limit", "group")
+
+
+@contextmanager
+def _failing(side: str) -> Iterator[None]:
+    """Raises Failure, which shows no secret."""
+    named = f"{side}: " if side else ""
+    try:
+        yield
+    except ParameterInvalid as error:
+        named = f"--{error.parameter}: " if error.parameter in _OPTIONS else named
+        raise Failure(Exit.USAGE, f"{named}{error.reason}") from None
+    except QueueMissing as error:
+        advice = "Create it first, or end its URL with ?create=1." if side == "TO" else ""
+        raise Failure(Exit.USAGE, f"{named}{error}", advice) from None
+    except (UsageError, CapabilityMissing) as error:
+        raise Failure(Exit.USAGE, f"{named}{error}") from None
+    except TransportError as error:
+        advice = "" if side else "What the target has not acknowledged is still at the source: run it again."
+        raise Failure(Exit.ADDRESS, f"{named}{error}", advice) from None
+    except VeilError as error:
+        raise Failure(Exit.WRONG, f"{named}{error}") from None
+
+
+def _accept(lost: list[Difference], *, yes: bool) -> None:
+    """Say what is lost; ask if anything of the senders' is. Raises Failure."""
+    for each in lost:
+        print(f"{'LOST' if each.is_lost else 'note'}: {each.text}", file=sys.stderr)
+    if any(each.is_lost for each in lost):
+        if not yes and not sys.stdin.isatty():
+            raise Failure(Exit.USAGE, "the target cannot carry what is LOST above", "Use --yes to accept that.")
+        confirm("Go on without what is LOST?", yes)
+
+
+def _run(run: Bridge, before: Stats) -> Counts:
+    """Run it; the first SIGINT or SIGTERM ends it in order."""
+    total = before.visible + (before.in_flight or 0) + (before.delayed or 0)
+    earlier: dict[signal.Signals, Any] = {}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each, handler in earlier.items():
+            signal.signal(each, handler)
+        print("ending when what is in hand is settled; again: at once", file=sys.stderr)
+        run.stop()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        earlier[each] = signal.signal(each, end)
+    try:
+        with bar() as advance:
+            return run.run(lambda counts: advance("messages", counts.sent, max(total, counts.received)))
+    finally:
+        for each, handler in earlier.items():
+            signal.signal(each, handler)
+
+
+def _show_plan(
+    source: tuple[_Side, Stats], target: tuple[_Side, Stats | None], lost: list[Difference], *, as_json: bool
+) -> None:
+    sides: dict[str, tuple[_Side, Stats | None]] = {"from": source, "to": target}
+    if as_json:
+        shown: dict[str, Any] = {
+            name: {"queue": side.name, "protocol": side.capabilities.protocol, "holds": stats and _left(stats)}
+            for name, (side, stats) in sides.items()
+        }
+        shown["lost"] = [each.text for each in lost if each.is_lost]
+        shown["notes"] = [each.text for each in lost if not each.is_lost]
+        print_json(shown)
+        return
+    for name, (side, stats) in sides.items():
+        held = "would be created" if stats is None else _counts(stats)
+        print(f"{name:<4}  {printable(side.name)} ({side.capabilities.protocol}): {held}")
+    for each in lost:
+        print(f"{'LOST' if each.is_lost else 'note'}  {each.text}")
+    print("nothing was changed: this was a dry run")
+
+
+def _counts(stats: Stats) -> str:
+    if stats.in_flight is None:  # Azure does not tell them apart
+        return f"{stats.visible} messages"
+    return f"{stats.visible} visible, {stats.in_flight} in flight, {stats.delayed or 0} delayed"
+
+
+def _show_end(counts: Counts, after: Stats | None, options: Options, *, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(counts) | ({} if after is None else {"left": _left(after)}))
+        return
+    done = f"{'copied' if options.copies else 'moved'} {counts.sent}"
+    more = {
+        "the target had already": counts.duplicates, "refused": counts.refused,
+        "perhaps twice at the target": counts.uncertain, "not deleted at the source": counts.undeleted,
+    }  # fmt: skip
+    print(", ".join([done, *(f"{name} {number}" for name, number in more.items() if number)]))
+    for reason, number in counts.reasons.items():
+        print(f"refused {number}: {printable(reason)}", file=sys.stderr)
+    if after is not None and any(_left(after).values()) and not options.copies:
+        print(f"left at the source: {_counts(after)}", file=sys.stderr)
+
+
+def _left(stats: Stats) -> dict[str, int | None]:
+    return {"visible": stats.visible, "in_flight": stats.in_flight, "delayed": stats.delayed}

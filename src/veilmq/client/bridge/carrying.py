@@ -1,0 +1,106 @@
+"""What of a message goes over from one queue to another, and what is lost; by the two queues' capabilities alone.
+
+Strategy: `differences` and `carried` follow the same fields, so that what is announced is what happens. A deduplication
+id is derived from the source's message id: the original one may have been used again for another message after five
+minutes, which a FIFO target would drop as a duplicate.
+"""
+
+import hashlib
+import math
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from veilmq.client.messages import Message, Received
+from veilmq.client.queue import Capabilities
+
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
+_TTL_MAX: Final = 14 * 86_400.0
+"""Seconds; the longest that our own servers and directories keep a message."""
+_NEVER: Final = 2_000_000_000.0
+"""Seconds: what lives longer than sixty years never expires."""
+
+
+class Difference(NamedTuple):
+    """One thing that is not at the target as it was at the source."""
+
+    text: str
+    is_lost: bool
+    """False: it is so for every copy, or nothing of the sender's is gone."""
+
+
+def differences(source: Capabilities, target: Capabilities, group: str | None, *, copies: bool) -> list[Difference]:
+    """What does not go over, before anything is received: of any message that has it."""
+    missing = (text for able, text in _UNCARRIED if getattr(source, able) and not getattr(target, able))
+    found = [Difference(text, True) for text in missing]
+    if source.native_fifo and not target.native_fifo:
+        found.append(Difference("order within a group: the target is no FIFO queue", True))
+    if source.native_fifo and target.native_fifo:
+        found.append(Difference("deduplication ids: each is replaced by one made of the source's message id", True))
+    if target.native_fifo and not source.native_fifo:
+        whose = "a group of its own (--group NAME: one for all)" if group is None else f"the group {group}"
+        found.append(Difference(f"a message without a group gets {whose}", False))
+    if source.tags:
+        found.append(Difference("a topic's filter tags do not go over: a receive does not show them", False))
+    if source.lease_hints:
+        found.append(Difference("senders' lease hints do not go over: a receive does not show them", False))
+    if source.protocol == "sqs":
+        text = "custom attribute types (Number.int becomes Number) and X-Ray headers do not go over"
+        found.append(Difference(text, False))
+    if _body_bytes_max(target) < _body_bytes_max(source):
+        text = f"a message of more than {_body_bytes_max(target)} bytes stays at the source"
+        found.append(Difference(text, False))
+    found.append(Difference("message ids, send times and receive counts begin anew at the target", False))
+    if copies:
+        found.append(Difference("the source counts one more receive of each message", False))
+    else:
+        found.append(Difference("what is still delayed at the source is moved when it becomes visible", False))
+    return found
+
+
+_UNCARRIED: Final = (
+    ("attributes", "message attributes, and the message type"),
+    ("groups", "message groups"),
+    ("priorities", "priorities"),
+    ("ttl", "the instant at which a message expires: the target's retention counts from now"),
+)
+
+
+def _body_bytes_max(can: Capabilities) -> int:
+    """Of the caller's own body."""
+    return can.body_bytes_max // 4 * 3 if can.base64_body else can.body_bytes_max
+
+
+def carried(message: Received, target: Capabilities, group: str | None, now: float) -> Message:
+    """The message to send. now: Unix seconds, for its time to live.
+
+    group: of a message without one, if the target is a FIFO queue; None: one for each message.
+    """
+    attributes = dict(message.attributes) if target.attributes else {}
+    sent = Message(
+        message.body,
+        attributes,
+        ttl=_time_left(message, target, now) if target.ttl else None,
+        priority=message.priority if target.priorities else None,
+        group=message.group if target.groups else None,
+        type=message.type if target.attributes else None,
+    )
+    if not target.native_fifo:
+        return sent
+    own = _token(message.id)
+    return msgspec.structs.replace(sent, group=sent.group or group or own, deduplication_id=own)
+
+
+def _token(message_id: str) -> str:
+    """The id, or its digest if it has characters that a deduplication id may not have."""
+    return message_id if _TOKEN.fullmatch(message_id) else hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def _time_left(message: Received, target: Capabilities, now: float) -> float | None:
+    if message.expires is None:
+        return None
+    left = max(1.0, message.expires - now)
+    if target.protocol != "azure":
+        return min(left, _TTL_MAX)
+    return math.inf if left > _NEVER else left

@@ -1,0 +1,185 @@
+"""`veilmq bridge` as a command: a dry run, what must be accepted, signals, and kills amid a move."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cli.conftest import INTERRUPTIBLE
+from tests.support.azurite import azurite
+from tests.support.commands import Run
+
+from veilmq.client.adapters.connect import connect
+from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.messages import Message
+from veilmq.client.queue import Queue
+from veilmq.testing.local import LocalServer
+
+ENDED_S = 60.0
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """URL of a queue with three messages, up to the queue's name."""
+    with EmbeddedAccount(tmp_path / "data") as account:
+        for name in ("from", "to"):
+            account.create(name)
+        with account.queue("from") as queue:
+            queue.send_batch([Message(str(number), {"n": number}, priority=3) for number in range(3)])
+    return f"veil://{tmp_path / 'data'}?queue="
+
+
+def held(url: str) -> tuple[int, int | None, int | None]:
+    with connect(url) as queue:
+        stats = queue.stats()
+    return stats.visible, stats.in_flight, stats.delayed
+
+
+class TestDryRun:
+    def test_changes_nothing(self, run: Run, data: str) -> None:
+        ended = run("bridge", data + "from", data + "new&create=1", "--dry-run")
+        assert (ended.code, ended.err) == (0, "")
+        assert "from  from (embedded): 3 visible, 0 in flight, 0 delayed\n" in ended.out
+        assert "to    new (embedded): would be created\n" in ended.out
+        assert held(data + "from") == (3, 0, 0)
+        with connect(data + "from") as queue:
+            assert queue.account.names() == ["from", "to"]
+            assert [message.receive_count for message in queue.receive(3)] == [1, 1, 1]
+
+    def test_tells_in_json(self, run: Run, data: str) -> None:
+        (shown,) = run("bridge", data + "from", data + "to", "--dry-run", "--json").json
+        assert shown["from"] == {
+            "queue": "from", "protocol": "embedded", "holds": {"visible": 3, "in_flight": 0, "delayed": 0},
+        }  # fmt: skip
+        assert shown["lost"] == []
+
+
+def test_what_is_lost_must_be_accepted(run: Run, data: str, veilmq_server: LocalServer) -> None:
+    veilmq_server.connect("goal")
+    target = veilmq_server.azure_url.replace("http", "azure", 1) + "/devstoreaccount1/goal?tls=0"
+    refused = run("bridge", data + "from", target, "--until-empty")
+    assert refused.code == 2
+    assert "LOST: message attributes" in refused.err
+    assert "LOST: priorities" in refused.err
+    assert held(data + "from") == (3, 0, 0)
+    ended = run("bridge", data + "from", target, "--until-empty", "--yes", "--json")
+    assert (ended.code, ended.json[0]["sent"], ended.json[0]["left"]["visible"]) == (0, 3, 0)
+    assert veilmq_server.connect("goal").stats().visible == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["from", "gone"], "TO: no queue gone"),
+        (["gone", "to"], "FROM: no queue gone"),
+        (["gone&create=1", "to"], "FROM: no queue gone"),
+        (["from", "from"], "TO: is the same queue as the source"),
+        (["from", "to", "--workers", "0"], "--workers: must be"),
+        (["from", "to", "--lease", "soon"], "--lease: expected a time"),
+    ],
+)
+def test_wrong_input_moves_nothing(run: Run, data: str, arguments: list[str], said: str) -> None:
+    source, target, *options = arguments
+    ended = run("bridge", data + source, data + target, *options)
+    assert ended.code == 2
+    assert said in ended.err
+    assert held(data + "from") == (3, 0, 0)
+
+
+def test_a_url_is_never_shown(run: Run, data: str) -> None:
+    ended = run("bridge", data + "from", "sqs://key:s3cret@127.0.0.1:1/to?tls=0&retries=0")
+    assert ended.code == 4
+    assert ended.err.startswith("veilmq: TO: ")
+    assert "s3cret" not in ended.err
+
+
+Started = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def started() -> Any:
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        command = [*INTERRUPTIBLE, "bridge", *arguments, "--yes", "--json"]
+        environment = {"PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + ENDED_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_ctrl_c_ends_in_order(started: Started, veilmq_server: LocalServer) -> None:
+    source, target = veilmq_server.connect("from"), veilmq_server.connect("to")
+    source.send_batch([str(number) for number in range(500)])
+    process = started(*map(veilmq_server.queue_url, ("from", "to")), "--rate", "100")
+    wait_until(lambda: target.stats().visible > 0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=ENDED_S)
+    moved = json.loads(out)["sent"]
+    assert (process.returncode, "ending when what is in hand is settled" in err) == (0, True)
+    assert source.stats().in_flight == 0
+    assert source.stats().visible + moved == 500 == source.stats().visible + target.stats().visible
+
+
+def killed_again_and_again(started: Started, source: Queue, target: Queue, *urls: str) -> list[dict[str, Any]]:
+    """Two bridges that are killed while they move, and one that ends; what the last one did."""
+    total = source.stats().visible
+    for share in (1, 2):
+        process = started(*urls, "--lease", "2", "--rate", "400")
+        wait_until(lambda share=share: target.stats().visible >= total * share // 4)  # type: ignore[misc]
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    out, err = started(*urls, "--lease", "2", "--until-empty").communicate(timeout=ENDED_S)
+    assert out, err
+    return [json.loads(out)]
+
+
+@pytest.mark.slow
+def test_kills_lose_nothing_on_the_way_to_a_fifo_queue_and_double_nothing(
+    started: Started, veilmq_server: LocalServer
+) -> None:
+    source, target = veilmq_server.connect("from"), veilmq_server.connect("to.fifo")
+    source.send_batch([str(number) for number in range(600)])
+    endpoint = f"sqs://{urlsplit(veilmq_server.sqs_url).netloc}"
+    (ended,) = killed_again_and_again(
+        started, source, target, f"{endpoint}/from?tls=0", veilmq_server.queue_url("to.fifo")
+    )
+    assert ended["left"] == {"visible": 0, "in_flight": 0, "delayed": 0}
+    found: list[str] = []
+    while messages := target.receive(10, lease=600):
+        found += [message.body for message in messages]
+    assert sorted(map(int, found)) == list(range(600))
+
+
+@pytest.mark.slow
+def test_kills_lose_nothing_between_azurite_and_a_server(started: Started, veilmq_server: LocalServer) -> None:
+    target = veilmq_server.connect("to")
+    with azurite("queue") as url:
+        where = f"{url.replace('http', 'azure', 1)}/devstoreaccount1/from?tls=0"
+        with connect(where + "&create=1") as source:
+            source.send_batch([str(number) for number in range(300)])
+            (ended,) = killed_again_and_again(started, source, target, where, veilmq_server.queue_url("to"))
+            assert ended["left"]["visible"] == 0
+    found: list[str] = []
+    while messages := target.receive(10, lease=600):
+        found += [message.body for message in messages]
+    assert {int(body) for body in found} == set(range(300))
+    assert len(found) <= 300 + 2 * 40  # what two killed bridges had in hand
