@@ -23,13 +23,14 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run wheel install docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
 	@echo 'make wheel              build dist/veilmq-*.whl, to install elsewhere'
 	@echo 'make docs               build the site of the documentation: site/index.html'
+	@echo 'make install            as root: install it as a service of systemd (docs/deploy.md)'
 	@echo 'make check              lint, types, floors and the fast tests'
 	@echo 'make test               make check and every other test'
 	@echo 'make bench              measure against the peers'
@@ -55,6 +56,7 @@ setup: $(RUN_STAMP)
 setup-test: $(TEST_STAMP) .tools/docs/.installed
 	@tools/need.sh strace strace
 	@tools/need.sh openssl openssl
+	@tools/need.sh systemd-analyze systemd
 	@PATH="$$PATH:/usr/sbin" tools/need.sh haproxy haproxy
 	@tools/need.sh java default-jre-headless
 
@@ -107,8 +109,15 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 run: setup
 	@exec $(BIN)/veilmq serve $(ARGS)
 
+# The same sources make the same bytes: every file in a wheel or sdist has the instant of SOURCE_DATE_EPOCH.
+export SOURCE_DATE_EPOCH ?= 315532800
+
 wheel: setup
+	@rm -rf dist
 	@$(BIN)/python -m hatchling build --target wheel
+
+install: wheel
+	@tools/install-service.sh dist/veilmq-*.whl
 
 # The site of the documentation, in site/: strict, without a network, and readable as files.
 docs: setup-test

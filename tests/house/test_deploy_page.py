@@ -18,9 +18,12 @@ from veilmq.cli.failures import Exit
 from veilmq.cli.sources import resolve
 from veilmq.server.auth import Credentials
 from veilmq.server.config import queues_file
+from veilmq.server.config.settings import Settings
 from veilmq.testing.local import ServerProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+ROOT = Path(__file__).parents[2]
+SYSTEMD = ROOT / "deploy" / "systemd"
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
 BLOCKS = [
     (token.info.strip(), token.content)
     for token in MarkdownIt().parse(PAGE)
@@ -56,7 +59,7 @@ def test_the_files_are_taken(tmp_path: Path) -> None:
     main, keys, azure, queues = (
         tmp_path / name for name in ("veilmq.toml", "credentials.toml", "azure.toml", "queues.toml")
     )
-    main.write_text(block("toml", "log_format ="))
+    main.write_text((SYSTEMD / "veilmq.toml").read_text().replace("# queues", "queues"))
     settings = resolve({"config": str(main)}, {}).settings
     assert (str(settings.data), settings.log_format) == ("/var/lib/veilmq", "json")
     assert (settings.credentials, settings.queues) == (
@@ -74,14 +77,49 @@ def test_the_files_are_taken(tmp_path: Path) -> None:
     assert names == ["orders-dead", "orders"]
 
 
-def test_the_unit_goes_with_the_page() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read_string(block("ini", "[Service]"))
-    service = unit["Service"]
+def unit() -> configparser.ConfigParser:
+    found = configparser.ConfigParser(strict=False, interpolation=None)
+    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.read(SYSTEMD / "veilmq.service")
+    return found
+
+
+def test_the_unit_goes_with_the_page_and_the_script_that_installs_it() -> None:
+    service, script = unit()["Service"], (ROOT / "tools" / "install-service.sh").read_text()
     assert set(service["RestartPreventExitStatus"].split()) == {str(int(one)) for one in (Exit.USAGE, Exit.DIRECTORY)}
-    program = service["ExecStart"].split()[0]
-    assert f"{program.removesuffix('/bin/veilmq')}/bin/pip install" in PAGE
-    config = re.search(r"--config (\S+)", service["ExecStart"])
-    assert config is not None
-    assert f"# {config[1]}\n" in PAGE
+    assert int(service["TimeoutStopSec"]) >= 2 * Settings().shutdown_deadline_s + 5
+    assert int(service["LimitNOFILE"]) > 3 * Settings().connections_max
+    program, _, flag, config = service["ExecStart"].split()
+    assert flag == "--config"
+    for path in (program.removesuffix("/bin/veilmq"), config, f"/var/lib/{service['StateDirectory']}"):
+        assert f"`{path}`" in PAGE
+        assert path in script
+    assert f"u {service['User']} " in (SYSTEMD / "veilmq.sysusers").read_text()
+    assert f"-o {service['User']} -g {service['Group']} -m {service['StateDirectoryMode'][1:]}" in script
+
+
+def test_the_sockets_of_systemd_are_ports_of_ours() -> None:
+    listened = re.findall(r"^ListenStream=(\S+)$", (SYSTEMD / "veilmq.socket").read_text(), re.MULTILINE)
+    assert listened == [str(getattr(Settings(), name)) for name in ("sqs", "azure", "mns")]
+
+
+def test_systemd_takes_the_unit_and_finds_little_that_it_exposes(tmp_path: Path) -> None:
+    """Its own words are on the page."""
+    for name in ("veilmq.service", "veilmq.socket"):
+        text = (SYSTEMD / name).read_text().replace("/opt/veilmq/bin/veilmq", "/bin/true")
+        (tmp_path / name).write_text(text)
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / "veilmq.service", tmp_path / "veilmq.socket"],
+        capture_output=True,
+        text=True,
+    )
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
+    looked = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", tmp_path / "veilmq.service"],
+        capture_output=True,
+        text=True,
+    )
+    found = re.search(r"Overall exposure level for veilmq.service: ([\d.]+) (\w+)", looked.stdout)
+    assert found is not None, looked
+    assert found[2] == "OK"
+    assert f'says "{found[2]}", {found[1]} of 10' in PAGE

@@ -129,9 +129,10 @@ def _serve(flags: dict[str, Any]) -> None:
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """
     from veilmq.cli.serve import serve
+    from veilmq.cli.serve.systemd import manager_of
     from veilmq.cli.sources import resolve
 
-    raise typer.Exit(int(serve(resolve(flags, os.environ), os.environ.get("NOTIFY_SOCKET"))))
+    raise typer.Exit(int(serve(resolve(flags, os.environ), manager_of(os.environ))))
 
 
 def _new_key(

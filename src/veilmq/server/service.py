@@ -7,6 +7,7 @@ failure during the start undoes all earlier steps.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -110,6 +111,8 @@ class Service:
         self.keyring = keys
         self.clock = clock
         self.listeners: dict[str, Listener] = {}
+        self.sockets: dict[str, socket.socket] = {}
+        """Of ports that the service manager has opened."""
         self.ports: dict[str, Port] = {}
         self.pushes: Mapping[str, int] = {}
         """Attempts to push, by result."""
@@ -362,6 +365,7 @@ class Service:
             failure=codec.failure,
             intake=HeaderCaseIntake if name == "azure" else Intake,
             unread=carrier.unread,
+            opened=self.sockets.get(name),
         )
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener

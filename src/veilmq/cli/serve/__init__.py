@@ -6,13 +6,11 @@ at once, which loses nothing that was acknowledged.
 
 The token and the socket of the admin port (`AdminEntry`) are opened before any data port, so that a start that fails
 there has acknowledged nothing. The port itself (admin_port.py) takes 0.1 s to load, and comes later.
-
-systemd is notified (`notify`) by one datagram to the socket that NOTIFY_SOCKET names, as sd_notify(3) sends it. If
-nobody listens there, that is logged and the server serves all the same.
 """
 
 import asyncio
 import errno
+import faulthandler
 import gc
 import json
 import logging
@@ -30,12 +28,13 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import veilmq
 from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign
 from veilmq.cli.serve.push_room import serve_pushes
+from veilmq.cli.serve.systemd import READY, STOPPING, Manager
 from veilmq.cli.sources import Resolved
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
@@ -62,15 +61,13 @@ from veilmq.store.files import durable_write
 if TYPE_CHECKING:
     from veilmq.server.cluster.member import ClusterServer
 
-READY: Final = "READY=1"
-STOPPING: Final = "STOPPING=1"
-
 log = logging.getLogger("veilmq.serve")
 _QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
 _STRIPPED: Final = (
     "--external-url has the path %s: the proxy must take exactly %s off the path of each request, and hand on the Host "
     "header as it came; clients sign both"
 )
+_Socket: TypeAlias = socket.socket
 _DATA_PORTS: Final = ("sqs", "azure", "mns")
 """In the order in which they open (server/service.py)."""
 _UNOWNED_SHOWN: Final = 10
@@ -82,25 +79,14 @@ _TOKEN_BYTES: Final = 32
 _TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 
 
-def notify(address: str | None, state: str) -> None:
-    """Send the state (sd_notify(3)) to a socket: a path, or @ and an abstract name; nothing without one."""
-    if not address:
-        return
-    name = f"\0{address[1:]}" if address.startswith("@") else address
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-            manager.setblocking(False)
-            manager.sendto(state.encode(), name)
-    except (OSError, ValueError) as error:
-        log.warning("NOTIFY_SOCKET %s cannot be told %s: %s", address, state, error)
-
-
-def serve(resolved: Resolved, manager: str | None = None) -> Exit:
-    """Serve until a signal or a failed store; notify the service `manager` of start and stop.
+def serve(resolved: Resolved, manager: Manager) -> Exit:
+    """Serve until a signal or a failed store; tell the service manager of start and stop.
 
     Raises Failure if it cannot start.
     """
-    settings = resolved.settings
+    settings, sockets = manager.ports(resolved.settings)
+    if manager.watchdog_s is not None:
+        faulthandler.enable()  # its SIGABRT then tells where each thread hung
     set_up(settings.log_format, settings.log_level)
     log.info("VeilMQ %s, pid %d, data in %s", veilmq.__version__, os.getpid(), settings.data.absolute())
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
@@ -111,6 +97,7 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
     clock = LeaseClock()
     member = _member(settings, clock)
     service = _service(settings, _keys(settings), clock, member)
+    service.sockets |= sockets
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(service, manager))
@@ -186,9 +173,9 @@ async def _push(service: Service, serve: Callable[[Service, Settings], Awaitable
         log.error("no pushes any more, until a restart", exc_info=error)
 
 
-async def _run(service: Service, manager: str | None) -> Exit:
+async def _run(service: Service, manager: Manager) -> Exit:
     settings = service.settings
-    ended, entry = asyncio.Event(), AdminEntry(settings.admin, settings.data)
+    ended, entry = asyncio.Event(), AdminEntry(settings.admin, settings.data, service.sockets.get("admin"))
     _on_signals(ended, service, entry)
     service.beside.append(partial(_push, service))
     sys.setswitchinterval(_SWITCH_S)
@@ -272,14 +259,19 @@ class AdminEntry:
     bearer: str
     socket: socket.socket
 
-    def __init__(self, address: Address, directory: Path) -> None:
-        self._address, self._directory = address, directory
+    def __init__(self, address: Address, directory: Path, opened: _Socket | None = None) -> None:
+        """opened: the socket, if the service manager has opened it."""
+        self._address, self._directory, self._opened = address, directory, opened
         self._open = ExitStack()
         self.is_open = False
 
     def open(self) -> None:
         """Raises OSError if the address or the file is not available; DirectoryUnsafe as `token` does."""
         self.bearer = token(self._directory)
+        if self._opened is not None:
+            self.socket = self._open.enter_context(self._opened)
+            self.is_open = True
+            return
         family, _, _, _, where = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.socket = self._open.enter_context(socket.create_server(where[:2], family=family, backlog=BACKLOG))
         self.is_open = True
@@ -291,7 +283,7 @@ class AdminEntry:
         self._open.close()
 
 
-async def _serve(service: Service, manager: str | None, ended: asyncio.Event, entry: AdminEntry) -> Exit:
+async def _serve(service: Service, manager: Manager, ended: asyncio.Event, entry: AdminEntry) -> Exit:
     """Open the admin port and serve until the end."""
     try:
         async with _admin(service, entry):
@@ -299,11 +291,12 @@ async def _serve(service: Service, manager: str | None, ended: asyncio.Event, en
             gc.freeze()
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
-            notify(manager, READY)
+            manager.notify(READY)
             waiting = asyncio.ensure_future(ended.wait())
             either: list[asyncio.Future[Any]] = [waiting, service.failed]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            notify(manager, STOPPING)
+            with manager.watching():
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            manager.notify(STOPPING)
             waiting.cancel()
             log.info("shutting down")
     finally:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from veilmq.engine.long_polls import Unread
 from veilmq.model.instant import SECOND_US
@@ -59,15 +60,17 @@ async def listen(
     failure: Failure = fail_plainly,
     intake: type[Intake] = Intake,
     unread: Unread | None = None,
+    opened: socket.socket | None = None,
 ) -> Listener:
     """Open a port on the running loop. port 0 takes a free one: see `Listener.address`.
 
     host: a name or an address, IPv6 without brackets. name: for logs and metrics. intake: the parser of requests.
     unread: counts the answers that clients have not read; None: only this port's.
+    opened: a socket that listens already, instead of host and port.
     Raises OSError if the address is not available, for example because the port is in use.
     """
     listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake, unread)
-    await listener.open(host, port, ssl)
+    await listener.open(host, port, ssl, opened)
     return listener
 
 
@@ -122,13 +125,15 @@ class Listener:
         form = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-%012x"
         self.next_request_id = map(form.__mod__, count(int(seed[18:], 16))).__next__
 
-    async def open(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
+    async def open(
+        self, host: str, port: int, context: ssl.SSLContext | None, opened: socket.socket | None = None
+    ) -> None:
         limits = self.limits
         secure = context is not None
+        where: dict[str, Any] = {"host": host, "port": port} if opened is None else {"sock": opened}
         self._server = await self.loop.create_server(
             lambda: Connection(self),
-            host,
-            port,
+            **where,
             backlog=limits.accept_backlog,
             ssl=context,
             ssl_handshake_timeout=limits.header_deadline_s if secure else None,
@@ -153,7 +158,7 @@ class Listener:
         )
 
     def _addresses(self) -> list[tuple[str, int]]:
-        return [socket.getsockname()[:2] for socket in self._server.sockets]
+        return [each.getsockname()[:2] for each in self._server.sockets]
 
     async def close_gracefully(self, deadline_s: float) -> None:
         """Stop accepting, answer current requests with `Connection: close`, and drop the rest at the deadline.

@@ -1,0 +1,30 @@
+#!/bin/sh
+# install-service.sh WHEEL: install the server as a service of systemd, laid out as on Debian: the program in /opt/veilmq,
+# settings and keys in /etc/veilmq, data in /var/lib/veilmq, the unit and its user from deploy/systemd. As root.
+# A second run upgrades: it replaces the program and the unit, and leaves settings, keys and data.
+set -eu
+
+wheel=$1
+here=$(cd "$(dirname "$0")/.." && pwd)
+files=$here/deploy/systemd
+[ "$(id -u)" = 0 ] || { echo "veilmq: only root may write to /opt, /etc and /var/lib: run it with sudo" >&2; exit 1; }
+
+if ! /opt/veilmq/bin/python -c 'import pip' 2>/dev/null; then
+    "$here/tools/need.sh" python-venv python3-venv
+    rm -rf /opt/veilmq
+    python3 -m venv /opt/veilmq
+fi
+pip="env PYTHONPATH= PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore /opt/veilmq/bin/pip --quiet"
+$pip install --require-hashes --requirement "$here/requirements/run.txt"
+$pip install --no-deps --force-reinstall "$wheel"
+ln -sf /opt/veilmq/bin/veilmq /usr/local/bin/veilmq
+
+install -D -m 644 "$files/veilmq.sysusers" /etc/sysusers.d/veilmq.conf
+systemd-sysusers /etc/sysusers.d/veilmq.conf
+install -D -m 644 "$files/veilmq.service" /etc/systemd/system/veilmq.service
+[ -e /etc/veilmq/veilmq.toml ] || install -D -m 644 "$files/veilmq.toml" /etc/veilmq/veilmq.toml
+[ -e /etc/veilmq/credentials.toml ] || /opt/veilmq/bin/veilmq keys new --into /etc/veilmq/credentials.toml
+chown veilmq:veilmq /etc/veilmq/credentials.toml
+install -d -o veilmq -g veilmq -m 700 /var/lib/veilmq
+echo "$(/opt/veilmq/bin/veilmq --version) is in /opt/veilmq, keys are in /etc/veilmq/credentials.toml" >&2
+echo "veilmq: start it with: systemctl daemon-reload && systemctl enable veilmq && systemctl restart veilmq" >&2
