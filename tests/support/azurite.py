@@ -13,13 +13,17 @@ _START_SECONDS = 60
 
 
 @contextmanager
-def azurite(service: str) -> Iterator[str]:
-    """The URL of its `queue` or `blob` service, without an account."""
+def azurite(service: str, kept: Path | None = None) -> Iterator[str]:
+    """The URL of its `queue` or `blob` service, without an account. kept: a new directory for what it stores, which is
+    whole when it has ended."""
     program = _TOOLS / "azurite" / "node_modules" / "azurite" / "dist" / "src" / service / "main.js"
     with tempfile.TemporaryDirectory() as directory:
+        if kept is not None:
+            kept.mkdir()
         command = [
             str(_TOOLS / "node" / "bin" / "node"), str(program), f"--{service}Host", "127.0.0.1",
-            f"--{service}Port", "0", "--location", directory, "--silent", "--skipApiVersionCheck", "--disableTelemetry",
+            f"--{service}Port", "0", "--location", str(kept or directory), "--silent", "--skipApiVersionCheck",
+            "--disableTelemetry",
         ]  # fmt: skip
         told = Path(directory) / "log"
         with told.open("wb") as log:
@@ -27,7 +31,7 @@ def azurite(service: str) -> Iterator[str]:
         try:
             yield _address(told, process)
         finally:
-            process.kill()
+            process.kill() if kept is None else process.terminate()
             process.wait()
 
 

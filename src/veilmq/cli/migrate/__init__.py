@@ -3,6 +3,7 @@
 Strategy: the options are declared here with typer alone, so that the help comes quickly.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ Target = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("bridge")(_bridge)
+    app.command("import")(_import)
 
 
 def _bridge(
@@ -66,3 +68,35 @@ def _bridge(
     from veilmq.cli.migrate.bridge import bridge
 
     raise typer.Exit(int(bridge(given)))
+
+
+def _import(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            show_default=False,
+            help="ElasticMQ's .conf, Azurite's directory, JSON of `aws sqs get-queue-attributes`, sqs://HOST:PORT/.",
+        ),
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="URL", help="Create them there: veil://HOST:PORT/, sqs://..., azure://..."),
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FILE", help="Write a queues file, for `veilmq serve --queues`.")
+    ] = None,
+    messages: Annotated[bool, typer.Option("--messages", help="With --to: send Azurite's messages, too.")] = False,
+    account: Annotated[
+        str | None, typer.Option("--account", metavar="NAME", help="Of Azurite's accounts [the only one].")
+    ] = None,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only queues whose names begin so.")] = "",
+) -> None:
+    """Bring the queues of another service: print them as a queues file, or create them with --to.
+
+    What cannot be brought is said on stderr. Exits 1 if a queue exists with other settings, or was refused.
+    """
+    given = dict(locals())
+    from veilmq.cli.migrate.settings import bring
+
+    raise typer.Exit(int(bring(given)))

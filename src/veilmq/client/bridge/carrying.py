@@ -81,7 +81,7 @@ def carried(message: Received, target: Capabilities, group: str | None, now: flo
     sent = Message(
         message.body,
         attributes,
-        ttl=_time_left(message, target, now) if target.ttl else None,
+        ttl=None if message.expires is None else time_to_live(message.expires - now, target),
         priority=message.priority if target.priorities else None,
         group=message.group if target.groups else None,
         type=message.type if target.attributes else None,
@@ -97,10 +97,10 @@ def _token(message_id: str) -> str:
     return message_id if _TOKEN.fullmatch(message_id) else hashlib.sha256(message_id.encode()).hexdigest()
 
 
-def _time_left(message: Received, target: Capabilities, now: float) -> float | None:
-    if message.expires is None:
+def time_to_live(left: float, target: Capabilities) -> float | None:
+    """The time to live of a message that has `left` seconds yet; None where the target has none."""
+    if not target.ttl:
         return None
-    left = max(1.0, message.expires - now)
     if target.protocol != "azure":
-        return min(left, _TTL_MAX)
-    return math.inf if left > _NEVER else left
+        return min(max(1.0, left), _TTL_MAX)
+    return math.inf if left > _NEVER else max(1.0, left)

@@ -351,6 +351,12 @@ class SqsAccount(CloudAccount):
 
         return names_on_pages(page)
 
+    def described(self, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """All of GetQueueAttributes, and the queue's tags. Raises QueueMissing."""
+        url = self._url(name)
+        attributes = self._calls.call("get_queue_attributes", name, QueueUrl=url, AttributeNames=["All"])
+        return attributes, self._calls.call("list_queue_tags", name, QueueUrl=url).get("Tags", {})
+
     def close(self) -> None:
         """Close the queues; also the client if we own it."""
         self._close_queues()

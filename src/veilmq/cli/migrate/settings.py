@@ -1,0 +1,357 @@
+"""What `veilmq import` does: reads queues that another service has, and prints them as a queues file or creates them.
+
+Strategy: each kind of source becomes a list of `Found`: a name, a `Template`, and what of its settings nothing here
+has. A path or URL tells its kind by its form. Without --to nothing is changed: the file that is printed is what
+`veilmq serve --queues` takes. Sources: ElasticMQ's configuration; Azurite's `__azurite_db_queue__.json` (LokiJS) with
+its extents; GetQueueAttributes in the SQS API Reference, as `aws` prints it.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from veilmq.cli.failures import Exit, Failure, closed_to_user
+from veilmq.cli.output import printable, write_new
+from veilmq.client.adapters.connect import SCHEMES, connect_account
+from veilmq.client.adapters.sqs import SqsAccount
+from veilmq.client.bridge.carrying import time_to_live
+from veilmq.client.clock import SYSTEM
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Message, Template
+from veilmq.client.queue import Account as Queues
+from veilmq.client.queue import Queue
+from veilmq.client.shared.batches import split
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, VeilError
+from veilmq.model.instant import SECOND_US
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
+from veilmq.server.auth import Account
+from veilmq.server.config import FileInvalid, queues_file
+
+DATABASE: Final = "__azurite_db_queue__.json"
+_EXTENTS: Final = "__azurite_db_queue_extent__.json"
+_EXTENT_DIRECTORY: Final = "__queuestorage__"
+_DEVELOPMENT: Final = "devstoreaccount1"
+_SENT_TOGETHER: Final = 100
+_SECONDS: Final = {
+    "VisibilityTimeout": "visibility_timeout",
+    "DelaySeconds": "delay",
+    "MessageRetentionPeriod": "retention",
+    "ReceiveMessageWaitTimeSeconds": "wait",
+}
+_NOT_BROUGHT: Final = {
+    "Policy": "its access policy: see grants in docs/deploy.md",
+    "KmsMasterKeyId": "its encryption key",
+    "RedriveAllowPolicy": "which queues may name it as dead-letter queue",
+}
+_OFF: Final = {"DeduplicationScope": "queue", "FifoThroughputLimit": "perQueue"}
+"""Attributes of FIFO queues, and the value that is ours, too."""
+
+
+class Found(NamedTuple):
+    """A queue of another service."""
+
+    name: str
+    template: Template
+    region: str | None = None
+    lost: tuple[str, ...] = ()
+    """Settings that VeilMQ does not have, or not for all protocols."""
+    messages: tuple[Message, ...] = ()
+
+
+def bring(given: Mapping[str, Any]) -> Exit:
+    """Print the queues of the sources, or create them. Raises Failure."""
+    if given["messages"] and given["to"] is None:
+        raise Failure(Exit.USAGE, "--messages: where to? Say --to URL")
+    found = [each for source in given["sources"] for each in _read(source, given["account"])]
+    found = _in_order([each for each in found if each.name.startswith(given["prefix"])])
+    for each in found:
+        for text in each.lost:
+            print(f"not brought: queue {printable(each.name)}: {text}", file=sys.stderr)
+    if given["to"] is None:
+        _print(found, given["into"])
+        return Exit.DONE
+    try:
+        account = connect_account(given["to"])
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"--to: {error.reason}") from None
+    except VeilError as error:
+        raise Failure(Exit.ADDRESS, f"--to: {error}") from None
+    with closing(account):
+        return _create(account, found, with_messages=given["messages"])
+
+
+def _read(source: str, account: str | None) -> list[Found]:
+    if any(source.startswith(f"{scheme}://") for scheme in SCHEMES):
+        return list(_of_endpoint(source))
+    path = Path(source)
+    try:
+        if path.is_dir() or path.name == DATABASE:
+            return _of_azurite(path if path.is_dir() else path.parent, account)
+        if path.suffix in (".json", ".jsonl"):
+            return [_of_attributes(each, path) for each in _documents(path)]
+        return _of_file(path)
+    except OSError as error:
+        named = error.filename or source
+        raise Failure(Exit.USAGE, f"{named}: {error.strerror}", closed_to_user(Path(named))) from None
+    except FileInvalid as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+
+
+def _of_file(path: Path) -> list[Found]:
+    """ElasticMQ's configuration; also our own queues file. Raises FileInvalid."""
+    declared = queues_file.read(path, [Account(DEVELOPMENT_ACCOUNT)])
+    for warning in declared.warnings:
+        print(f"not brought: {warning}", file=sys.stderr)
+    return [
+        _of_change(each.create.queue.name, each.create.queue.region, each.create.change) for each in declared.queues
+    ]
+
+
+def _of_change(name: str, region: str, change: Mapping[str, Any]) -> Found:
+    times = {
+        field: change[f"{field}_us"] / SECOND_US
+        for field in ("visibility_timeout", "delay", "retention", "wait")
+        if f"{field}_us" in change
+    }
+    redrive = change.get("redrive")
+    template = Template(
+        **times,
+        message_bytes_max=change.get("message_bytes_max"),
+        dead_letter_queue=None if redrive is None else redrive.target.name,
+        receive_count_max=None if redrive is None else redrive.receive_count_max,
+        fifo=change.get("fifo", False),
+        content_deduplication=change.get("content_deduplication", False),
+        tags=change.get("tags", {}),
+    )
+    lost = tuple(f"its {name} (--to creates no such setting)" for name in ("alias", "xml_body") if name in change)
+    return Found(name, template, region, lost)
+
+
+def _documents(path: Path) -> Iterator[Any]:
+    """JSON values one behind the other, as several calls of `aws` print them. Raises Failure, OSError."""
+    text, at = path.read_text(encoding="utf-8", errors="replace").strip(), 0
+    while at < len(text):
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, at)
+        except (json.JSONDecodeError, RecursionError):
+            raise Failure(Exit.USAGE, f"{path}: is not the JSON that `aws sqs` prints") from None
+        yield from value if isinstance(value, list) else [value]
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+
+
+def _of_attributes(document: Any, path: Path | None, tags: Mapping[str, str] | None = None) -> Found:
+    """A queue by its attributes (GetQueueAttributes, All). Raises Failure."""
+    try:
+        given = msgspec.convert(document["Attributes"], dict[str, str])
+        *_, region, account, name = given["QueueArn"].split(":")
+        numbers = {field: float(given[known]) for known, field in _SECONDS.items() if known in given}
+        size = given.get("MaximumMessageSize")
+        redrive = json.loads(given.get("RedrivePolicy") or "{}")
+        target = redrive.get("deadLetterTargetArn", "").split(":")
+        template = Template(
+            **numbers,
+            message_bytes_max=None if size is None else int(size),
+            dead_letter_queue=target[-1] or None,
+            receive_count_max=int(redrive["maxReceiveCount"]) if redrive else None,
+            fifo=given.get("FifoQueue") == "true",
+            content_deduplication=given.get("ContentBasedDeduplication") == "true",
+            tags=dict(tags or {}),
+        )
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
+        where = "" if path is None else f"{path}: "
+        advice = "aws sqs get-queue-attributes --queue-url URL --attribute-names All"
+        raise Failure(Exit.USAGE, f"{where}expected the Attributes of a queue, with its QueueArn", advice) from None
+    lost = [text for attribute, text in _NOT_BROUGHT.items() if given.get(attribute)]
+    lost += [f"{name} {given[name]}" for name, ours in _OFF.items() if given.get(name, ours) != ours]
+    if redrive and target[-3:-1] != [region, account]:
+        lost.append(f"its dead-letter queue is of another account or region: {redrive['deadLetterTargetArn']}")
+    return Found(name, template, region, tuple(lost))
+
+
+def _of_endpoint(url: str) -> Iterator[Found]:
+    """All queues of an account that speaks SQS, with their tags. Raises Failure."""
+    try:
+        with connect_account(url) as account:
+            if not isinstance(account, SqsAccount):
+                raise Failure(Exit.USAGE, "SOURCE: settings are read over sqs://HOST:PORT/ alone")
+            for name in account.names():
+                attributes, tags = account.described(name)
+                yield _of_attributes(attributes, None, tags)
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"SOURCE: {error.reason}") from None
+    except TransportError as error:
+        raise Failure(Exit.ADDRESS, f"SOURCE: {error}") from None
+    except (CapabilityMissing, VeilError) as error:
+        raise Failure(Exit.WRONG, f"SOURCE: {error}") from None
+
+
+def _of_azurite(directory: Path, account: str | None) -> list[Found]:
+    """Queues, metadata and messages of Azurite's database. Raises Failure, OSError."""
+    database = _collections(directory / DATABASE)
+    queues = database.get("$QUEUES_COLLECTION$", [])
+    accounts = sorted({each["accountName"] for each in queues})
+    wanted = account or (accounts[0] if len(accounts) == 1 else _DEVELOPMENT)
+    if accounts and wanted not in accounts:
+        advice = f"Say --account NAME, of {', '.join(map(printable, accounts))}."
+        raise Failure(Exit.USAGE, f"{directory}: no queues of account {wanted}", advice)
+    bodies = _Extents(directory)
+    messages: dict[str, list[Message]] = {}
+    now = SYSTEM.wall()
+    for row in database.get("$MESSAGES_COLLECTION$", []):
+        message = _message(row, bodies, now)
+        if row["accountName"] == wanted and message is not None:
+            messages.setdefault(row["queueName"], []).append(message)
+    return [
+        Found(each["name"], Template(tags=each.get("metadata") or {}), None, (), tuple(messages.get(each["name"], ())))
+        for each in queues
+        if each["accountName"] == wanted
+    ]
+
+
+def _collections(path: Path) -> dict[str, list[Any]]:
+    """The rows of LokiJS's collections. Raises Failure, OSError."""
+    try:
+        whole = json.loads(path.read_bytes())
+        return {each["name"]: each["data"] for each in whole["collections"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Failure(Exit.USAGE, f"{path}: is not a database of Azurite", "Is Azurite still writing it?") from None
+
+
+class _Extents:
+    """The files that hold the bodies, a piece each."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / _EXTENT_DIRECTORY
+        rows = _collections(directory / _EXTENTS).get("$EXTENTS_COLLECTION$", [])
+        self._paths = {each["id"]: each["path"] for each in rows}
+
+    def piece(self, extent: str, offset: int, count: int) -> str:
+        """Raises OSError, ValueError."""
+        name = Path(self._paths.get(extent, extent)).name  # only files of this directory are read
+        with (self._directory / name).open("rb") as file:
+            file.seek(offset)
+            raw = file.read(count)
+        if len(raw) != count:
+            raise ValueError
+        return raw.decode()
+
+
+def _message(row: Mapping[str, Any], bodies: _Extents, now: float) -> Message | None:
+    """None for one that has expired. Raises Failure."""
+    try:
+        left = datetime.fromisoformat(row["expirationTime"]).timestamp() - now
+        if left <= 0:
+            return None
+        piece = row["persistency"]
+        body = bodies.piece(piece["id"], piece["offset"], piece["count"]) if piece["count"] else ""
+        # One that was received is in flight, and its lease is void now; one that was not is delayed.
+        delay = 0.0 if row["dequeueCount"] else max(0.0, row["timeNextVisible"] / 1_000 - now)
+    except (KeyError, TypeError, ValueError, OSError):
+        named = printable(str(row.get("messageId")))
+        raise Failure(
+            Exit.USAGE, f"message {named}: its body or its times cannot be read", "Stop Azurite first."
+        ) from None
+    return Message(body, delay=delay or None, ttl=left)
+
+
+def _in_order(found: Sequence[Found]) -> list[Found]:
+    """Dead-letter queues before those that name them."""
+    ordered: dict[str, Found] = {}
+    names = {each.name: each for each in found}
+
+    def add(each: Found, above: tuple[str, ...]) -> None:
+        target = each.template.dead_letter_queue
+        if target in names and target not in above and target not in ordered:
+            add(names[target], (*above, each.name))
+        ordered[each.name] = each
+
+    for each in found:
+        add(each, (each.name,))
+    return list(ordered.values())
+
+
+def _print(found: Sequence[Found], into: Path | None) -> None:
+    lines = [line for each in found for line in _toml(each)]
+    if into is None:
+        print("\n".join(lines))
+        return
+    try:
+        write_new(into, lines)
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"--into: {into}: {error.strerror}") from None
+    print(f"wrote {len(found)} queues to {into}: veilmq serve --queues {into}")
+
+
+def _toml(found: Found) -> Iterator[str]:
+    made = found.template
+    yield "[[queue]]"
+    yield f"name = {_text(found.name)}"
+    if found.region is not None:
+        yield f"region = {_text(found.region)}"
+    for field in ("visibility_timeout", "delay", "retention", "wait", "message_bytes_max"):
+        value = getattr(made, field)
+        if value is not None:
+            yield f"{field} = {value:g}" if value != int(value) else f"{field} = {int(value)}"
+    if made.dead_letter_queue is not None:
+        target = f"queue = {_text(made.dead_letter_queue)}, receive_count_max = {made.receive_count_max}"
+        yield f"dead_letter = {{ {target} }}"
+    if made.content_deduplication:
+        yield "content_deduplication = true"
+    if made.tags:
+        pairs = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in made.tags.items())
+        yield f"tags = {{ {pairs} }}"
+    yield ""
+
+
+def _text(value: str) -> str:
+    """A basic string of TOML, whose escapes are those of JSON but for surrogate pairs."""
+    return re.sub(r"\x7f", r"\\u007f", json.dumps(value, ensure_ascii=False))
+
+
+def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> Exit:
+    wrong = sent = created = 0
+    for each in found:
+        try:
+            if account.create(each.name, each.template):
+                created += 1
+            if with_messages and each.messages:
+                with account.queue(each.name) as queue:
+                    sent += _send(queue, each)
+        except QueueExists as error:
+            wrong += 1
+            print(f"left alone: queue {printable(each.name)} exists with another {error.setting}", file=sys.stderr)
+        except TransportError as error:
+            raise Failure(Exit.ADDRESS, f"queue {each.name}: {error}") from None
+        except VeilError as error:
+            wrong += 1
+            print(f"refused: queue {printable(each.name)}: {error}", file=sys.stderr)
+    print(f"created {created} of {len(found)} queues" + (f", sent {sent} messages" if with_messages else ""))
+    return Exit.WRONG if wrong else Exit.DONE
+
+
+def _send(queue: Queue, found: Found) -> int:
+    """How many the queue took. Raises VeilError for the first that it refused."""
+    can, count = queue.capabilities, 0
+    fitting = [
+        msgspec.structs.replace(
+            each,
+            delay=None if each.delay is None else min(each.delay, can.delay_max) or None,
+            ttl=None if each.ttl is None else time_to_live(each.ttl, can),
+        )
+        for each in found.messages
+    ]
+    for batch in split(fitting, _SENT_TOGETHER, 0, lambda message: 0):
+        outcomes = queue.send_batch(batch)
+        count += sum(not isinstance(outcome, VeilError) for outcome in outcomes)
+        for outcome in outcomes:
+            if isinstance(outcome, VeilError):
+                raise outcome
+    return count

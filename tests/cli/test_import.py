@@ -1,0 +1,147 @@
+"""`veilmq import`: queues of ElasticMQ, Azurite, `aws` and SQS endpoints, printed as a queues file and created."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.azurite import azurite
+from tests.support.commands import Run
+
+from veilmq.client.adapters.connect import connect, connect_account
+from veilmq.client.messages import Message, Template
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
+from veilmq.server.auth import Account
+from veilmq.server.config import queues_file
+from veilmq.testing.local import LocalServer
+
+ELASTICMQ = """
+aws { region = eu-west-1 }
+queues {
+  orders {
+    defaultVisibilityTimeout = 45 seconds
+    delay = 5 seconds
+    receiveMessageWait = 0 seconds
+    deadLettersQueue { name = "orders-dead", maxReceiveCount = 3 }
+    copyTo = "audit"
+    tags { team = shop }
+  }
+  orders-dead { }
+}
+"""
+ARN = "arn:aws:sqs:eu-west-1:123456789012:"
+ATTRIBUTES = {
+    "Attributes": {
+        "QueueArn": ARN + "orders.fifo",
+        "VisibilityTimeout": "45",
+        "MaximumMessageSize": "262144",
+        "MessageRetentionPeriod": "86400",
+        "DelaySeconds": "0",
+        "ReceiveMessageWaitTimeSeconds": "20",
+        "FifoQueue": "true",
+        "ContentBasedDeduplication": "true",
+        "DeduplicationScope": "messageGroup",
+        "RedrivePolicy": json.dumps({"deadLetterTargetArn": ARN + "dead.fifo", "maxReceiveCount": 4}),
+        "Policy": "{}",
+    }
+}
+DEAD = {"Attributes": {"QueueArn": ARN + "dead.fifo", "FifoQueue": "true"}}
+
+
+def test_elasticmqs_file_becomes_a_queues_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "custom.conf").write_text(ELASTICMQ)
+    ended = run("import", "custom.conf", "--into", "queues.toml")
+    assert (ended.code, "VeilMQ forwards no messages" in ended.err) == (0, True)
+    ours, theirs = (
+        queues_file.read(tmp_path / name, [Account(DEVELOPMENT_ACCOUNT)]).queues
+        for name in ("queues.toml", "custom.conf")
+    )
+    assert [each.create for each in ours] == [each.create for each in theirs]
+    assert [each.create.queue.name for each in ours] == ["orders-dead", "orders"]
+
+
+def test_what_aws_prints_becomes_a_queues_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "queues.json").write_text(f"{json.dumps(ATTRIBUTES, indent=4)}\n{json.dumps(DEAD)}\n")
+    ended = run("import", "queues.json")
+    dead, orders = tomllib.loads(ended.out)["queue"]
+    assert dead == {"name": "dead.fifo", "region": "eu-west-1"}
+    assert orders == {
+        "name": "orders.fifo", "region": "eu-west-1", "visibility_timeout": 45, "delay": 0, "retention": 86_400,
+        "wait": 20, "message_bytes_max": 262_144, "dead_letter": {"queue": "dead.fifo", "receive_count_max": 4},
+        "content_deduplication": True,
+    }  # fmt: skip
+    assert "queue orders.fifo: its access policy" in ended.err
+    assert "queue orders.fifo: DeduplicationScope messageGroup" in ended.err
+
+
+def test_an_endpoints_queues_are_created_at_another(run: Run, tmp_path: Path, veilmq_server: LocalServer) -> None:
+    with veilmq_server.account() as there:
+        there.create("dead")
+        wanted = Template(visibility_timeout=77, dead_letter_queue="dead", receive_count_max=2, tags={"a": "b"})
+        there.create("orders", wanted)
+    source = f"{veilmq_server.sqs_url.replace('http://', 'sqs://any:any@', 1).rstrip('/')}/?tls=0"
+    to = f"veil://{tmp_path / 'data'}"
+    assert run("import", source, "--to", f"{to}?create=1").out == "created 2 of 2 queues\n"
+    (orders,) = run("queues", "list", "--data", str(tmp_path / "data"), "--prefix", "orders", "--json").json
+    assert (orders["settings"]["visibility_timeout_us"], orders["settings"]["tags"]) == (77_000_000, {"a": "b"})
+    assert orders["settings"]["redrive"]["receive_count_max"] == 2
+    assert run("import", source, "--to", to).out == "created 0 of 2 queues\n"
+    with connect_account(to) as account:
+        account.delete("orders")
+        account.create("orders")
+    again = run("import", source, "--to", to)
+    assert (again.code, "left alone: queue orders exists with another" in again.err) == (1, True)
+
+
+@pytest.mark.slow
+def test_azurites_database_is_read_with_its_messages(run: Run, tmp_path: Path) -> None:
+    kept = tmp_path / "azurite"
+    with azurite("queue", kept) as url:
+        where = f"{url.replace('http', 'azure', 1)}/devstoreaccount1/orders?tls=0&create=1"
+        with connect(where, template=Template(tags={"team": "shop"})) as queue:
+            queue.send_batch(["plain", "with <b> & ä", Message("later", delay=600), "gone", "held"])
+            for message in queue.receive(4, lease=300):
+                if message.body == "gone":
+                    queue.delete(message.handle)
+    (orders,) = tomllib.loads(run("import", str(kept)).out)["queue"]
+    assert (orders["name"], orders["tags"]["team"]) == ("orders", "shop")
+    ended = run("import", str(kept), "--to", f"veil://{tmp_path / 'data'}?create=1", "--messages")
+    assert (ended.code, ended.out) == (0, "created 1 of 1 queues, sent 4 messages\n")
+    with connect(f"veil://{tmp_path / 'data'}?queue=orders") as queue:
+        assert queue.stats().delayed == 1
+        assert sorted(message.body for message in queue.receive(10)) == ["held", "plain", "with <b> & ä"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("gone.conf", None, "gone.conf: cannot be read: No such file"),
+        ("a.json", "{", "a.json: is not the JSON that `aws sqs` prints"),
+        ("a.json", '{"QueueUrls": []}', "a.json: expected the Attributes of a queue"),
+        ("a.json", '{"Attributes": {"QueueArn": "orders"}}', "a.json: expected the Attributes of a queue"),
+        ("a.conf", "queues { orders { delay = soon } }", "a.conf: line 1: queue orders: delay: expected a duration"),
+        ("__azurite_db_queue__.json", "[]", "__azurite_db_queue__.json: is not a database of Azurite"),
+    ],
+)
+def test_what_cannot_be_read_is_named(run: Run, tmp_path: Path, name: str, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    ended = run("import", name, "--into", "queues.toml")
+    assert ended.code == 2
+    assert said in ended.err
+    assert not (tmp_path / "queues.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.conf", "--messages"], "--messages: where to?"),
+        (["a.conf", "--to", "veil://127.0.0.1:9/name"], "--to: names a queue"),
+        (["azure://127.0.0.1:9/devstoreaccount1/"], "SOURCE: settings are read over sqs://"),
+    ],
+)
+def test_wrong_options_are_refused(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "a.conf").write_text("queues { orders { } }")
+    ended: Any = run("import", *arguments)
+    assert (ended.code, said in ended.err) == (2, True), ended.err
