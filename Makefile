@@ -159,9 +159,9 @@ console: setup-clients
 	@rm -rf .tools/console
 	$(BIN)/python -m pytest -n 0 tests/console --shots .tools/console $(ARGS)
 
-# A primary and a synchronous standby of PostgreSQL; servers race for a shard for some minutes.
+# A primary and a synchronous standby of PostgreSQL; servers race for a shard for some minutes, and are restarted in turn.
 cluster: setup-test
-	@$(BIN)/python -m pytest -n 0 tests/cluster --takeovers 10000 $(ARGS)
+	@$(BIN)/python -m pytest -n 0 tests/cluster --takeovers 10000 --restarts 10 $(ARGS)
 
 # Three servers, PostgreSQL and its standby, and networks, disks and clocks of their own; the checker judges.
 cluster-faults: setup-test

@@ -1,6 +1,6 @@
 """Whether the disk stays flat: the log's segments are dropped whole once a snapshot covers them.
 
-    python bench/log_growth.py [--minutes 60] [--body-bytes 4000]
+    python bench/log_growth.py [--minutes 60] [--body-bytes 4000] [--connections 32]
 
 Strategy: two servers, and lives of messages in batches of ten with larger bodies, so that the log grows by many
 snapshots' worth in the time. Sampled: the log, PostgreSQL's two directories without their WAL, whose size is a setting
@@ -92,7 +92,9 @@ def soaked(pair: Pair, options: argparse.Namespace, wrk: str) -> tuple[list[Samp
         try:
             target = owner.target("json", owner.new_queue("json"))
             while time.monotonic() < began + options.minutes * 60:
-                run = measured_run(wrk, owner.pid, target, Load(30, 32, 10, body_bytes=options.body_bytes))
+                run = measured_run(
+                    wrk, owner.pid, target, Load(30, options.connections, 10, body_bytes=options.body_bytes)
+                )
                 if run.void:
                     raise MeasureFailed(run.void)
                 requests += run.requests
@@ -107,6 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/log_growth.py", description="whether a cluster's disk stays flat")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--body-bytes", type=int, default=4000)
+    parser.add_argument("--connections", type=int, default=32)
     options = parser.parse_args()
     peers.DATA.mkdir(exist_ok=True)
     try:
@@ -125,7 +128,8 @@ def main() -> int:
     rows = [f"| {' | '.join(f'{value:,.1f}' for value in each)} |" for each in samples[::step]]
     text = [
         f"# log growth, {time.strftime('%Y-%m-%dT%H%MZ', time.gmtime())}", "",
-        f"{options.minutes:g} minutes, {requests:,} requests of ten messages, bodies of {options.body_bytes} bytes.",
+        f"{options.minutes:g} minutes, {requests:,} requests of ten messages over {options.connections} connections,",
+        f"bodies of {options.body_bytes} bytes.",
         f"Sizes in MiB. The log reached {most[0]:,.0f} in the second third of the time and {most[1]:,.0f} in the last:",
         f"{'flat' if flat else 'NOT flat'}.", "",
         f"| {' | '.join(Sample._fields)} |", "|" + "---|" * len(Sample._fields), *rows, "",

@@ -14,7 +14,6 @@ import pytest
 
 from veilmq.admin.history import copies
 from veilmq.admin.history.copies import COPIES_MAX
-from veilmq.admin.history.feed import Feed
 from veilmq.model.commands import CreateQueue, Origin, Send
 from veilmq.model.settings.queue import QueueKey
 
@@ -59,13 +58,13 @@ def test_copies_are_made_one_at_a_time_and_few_wait(
 ) -> None:
     go_on, together = threading.Event(), []
     making = threading.BoundedSemaphore(1)
-    write = Feed._snapshot_file
+    write = copies.Copies._snapshot_file
 
-    def held(feed: Feed, scope: Any) -> Any:
+    def held(one: copies.Copies, scope: Any) -> Any:
         together.append(making.acquire(blocking=False))
         go_on.wait(30)
         making.release()
-        return write(feed, scope)
+        return write(one, scope)
 
     known: set[copies.Copies] = set()
     make = copies.Copies.make
@@ -74,7 +73,7 @@ def test_copies_are_made_one_at_a_time_and_few_wait(
         known.add(one)
         return await make(one, what)
 
-    monkeypatch.setattr(Feed, "_snapshot_file", held)
+    monkeypatch.setattr(copies.Copies, "_snapshot_file", held)
     monkeypatch.setattr(copies.Copies, "make", noted)
     with ThreadPoolExecutor(COPIES_MAX) as pool:
         asked = [pool.submit(http.get, "/api/v1/snapshot") for _ in range(COPIES_MAX)]

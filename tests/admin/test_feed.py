@@ -19,7 +19,6 @@ from tests.support.sqlite import read_events
 
 from veilmq.admin.access import Caller
 from veilmq.admin.history import Scope, feed
-from veilmq.admin.history.copies import Copies
 from veilmq.model.instant import DAY_US
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each
@@ -304,7 +303,7 @@ def test_who_will_come_for_it_may_have_it_held(running: Any, tmp_path: Path) -> 
 
 
 async def _events(server: Any, request: Request) -> Response:
-    return await feed.Feed(server, Copies(server)).events(request)
+    return await feed.Feed(server.store.reader, server.shell, lambda: server.keyring).events(request)
 
 
 async def _next(parts: AsyncIterator[bytes]) -> bytes:

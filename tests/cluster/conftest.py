@@ -29,6 +29,7 @@ _NUMBERS = itertools.count(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make cluster` gives it."""
     parser.addoption("--takeovers", metavar="N", type=int, help="Let servers race for so many take-overs.")
+    parser.addoption("--restarts", metavar="MINUTES", type=float, default=0, help="Restart servers in turn that long.")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

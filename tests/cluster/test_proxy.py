@@ -136,7 +136,9 @@ class Work:
                 self.got.append(message["Body"])
 
 
-def test_boto3_through_haproxy(servers: Servers, tmp_path: Path) -> None:
+@pytest.mark.timeout(1_200)  # `make cluster` restarts servers for ten minutes
+def test_boto3_through_haproxy(servers: Servers, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    end = time.monotonic() + pytestconfig.getoption("--restarts") * 60
     ports = free_ports(4)
     hosts = {"one": "127.0.0.1", "two": "127.0.0.1"}
     fixed = Fixed(servers, hosts, {"one": (ports[0], ports[1]), "two": (ports[2], ports[3])})
@@ -145,9 +147,12 @@ def test_boto3_through_haproxy(servers: Servers, tmp_path: Path) -> None:
         with work.going_on():
             fixed.replace(fixed.owner(), ServerProcess.kill)
             work.moves()
-            for name in ("one", "two"):
-                fixed.replace(name, ServerProcess.stop)
+            restarts = 0
+            while restarts < 2 or time.monotonic() < end:
+                fixed.replace(("one", "two")[restarts % 2], ServerProcess.stop)
                 work.moves()
+                restarts += 1
+    print(f"{restarts} restarts in turn, {len(work.sent):,} messages")
 
 
 def test_boto3_with_a_name_of_two_addresses(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -496,6 +496,36 @@ def test_console_and_api_are_on_every_server(servers: Servers, run: Run, tmp_pat
     assert "veilmq_queue_messages" in httpx.get(f"{second.admin}/metrics", headers=token(second)).text
 
 
+def test_a_server_reads_events_from_its_own_copy_where_that_is_enough(servers: Servers) -> None:
+    first, second = servers.start("one"), servers.start("two")
+    until(lambda: token(first) == token(second))
+    Client(first).send("news")
+    path, stale_ok = "/api/v1/events", {"VeilMQ-Read": "stale-ok"}
+    with httpx.Client(base_url=second.admin, headers=token(second), timeout=30) as http:
+        shown = http.get(path)
+        end = shown.headers["veilmq-next-offset"]
+
+        def reads(**members: Any) -> httpx.Response:
+            return http.get(path, params=members, headers=stale_ok)
+
+        until(lambda: reads(**{"from": 0}).headers["veilmq-next-offset"] == end)
+        found = reads(**{"from": 0})
+        assert (found.status_code, found.text, found.headers["veilmq-read"]) == (200, shown.text, "copy")
+        assert [found.headers[name] for name in ENDS] == [shown.headers[name] for name in ENDS]
+        assert http.get(path, params={"from": 0}, headers=stale_ok | {"Authorization": "Bearer x"}).status_code == 401
+        # What its copy does not have, and what only the owner can do, the owner answers.
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(reads, **{"from": end, "follow": 20})
+            Client(first).send("more news")
+            assert following.result().headers["veilmq-start-offset"] == end
+            assert following.result().text
+        assert "veilmq-read" not in reads(**{"from": 0, "hold": 5}).headers
+        assert reads(**{"from": 10_000}).status_code == 400
+
+
+ENDS = ("veilmq-first-offset", "veilmq-next-offset", "veilmq-epoch")
+
+
 def mns(server: ServerProcess, method: str, path: str, body: str = "") -> str:
     answer = httpx.request(method, f"{server.mns}{path}", content=body)
     answer.raise_for_status()

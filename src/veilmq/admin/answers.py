@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from veilmq.admin.access import CALLER, REFUSALS, Caller, asked
 from veilmq.admin.api import STATUS, Refused, described, inputs, operator
+from veilmq.admin.history import Scope
 from veilmq.admin.service import Keys, home_region
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import VeilError
@@ -39,6 +40,13 @@ def caller_of(request: Request) -> Caller:
     caller = request.scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
+
+
+def scope_of(request: Request) -> Scope:
+    """What of the history the caller may see. Raises Refused."""
+    caller = caller_of(request)
+    caller.check(Action.EVENTS)
+    return Scope(caller.key, bodies=caller.bodies)
 
 
 async def body_of(request: Request) -> bytes:

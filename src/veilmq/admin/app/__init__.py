@@ -30,9 +30,9 @@ from veilmq.admin.app.accounts import Accounts, Workers
 from veilmq.admin.app.messages import Jobs, Messages, Quarantine
 from veilmq.admin.app.queues import Queues, Topics
 from veilmq.admin.history.copies import Copies
-from veilmq.admin.history.feed import Feed
+from veilmq.admin.history.feed import CopiedHistory, Feed
 from veilmq.admin.metrics import Metrics
-from veilmq.admin.service import Service
+from veilmq.admin.service import Keys, Service
 from veilmq.admin.timeouts.kept import Timeouts
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.events import HistoryTrimmed
@@ -41,6 +41,7 @@ from veilmq.model.settings.access import Action, Share
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
 from veilmq.store.directory import DatabaseFailed, Progress
+from veilmq.store.log import Follower
 
 _CLOCK_STEP_S_SHOWN: Final = 60
 """A shorter step is no warning."""
@@ -89,30 +90,42 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             *Topics(service).routes(),
             *Jobs(service).routes(),
             *Quarantine(service).routes(),
-            *Feed(service, copies).routes(),
+            Feed(service.reader, service.shell, lambda: service.keyring).route(),
+            *copies.routes(),
             *Upkeep(service, copies).routes(),
             *Workers(service).routes(),
             *ClusterRoutes(service).routes(),
         ),
-        middleware=[_access(service, settings, token)],
-        exception_handlers={
-            VeilError: answers.veil_error,
-            Refused: answers.refused,
-            HistoryTrimmed: answers.trimmed,
-            HTTPException: answers.http_error,
-            Exception: failed,
-        },
+        middleware=[_access(lambda: service.keyring, settings, token)],
+        exception_handlers=_ERRORS | {Exception: failed},
     )
     # A redirect would lose the request's body, and not every client follows it.
     app.router.redirect_slashes = False
     return app
 
 
-def _access(service: Service, settings: Settings, token: str) -> Middleware:
+def create_copy_app(copy: Follower, keyring: Callable[[], Keys], settings: Settings, token: str) -> Starlette:
+    """The events in this server's copy, while another server owns the queues."""
+    return Starlette(
+        routes=[Feed(CopiedHistory(copy), None, keyring).route()],
+        middleware=[_access(keyring, settings, token)],
+        exception_handlers=_ERRORS | {Exception: answers.failed},
+    )
+
+
+_ERRORS: Final[dict[Any, Any]] = {
+    VeilError: answers.veil_error,
+    Refused: answers.refused,
+    HistoryTrimmed: answers.trimmed,
+    HTTPException: answers.http_error,
+}
+
+
+def _access(keyring: Callable[[], Keys], settings: Settings, token: str) -> Middleware:
     return Middleware(
         Access,
         token=token,
-        keyring=lambda: service.keyring,
+        keyring=keyring,
         base_domain=settings.base_domain,
         origins=settings.cors_origins,
         names=settings.dev_host,

@@ -1,4 +1,4 @@
-"""Bounds copies of the whole state that are being sent: how many, and for how long.
+"""Copies of the whole state, a snapshot or a backup, and their bounds: how many are being sent, and for how long.
 
 Strategy: a snapshot, a backup and a check each read the store in one transaction, and while it lasts the WAL cannot be
 checkpointed. The copy then stays on disk as an unnamed file until its reader has it. So one is made at a time, few
@@ -8,15 +8,26 @@ checkpoint, because the WAL file keeps the size that one reading gave it.
 
 import asyncio
 import logging
+import os
+import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from itertools import islice
 from typing import IO, Final
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from veilmq.admin.answers import JSON_LINES, caller_of, scope_of, stream
 from veilmq.admin.api import Refused
+from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.admin.service import Service
-from veilmq.store.files import let_go
+from veilmq.model.errors import DiskLow
+from veilmq.model.settings.access import Action
+from veilmq.store.files import SyncedInPieces, let_go
 
 COPIES_MAX: Final = 4
 """Copies that are being made, wait to be made, or wait for their readers."""
@@ -25,12 +36,14 @@ STALL_S: Final = 60.0
 REST_S: Final = 5.0
 """The longest pause before a read if the WAL is long."""
 PIECE_BYTES: Final = 256 * 1024
+_LINES_A_LOOK: Final = 10_000
+"""Lines of a snapshot between two checks of the disk."""
 
 logger = logging.getLogger("veilmq.admin")
 
 
 class Copies:
-    """All copies of one server."""
+    """All copies of one server, and the routes that send them."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -78,6 +91,47 @@ class Copies:
 
     def _ended(self) -> None:
         self.count -= 1
+
+    def routes(self) -> list[Route]:
+        """A snapshot and a backup."""
+        return [
+            Route("/api/v1/snapshot", self.snapshot, methods=["GET"]),
+            Route("/api/v1/backup", self.backup, methods=["POST"]),
+        ]
+
+    async def snapshot(self, request: Request) -> Response:
+        """Queues and messages as they are at one offset, as JSON lines."""
+        scope = scope_of(request)
+        reader = self._service.reader
+        if reader.disk_low:
+            raise DiskLow(free_bytes=reader.directory.free_bytes())
+        copy = await self.make(partial(self._snapshot_file, scope))
+        return stream(copy.parts(), JSON_LINES)
+
+    def _snapshot_file(self, scope: Scope) -> IO[bytes]:
+        reader = self._service.reader
+        with ExitStack() as opened:
+            file = opened.enter_context(tempfile.TemporaryFile(dir=reader.directory.path, buffering=PIECE_BYTES))
+            with reader.look() as view:
+                lines, synced = snapshot_lines(view, scope), SyncedInPieces(file)
+                while some := list(islice(lines, _LINES_A_LOOK)):
+                    if reader.disk_low:
+                        raise DiskLow(free_bytes=reader.directory.free_bytes())
+                    synced.write(b"".join(some))
+            file.seek(0)
+            opened.pop_all()
+        return file
+
+    async def backup(self, request: Request) -> Response:
+        """The whole database as a file, with a fresh receipt key and epoch (`Reader.backup`)."""
+        caller_of(request).check(Action.BACKUP)
+        reader = self._service.reader
+        size_bytes = reader.database_bytes()
+        if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
+            raise DiskLow(free_bytes=reader.directory.free_bytes())
+        copy = await self.make(reader.backup)
+        headers = {"content-length": str(os.fstat(copy.file.fileno()).st_size)}
+        return stream(copy.parts(), "application/vnd.sqlite3", headers)
 
 
 class Copy:

@@ -1,8 +1,8 @@
-"""Routes of the history: events by offset, as lines or as Arrow; the trace of one message, a snapshot, a backup.
+"""The route of the history: events by offset, as lines or as Arrow.
 
 Strategy: offsets order the log, so a response's headers say where it begins and where to continue: it covers `from` up
-to `VeilMQ-Next-Offset`, both fixed when the request arrives. `from=next` with `follow` waits for new events. A snapshot
-is first written to an unnamed file, so that its read transaction ends before a slow client's download (copies.py).
+to `VeilMQ-Next-Offset`, both fixed when the request arrives. `from=next` with `follow` waits for new events. An event
+never changes, so a server of a cluster may read it from its copy (`reads_copy`).
 
 Arrow: packed rows become columns without an object per event. A commit's events are unpacked as plain tuples, collected
 in batches of some thousand rows and transposed. Numbers of queues and origins become dictionaries in C++, so only their
@@ -12,14 +12,11 @@ pyarrow is the optional extra `arrow`.
 
 import asyncio
 import io
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from functools import partial
-from itertools import chain, islice
-from typing import IO, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from itertools import chain
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -27,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import JSON_LINES, caller_of, in_thread, members_of, stream
+from veilmq.admin.answers import JSON_LINES, caller_of, in_thread, members_of, scope_of, stream
 from veilmq.admin.api import Refused, inputs
 from veilmq.admin.history import (
     Errors,
@@ -37,19 +34,18 @@ from veilmq.admin.history import (
     event_lines,
     find_start,
     piece_end,
-    snapshot_lines,
     visible,
 )
-from veilmq.admin.history.copies import PIECE_BYTES, Copies
-from veilmq.admin.service import Service
+from veilmq.admin.service import Keys
 from veilmq.model.commands import LeaseSource
-from veilmq.model.errors import DiskLow
 from veilmq.model.events import Event, HistoryTrimmed, Kind, shown_detail
 from veilmq.model.messages import id_text
 from veilmq.model.settings.access import Action
+from veilmq.server.shell import Shell
 from veilmq.store import View
-from veilmq.store.files import SyncedInPieces
+from veilmq.store.log import Follower
 
+PATH: Final = "/api/v1/events"
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 _LINES: Final = "application/x-ndjson"
 _WEIGHT: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
@@ -62,8 +58,6 @@ _JSON: Final = msgspec.json.Encoder()
 
 _LookUp = Callable[[int], tuple[Any, ...] | None]
 ROWS_A_PIECE: Final = 8_192
-_LINES_A_LOOK: Final = 10_000
-"""Lines of a snapshot between two checks of the disk."""
 _FOLLOW_LOOK_S: Final = 1.0
 """A commit wakes followers; this interval notices a store that fails meanwhile."""
 _GATHER_S: Final = 0.05
@@ -253,31 +247,62 @@ class _Sink(io.RawIOBase):
         return b"".join(parts)
 
 
-class Feed:
-    """Reads the service's store."""
+READ_HEADER: Final = b"veilmq-read"
+"""In a cluster: `stale-ok` lets the server that was asked answer from its copy; then the answer has it, too: `copy`."""
 
-    def __init__(self, service: Service, copies: Copies) -> None:
-        self._service = service
-        self._copies = copies
+
+def reads_copy(copy: Follower | None, members: Mapping[str, str]) -> bool:
+    """Whether the copy has the first of the events that are asked for, and nothing is asked that only the owner can do:
+    wait for new ones, or keep some from being trimmed. Blocks."""
+    start = members.get("from", "")
+    if copy is None or not copy.position.lsn or "hold" in members or not start.isdecimal():
+        return False
+    with copy.look() as view:
+        first, following = view.bounds()
+    return first <= int(start) < following
+
+
+class CopiedHistory:
+    """The history in a server's copy. What the owner trims is trimmed here, too."""
+
+    def __init__(self, copy: Follower) -> None:
+        self.look = copy.look
+
+    def hold(self, offset: int, seconds: float) -> int:
+        """Cannot: the owner does."""
+        return 0
+
+
+class History(Protocol):
+    """Where the events are: a store, or a copy."""
+
+    def look(self) -> AbstractContextManager[View]:
+        """See `Reader.look`."""
+        ...
+
+    def hold(self, offset: int, seconds: float) -> int:
+        """See `Reader.hold`."""
+        ...
+
+
+class Feed:
+    """Reads one history."""
+
+    def __init__(self, history: History, shell: Shell | None, keyring: Callable[[], Keys]) -> None:
+        """shell: tells of new events. None: nobody waits for one here."""
+        self._history = history
+        self._shell = shell
+        self._keyring = keyring
         self._epoch = ""
 
-    def routes(self) -> list[Route]:
-        """All routes of this file."""
-        return [
-            Route("/api/v1/events", self.events, methods=["GET"]),
-            Route("/api/v1/snapshot", self.snapshot, methods=["GET"]),
-            Route("/api/v1/backup", self.backup, methods=["POST"]),
-        ]
-
-    def _scope(self, request: Request) -> Scope:
-        caller = caller_of(request)
-        caller.check(Action.EVENTS)
-        return Scope(caller.key, bodies=caller.bodies)
+    def route(self) -> Route:
+        """The only one."""
+        return Route(PATH, self.events, methods=["GET"])
 
     async def events(self, request: Request) -> Response:
         """Events from an offset on, as JSON lines or as an Arrow stream."""
         asked = asyncio.get_running_loop().time()
-        scope = self._scope(request)
+        scope = scope_of(request)
         wanted = inputs.convert(members_of(request), inputs.EventsInput)
         scope = scope._replace(wanted=wanted.chosen())
         arrow = is_arrow_wanted(",".join(request.headers.getlist("accept")))
@@ -286,7 +311,7 @@ class Feed:
         start, first, following = await run_in_threadpool(self._find_held, wanted.start, max(wanted.hold, _READ_S))
         if start >= following and wanted.follow:
             first, following = await self._wait(start, wanted.follow)
-            caller = caller_of(request).after_waiting(self._service.keyring)
+            caller = caller_of(request).after_waiting(self._keyring())
             caller.check(Action.EVENTS)
             scope = scope._replace(key=caller.key)
         early_s = asked + min(_GATHER_S, wanted.follow) - asyncio.get_running_loop().time()
@@ -299,7 +324,7 @@ class Feed:
             START_HEADER: str(start),
             NEXT_HEADER: str(stop),
             EPOCH_HEADER: self._epoch,
-        }
+        } | ({} if self._shell else {READ_HEADER.decode(): "copy"})
         if arrow:
             return stream(in_thread(self._arrow(start, stop, scope)), MEDIA_TYPE, headers)
         return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
@@ -310,7 +335,7 @@ class Feed:
         if wanted == "next":
             return self._find(wanted)
         # Held before it is looked for; and what a batch trims that is not committed yet is still seen.
-        left = self._service.reader.hold(int(wanted) if wanted.isdecimal() else 0, seconds)
+        left = self._history.hold(int(wanted) if wanted.isdecimal() else 0, seconds)
         found = self._find(wanted)
         if found.start >= left:
             return found
@@ -319,7 +344,7 @@ class Feed:
         raise HistoryTrimmed(left)
 
     def _find(self, wanted: str) -> Range:
-        with self._service.reader.look() as view:
+        with self._history.look() as view:
             if not self._epoch:  # it stays while the file is open
                 _, _, self._epoch = view.head()
             return find_start(view, wanted)
@@ -328,7 +353,8 @@ class Feed:
         """Wait for an event at `start` or the timeout: (first offset, next offset)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + follow_s
-        shell = self._service.shell
+        shell = self._shell
+        assert shell is not None
         followers = shell.stats.followers
         committed = asyncio.Event()
         followers.add(committed)
@@ -361,43 +387,9 @@ class Feed:
         """[start, stop) a piece at a time; between two of them no view is held, and trimming spares the next.
         Raises HistoryTrimmed if it did not, as on a low disk."""
         while start < stop:
-            with self._service.reader.look() as view:
+            with self._history.look() as view:
                 end = piece_end(view, start, min(stop, start + ROWS_A_PIECE))
                 piece = written(view, start, end, scope)
             start = end
-            self._service.reader.hold(start, _READ_S)
+            self._history.hold(start, _READ_S)
             yield piece
-
-    async def snapshot(self, request: Request) -> Response:
-        """Queues and messages as they are at one offset, as JSON lines."""
-        scope = self._scope(request)
-        reader = self._service.reader
-        if reader.disk_low:
-            raise DiskLow(free_bytes=reader.directory.free_bytes())
-        copy = await self._copies.make(partial(self._snapshot_file, scope))
-        return stream(copy.parts(), JSON_LINES)
-
-    def _snapshot_file(self, scope: Scope) -> IO[bytes]:
-        reader = self._service.reader
-        with ExitStack() as opened:
-            file = opened.enter_context(tempfile.TemporaryFile(dir=reader.directory.path, buffering=PIECE_BYTES))
-            with reader.look() as view:
-                lines, synced = snapshot_lines(view, scope), SyncedInPieces(file)
-                while some := list(islice(lines, _LINES_A_LOOK)):
-                    if reader.disk_low:
-                        raise DiskLow(free_bytes=reader.directory.free_bytes())
-                    synced.write(b"".join(some))
-            file.seek(0)
-            opened.pop_all()
-        return file
-
-    async def backup(self, request: Request) -> Response:
-        """The whole database as a file, with a fresh receipt key and epoch (`Reader.backup`)."""
-        caller_of(request).check(Action.BACKUP)
-        reader = self._service.reader
-        size_bytes = reader.database_bytes()
-        if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
-            raise DiskLow(free_bytes=reader.directory.free_bytes())
-        copy = await self._copies.make(reader.backup)
-        headers = {"content-length": str(os.fstat(copy.file.fileno()).st_size)}
-        return stream(copy.parts(), "application/vnd.sqlite3", headers)

@@ -14,7 +14,8 @@ A client that ends its input after a request gets its answer, as on the data por
 answered empty at once (`INPUT_ENDED`), because it looks the same as one that was killed. With TLS the event loop closes
 such a connection.
 
-While another server owns the queues, health and metrics are this server's own, and the rest is passed on to the owner.
+While another server owns the queues, health and metrics are this server's own, and the rest is passed on to the owner,
+but for events that the own copy has, if the client asks for them with `VeilMQ-Read: stale-ok`.
 
 Before changing it: uvicorn writes chunks to an HTTP/1.0 client, which knows none (RFC 9112, 6.1): see `_Unframed`.
 """
@@ -23,15 +24,17 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -39,16 +42,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
-from veilmq.admin.app import of_one_copy
+from veilmq.admin.app import create_copy_app, of_one_copy
+from veilmq.admin.history.feed import PATH, READ_HEADER, reads_copy
 from veilmq.admin.metrics import of_a_follower
 from veilmq.cli.serve import BACKLOG, AdminEntry
 from veilmq.console import application
+from veilmq.model.errors import VeilError
 from veilmq.protocols import absolute_form
 from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON, passing_on
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.refusals import RefusalLog
 from veilmq.server.service import Service
 from veilmq.store import Store
+from veilmq.store.log import Follower
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Request line and headers, not counting what arrives in the same read as their beginning or end."""
@@ -307,7 +313,7 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
             built = service.store, entry.bearer, build(entry.bearer)
         return built[2]
 
-    elsewhere = None if service.cluster is None else _elsewhere(service, here)
+    elsewhere = None if service.cluster is None else _elsewhere(service, entry, here)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found = here() or elsewhere
@@ -317,7 +323,29 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
     return app
 
 
-def _elsewhere(service: Service, here: Callable[[], ASGIApp | None]) -> ASGIApp:
+def _from_copy(service: Service, entry: AdminEntry) -> Callable[[Scope], Awaitable[ASGIApp | None]]:
+    """What answers a request from this server's copy; None: the owner has to."""
+    built: tuple[Follower, str, ASGIApp] | None = None
+
+    async def found(scope: Scope) -> ASGIApp | None:
+        nonlocal built
+        copy = None if service.cluster is None else service.cluster.copy
+        if scope["path"] != PATH or scope["method"] != "GET" or (READ_HEADER, b"stale-ok") not in scope["headers"]:
+            return None
+        members = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        with suppress(VeilError):
+            if copy is None or not await run_in_threadpool(reads_copy, copy, members):
+                return None
+            if built is None or built[:2] != (copy, entry.bearer):
+                app = create_copy_app(copy, lambda: service.keyring, service.settings, entry.bearer)
+                built = copy, entry.bearer, app
+            return built[2]
+        return None
+
+    return found
+
+
+def _elsewhere(service: Service, entry: AdminEntry, here: Callable[[], ASGIApp | None]) -> ASGIApp:
     async def live(request: Request) -> Response:
         """200 while the loop runs."""
         return JSONResponse({"live": True})
@@ -348,6 +376,8 @@ def _elsewhere(service: Service, here: Callable[[], ASGIApp | None]) -> ASGIApp:
         ]
     )
 
+    from_copy = _from_copy(service, entry)
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if PASSED_ON in scope:  # and it finds this server to be the owner no more
             text = f"server {service.following().owner or 'nobody'} owns the queues now: try again"
@@ -356,6 +386,6 @@ def _elsewhere(service: Service, here: Callable[[], ASGIApp | None]) -> ASGIApp:
         elif scope["path"] in {"/health/live", "/health/ready", "/metrics"}:
             await own(scope, receive, send)
         else:
-            await passed_on(scope, receive, send)
+            await (await from_copy(scope) or passed_on)(scope, receive, send)
 
     return app

@@ -212,7 +212,7 @@ class ServerHistory:
         """See `History.read`."""
         at = start
         while at < stop:
-            connection, answer = self._get(str(at), min(stop - at, REQUEST_ROWS_MAX))
+            connection, answer = self._get(str(at), min(stop - at, REQUEST_ROWS_MAX), from_copy=True)
             with connection:
                 following = _header(answer, "veilmq-next-offset")
                 if following <= at:
@@ -226,9 +226,14 @@ class ServerHistory:
                     ) from None
                 at = following
 
-    def _get(self, start: str, limit: int, hold_s: int = 0) -> "tuple[_Closing, http.client.HTTPResponse]":
+    def _get(
+        self, start: str, limit: int, hold_s: int = 0, *, from_copy: bool = False
+    ) -> "tuple[_Closing, http.client.HTTPResponse]":
+        """from_copy: any server of a cluster that has these events may answer, not the owner alone."""
         connection = connection_to(self.url, self._certificate, _TIMEOUT_S)
         headers = {"Accept": ARROW, "User-Agent": "veilmq-pipeline"}
+        if from_copy:
+            headers["VeilMQ-Read"] = "stale-ok"
         if self._authorization:
             headers["Authorization"] = self._authorization
         query = urlencode({"from": start, "limit": limit} | ({"hold": hold_s} if hold_s else {}))

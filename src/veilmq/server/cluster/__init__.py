@@ -14,6 +14,7 @@ from veilmq.server.port import Aliases
 from veilmq.server.shell import Latencies, Shell
 from veilmq.store import Store
 from veilmq.store.directory import DataDirectory
+from veilmq.store.log import Follower
 
 if TYPE_CHECKING:
     from veilmq.cluster.registry import Status
@@ -94,6 +95,11 @@ class Cluster(Protocol):
     @property
     def front(self) -> Calls:
         """Carries calls out, here or at the owner."""
+        ...
+
+    @property
+    def copy(self) -> Follower | None:
+        """This server's copy of the data, which may be behind; None: it has none yet."""
         ...
 
     @property

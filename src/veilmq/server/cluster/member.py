@@ -44,7 +44,7 @@ from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
 from veilmq.server.shell import Latencies, Shell
 from veilmq.store.directory import DatabaseDamaged, DatabaseUnusable, DataDirectory, NotOurs
-from veilmq.store.log import AppendUnknown, NotAppended, NotOwner
+from veilmq.store.log import AppendUnknown, Follower, NotAppended, NotOwner
 
 _RENEWALS: Final = 3
 """Renewals in the time of one lease."""
@@ -130,6 +130,8 @@ class ClusterServer:
         self._own_names: dict[QueueKey, QueueKey] = {}
         self.owner = ""
         """Name of the server that owns the shard, if that is another one."""
+        self.copy: Follower | None = None
+        """See `Cluster.copy`."""
         self._epoch = 0
         self._appends = Latencies()
         self._takeovers = self._handovers = 0
@@ -258,7 +260,7 @@ class ClusterServer:
         """Follow and own by turns until `stop`. Raises ClusterRefused, and as the opening of the data directory."""
         loop = asyncio.get_running_loop()
         watch = Watch(
-            opened=lambda follower: loop.call_soon_threadsafe(self._opened, follower.directory),
+            opened=lambda follower: loop.call_soon_threadsafe(self._opened, follower),
             saw=lambda sight: loop.call_soon_threadsafe(self._saw, sight),
             learnt=lambda queues: loop.call_soon_threadsafe(self._learn, queues),
             shared=lambda values: loop.call_soon_threadsafe(self.shared, values),
@@ -440,8 +442,9 @@ class ClusterServer:
 
     # While another server owns the shard.
 
-    def _opened(self, directory: DataDirectory) -> None:
-        self.opened(directory)
+    def _opened(self, copy: Follower) -> None:
+        self.copy = copy
+        self.opened(copy.directory)
         self._queues, self._own_names = {}, {}
         self.aliases.known = self._own_names
 

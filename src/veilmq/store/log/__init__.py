@@ -22,6 +22,7 @@ import msgspec
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import DATABASE, DataDirectory, SchemaRefused
+from veilmq.store.reader import View
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +177,11 @@ class Follower(Protocol):
 
     def shared(self) -> dict[str, bytes]:
         """Values that all servers of the cluster have, secrets among them, by name. Raises Diverged, StoreUnknown."""
+        ...
+
+    def look(self) -> AbstractContextManager[View]:
+        """A view for the calling thread, beside `apply`; waits while too many are open. Raises StoreFailed once the
+        follower is closed."""
         ...
 
     def copy(self, file: Path) -> Point:

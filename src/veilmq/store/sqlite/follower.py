@@ -12,14 +12,23 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.errors import StoreUnknown
+from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store import Options
 from veilmq.store.directory import DatabaseDamaged, DataDirectory, NotOurs
 from veilmq.store.log import Changed, Diverged, Point, Position, checksum
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import DAMAGE, Checkpointer, check_version, close_unchecked, open_writer, schema
+from veilmq.store.sqlite.disk import (
+    DAMAGE,
+    Checkpointer,
+    Readers,
+    check_version,
+    close_unchecked,
+    open_writer,
+    schema,
+)
+from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools.backup import copy_checked
 
 _QUEUE: Final = "SELECT incarnation, account, region, name, created, modified, deleted, settings FROM queue"
@@ -43,7 +52,9 @@ class SqliteFollower:
             self._position = effects.position(self._connection) or Position(0, 0, 0)
             page_bytes = int(self._connection.pragma("page_size"))
             self._checkpointer = Checkpointer(self._directory.database, options, page_bytes)
+            self._readers = Readers(self._directory.database, options, self._refuse_closed)
             opened.pop_all()
+        self._closed = False
         self._wal_pages = 0
 
     @property
@@ -107,6 +118,19 @@ class SqliteFollower:
                 return {}  # the log begins with an older format
             return dict(self._connection.execute("SELECT name, value FROM shared").fetchall())  # type: ignore[arg-type]
 
+    @contextmanager
+    def look(self) -> Iterator[SqliteView]:
+        """See `Follower.look`."""
+        try:
+            with self._readers.lend() as connection:
+                yield SqliteView(connection)
+        except (apsw.Error, NotOurs) as error:
+            raise StoreFailed(reason=f"this server's copy: {error}") from error
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreFailed(reason="this server's copy is not open now")
+
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
         return apsw.SQLITE_OK
@@ -117,6 +141,8 @@ class SqliteFollower:
 
     def close(self) -> None:
         """Release the files."""
+        self._closed = True
+        self._readers.close()
         try:
             self._checkpointer.close()
             # A checkpoint here would hold up a take-over.
