@@ -1,6 +1,8 @@
 """The code on the pages about workers, checkpoints and guards runs, against a real server."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,33 @@ def test_the_workers_page(veilmq_server: LocalServer) -> None:
             ("concurrency=8, prefetch=16)", "concurrency=8, prefetch=16, wait=0.2)"),
             (".run(signals=True)", ".run(until_empty=True)"),
         )
-        exec(compile(text, "worker.md", "exec"), {})
+        exec(compile(text, "worker.md", "exec"), {"__name__": "__main__"})
     stats = queue.stats()
     assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+def test_the_workers_program_is_a_module_for_the_command(veilmq_server: LocalServer, tmp_path: Path) -> None:
+    """As the page says: the same file, named as a module, and its worker at the top level does not run."""
+    veilmq_server.connect("images").send_batch(["1.png 2.png", "3.png"])
+    (tmp_path / "images.py").write_text(code("worker.md")[0])
+    (command,) = re.findall(r"^    veilmq (work images:resize .*)$", (PAGES / "worker.md").read_text(), re.MULTILINE)
+    words = replaced(command, ("veil://127.0.0.1:9324/images", veilmq_server.queue_url("images"))).split()
+    veilmq = [sys.executable, "-c", "from veilmq.cli import main; main()", *words, "--until-empty", "--wait", "200ms"]
+    done = subprocess.run(veilmq, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "received 2, done 2\n"), done.stderr
+
+
+def test_a_module_that_starts_its_worker_when_it_is_imported_is_told(tmp_path: Path) -> None:
+    program = code("worker.md")[0].replace('if __name__ == "__main__":\n    ', "")
+    program = replaced(
+        program,
+        ("veil://127.0.0.1:9324/images", f"veil://{tmp_path}/data?queue=images&create=1"),
+        ("concurrency=8, prefetch=16", 'kind="processes"'),
+    )
+    (tmp_path / "images.py").write_text(program)
+    done = subprocess.run([sys.executable, "images.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert 'belongs below if __name__ == "__main__":' in done.stderr
 
 
 def test_the_checkpoints_page(veilmq_server: LocalServer, tmp_path: Path) -> None:

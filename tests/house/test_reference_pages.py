@@ -15,7 +15,6 @@ from tests.house.test_cli_page import leaves
 from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli import application
 from veilmq.cli.sources import variable
-from veilmq.client.transaction import Times
 from veilmq.model.events import EventRecord, Kind
 from veilmq.model.settings.access import Action
 from veilmq.server.config.settings import FIELDS
@@ -62,13 +61,6 @@ def metrics() -> set[str]:
     for kind, name in re.findall(r'(Counter|Gauge|Histogram)MetricFamily\(\s*"(veilmq_[a-z_]+)"', source):
         counters.add(f"{name}_total" if kind == "Counter" else name)
     return counters
-
-
-def test_the_times_of_a_transaction_are_on_their_page() -> None:
-    page = (ROOT / "docs" / "patterns" / "transaction-queue.md").read_text()
-    listed = re.search(r"`Times\(([^`]*)\)`", page)
-    assert listed is not None
-    assert re.findall(r"(\w+)=", listed[1]) == list(Times.__struct_fields__)
 
 
 def test_every_option_is_on_a_page() -> None:

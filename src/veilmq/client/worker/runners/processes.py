@@ -329,7 +329,10 @@ class _Place:
 
     def await_ready(self) -> None:
         """Raises ParameterInvalid if the process cannot run the handler."""
-        reason = "its process ended before it was ready"
+        reason = (
+            "its process ended before it was ready: what its module does besides defining things belongs below "
+            'if __name__ == "__main__":'
+        )
         try:
             if not self._pipe.poll(_START_SECONDS):
                 self.kill()
