@@ -24,6 +24,7 @@ from veilmq.cli.cluster import register as register_cluster
 from veilmq.cli.history import register as register_history
 from veilmq.cli.migrate import register as register_migrate
 from veilmq.cli.pipeline import register as register_pipeline
+from veilmq.cli.release import register as register_release
 from veilmq.cli.remote import register
 from veilmq.cli.work import register as register_work
 from veilmq.cli.work import register_verify
@@ -78,6 +79,7 @@ def application() -> typer.Typer:
     register_migrate(app)
     register_cluster(app)
     register_pipeline(app)
+    register_release(app)
     return app
 
 

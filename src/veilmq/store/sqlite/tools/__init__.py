@@ -8,6 +8,7 @@ compared with what the history recorded of it (books.py) or with what is possibl
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from hashlib import md5
 from itertools import chain
@@ -30,6 +31,7 @@ from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERI
 from veilmq.store.sqlite.disk import check_version, open_reader, redo, schema
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
+from veilmq.store.sqlite.effects import position
 from veilmq.store.sqlite.messages import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.reading.history import bounds, events_from
@@ -86,6 +88,20 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     finally:
         connection.close()
     return report
+
+
+def format_of(database: Path) -> tuple[int, bool]:
+    """The state format of a file that a server may have open, and whether it is a copy of a cluster's state.
+
+    Raises SchemaNewer, SchemaUnreleased, NotOurs, DatabaseFailed.
+    """
+    try:
+        with closing(open_reader(database, Options())) as connection:
+            version = schema.check_ours(connection)
+            follows = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'log_position'").get
+            return version, bool(follows) and position(connection) is not None
+    except (apsw.Error, OSError) as error:
+        raise DatabaseFailed(str(error)) from error
 
 
 def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:
