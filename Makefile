@@ -23,7 +23,7 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel install docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run wheel install release docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make wheel              build dist/veilmq-*.whl, to install elsewhere'
 	@echo 'make docs               build the site of the documentation: site/index.html'
 	@echo 'make install            as root: install it as a service of systemd (docs/deploy.md)'
+	@echo 'make release            build what a release consists of: wheel, sdist, lock, bill of materials, checksums'
 	@echo 'make check              lint, types, floors and the fast tests'
 	@echo 'make test               make check and every other test'
 	@echo 'make bench              measure against the peers'
@@ -109,15 +110,20 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 run: setup
 	@exec $(BIN)/veilmq serve $(ARGS)
 
-# The same sources make the same bytes: every file in a wheel or sdist has the instant of SOURCE_DATE_EPOCH.
-export SOURCE_DATE_EPOCH ?= 315532800
-
 wheel: setup
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build --target wheel
 
 install: wheel
 	@tools/install-service.sh dist/veilmq-*.whl
+
+release: setup .tools/release/cyclonedx/.installed
+	@tools/release.sh
+
+.tools/release/cyclonedx/.installed: requirements/release.txt tools/install-venv.sh | $(RUN_STAMP)
+	@mkdir -p .tools/release
+	@tools/install-venv.sh requirements/release.txt $(@D)
+	@touch $@
 
 # The site of the documentation, in site/: strict, without a network, and readable as files.
 docs: setup-test
@@ -201,6 +207,7 @@ lock: setup-test
 	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
 	$(LOCK_CLIENT) requirements/fuzz.in --output-file requirements/fuzz.txt
 	$(LOCK_CLIENT) requirements/docs.in --output-file requirements/docs.txt
+	$(LOCK_CLIENT) requirements/release.in --output-file requirements/release.txt
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/js
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \

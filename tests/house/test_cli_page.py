@@ -51,7 +51,8 @@ def test_what_is_not_there_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "room"), [("work", "work"), ("calibrate", "work"), ("verify", "work"), ("bridge", "migrate"), ("import", "migrate")]
+    ("name", "room"),
+    [("work", "work"), ("calibrate", "work"), ("verify", "work"), ("bridge", "migrate"), ("import", "migrate")],
 )
 def test_every_option_is_there(name: str, room: str) -> None:
     _, begin, rest = PAGE.partition(f"<!-- options of veilmq {name}: printed from veilmq.cli.{room} -->")

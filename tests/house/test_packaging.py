@@ -83,10 +83,7 @@ def test_every_dependency_is_explained() -> None:
 
 
 def test_the_wheel_is_complete(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = tmp_path.iterdir()
+    (wheel,) = build(ROOT, tmp_path, "wheel")
     assert wheel.name == f"veilmq-{veilmq.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as content:
         names = {name for name in content.namelist() if ".dist-info/" not in name}
@@ -100,20 +97,40 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert "veilmq = veilmq.__main__:main" in scripts
 
 
-@pytest.mark.slow
-def test_the_source_distribution_is_complete(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+def build(source: Path, into: Path, *targets: str) -> list[Path]:
+    """What hatchling builds of a tree."""
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(into)]
+    command += [word for target in targets for word in ("--target", target)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    (archive,) = tmp_path.iterdir()
+    return sorted(into.iterdir())
+
+
+@pytest.mark.slow
+def test_the_source_distribution_is_complete_and_makes_the_same_bytes_again(tmp_path: Path) -> None:
+    """Elsewhere, with other modes and at another time."""
+    wheel, archive = sorted(
+        build(ROOT, tmp_path / "dist", "wheel", "sdist"), key=lambda path: path.suffix, reverse=True
+    )
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
+        content.extractall(tmp_path / "elsewhere", filter="data")
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
-    assert source | {"src/veilmq/py.typed", "pyproject.toml", "README.md", "LICENSE", "docs/deploy.md"} <= names
-    linked = {target for page in ("README.md", "CONTRIBUTING.md") for target in LINK.findall((ROOT / page).read_text())}
+    further = {"README.md", "LICENSE", "SECURITY.md", "docs/deploy.md", "deploy/Containerfile", "requirements/run.txt"}
+    assert source | further | {"src/veilmq/py.typed", "pyproject.toml"} <= names
+    pages = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+    linked = {target for page in pages for target in LINK.findall((ROOT / page).read_text())}
     assert len(linked) > 15
     assert {target for target in linked if target not in names and f"{target}/README.md" not in names} == set()
     assert [name for name in names if "__pycache__" in name] == []
+    (unpacked,) = (tmp_path / "elsewhere").iterdir()
+    for path in unpacked.rglob("*"):
+        path.chmod(path.stat().st_mode | 0o020)
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    again = build(unpacked, tmp_path / "again", "wheel", "sdist")
+    assert {path.name: path.read_bytes() for path in again} == {
+        path.name: path.read_bytes() for path in (wheel, archive)
+    }
 
 
 def test_importing_the_package_needs_no_dependency() -> None:

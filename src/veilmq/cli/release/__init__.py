@@ -48,15 +48,14 @@ def _version(data: Data = Path("veilmq-data"), as_json: Json = False) -> None:
 
 def installed() -> dict[str, Any]:
     """Release, interpreter, machine, the database's engine, event loop, and what each extra has or lacks."""
-    import apsw
-
     from veilmq.engine.directory import STATE_FORMAT
+    from veilmq.store.sqlite.tools import SQLITE
 
     return {
         "veilmq": f"{veilmq.__version__} (state format {STATE_FORMAT}) in {Path(veilmq.__file__).parent}",
         "python": f"{platform.python_version()} ({platform.python_implementation()}) in {sys.prefix}",
         "platform": f"{platform.platform()} ({os.cpu_count()} cores)",
-        "sqlite": f"{apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()})",
+        "sqlite": SQLITE,
         "loop": f"uvloop {version}" if (version := _version_of("uvloop")) else "asyncio's own",
         "extras": [f"{name}: {_shown(packages)}" for name, packages in sorted(_extras().items())],
     }

@@ -55,6 +55,10 @@ _DAMAGE: Final = (apsw.Error, ValueError, TypeError, LookupError)
 """Errors of reading a damaged file: SQLite notices a torn page, but not a changed value."""
 
 
+SQLITE: Final = f"{apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()})"
+"""Which SQLite reads and writes."""
+
+
 def _unseen(_stage: str, _done: int, _total: int) -> None:
     """Report progress to nobody."""
 
