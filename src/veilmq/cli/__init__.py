@@ -21,6 +21,8 @@ except ModuleNotFoundError as error:
     end_without(error)
 
 from veilmq.cli.cluster import register as register_cluster
+from veilmq.cli.doctor import next_steps
+from veilmq.cli.doctor import register as register_doctor
 from veilmq.cli.history import register as register_history
 from veilmq.cli.migrate import register as register_migrate
 from veilmq.cli.pipeline import register as register_pipeline
@@ -60,7 +62,7 @@ def application() -> typer.Typer:
         name="veilmq",
         help="A durable message queue built around the visibility timeout.",
         epilog=_EPILOG,
-        no_args_is_help=True,
+        invoke_without_command=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
@@ -77,6 +79,7 @@ def application() -> typer.Typer:
     register_work(app)
     register_verify(app)
     register_migrate(app)
+    register_doctor(app)
     register_cluster(app)
     register_pipeline(app)
     register_release(app)
@@ -118,11 +121,14 @@ def _print_version(wanted: bool) -> None:
 
 
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     del version
+    if context.invoked_subcommand is None:
+        print(next_steps(), end="")
 
 
 def _serve(flags: dict[str, Any]) -> None:

@@ -124,13 +124,13 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def takes_settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
-    """A typer command with a flag for each setting; passes the given ones to `command` by name."""
+def takes_settings(command: Callable[[dict[str, Any]], None], *more: inspect.Parameter) -> Callable[..., None]:
+    """A typer command with a flag for each setting, and `more`; passes the given ones to `command` by name."""
 
     def with_flags(**flags: Any) -> None:
         command(flags)
 
-    parameters = [_config_flag(), *map(_parameter, FIELDS.values())]
+    parameters = [_config_flag(), *map(_parameter, FIELDS.values()), *more]
     with_flags.__doc__ = command.__doc__
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -57,6 +57,7 @@ from veilmq.engine.engine import Engine
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek, Sweep
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
+from veilmq.model.instant import Instant
 from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
@@ -123,6 +124,11 @@ class DirectAccess:
         self._store = store
         self._clock = LeaseClock()
         self._clock.start(store.mark)
+
+    @property
+    def mark(self) -> Instant:
+        """The latest instant that the data has seen."""
+        return self._store.mark
 
     def run(
         self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None

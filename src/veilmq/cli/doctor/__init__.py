@@ -1,0 +1,173 @@
+"""`veilmq doctor`: what is wrong with an installation, in words, each with what to do; and what `veilmq` alone says.
+
+Strategy: a check is a generator of `Finding`s about one thing, from the settings that `serve` would have. Those on the
+machine are in machine.py, those on the data and on what is configured in installation.py. A check never changes
+anything but one small file, by whose sync the disk is measured. Beside a running server the queues are looked at
+through its admin port; a directory that nobody holds is opened as the other commands do.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.output import print_json, printable
+
+if TYPE_CHECKING:
+    from veilmq.cli.sources import Resolved
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but not as it should, or not for long."""
+    ERROR = "error"
+    """It does not work, or acknowledged messages are in danger."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found."""
+
+    check: str
+    level: Level
+    text: str
+    fix: str = ""
+    """What to do or type."""
+
+
+_SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARN", Level.ERROR: "FAIL"}
+_NEXT: Final = """\
+VeilMQ {version}: a durable message queue built around the visibility timeout.
+
+{state}
+    veilmq queues create jobs
+    veilmq send jobs 'the first message'
+    veilmq receive jobs --delete
+
+Something is wrong:  veilmq doctor
+All commands:        veilmq --help
+A command:           veilmq COMMAND --help
+Moving from SQS, Azure or an emulator:  veilmq import --help, veilmq bridge --help
+Documentation:       docs/ beside the source, docs/cli.md for the commands; man veilmq where it is installed
+"""
+_NO_SERVER: Final = """\
+No server holds ./veilmq-data. Start one, in development mode and on this machine alone, and leave it running:
+    veilmq serve
+
+Then in another terminal, in the same directory:"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    from veilmq.cli.sources import takes_settings
+
+    as_json = inspect.Parameter(
+        "as_json",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
+    )
+    app.command("doctor", help=_doctor.__doc__)(takes_settings(_doctor, as_json))
+
+
+def next_steps() -> str:
+    """What a person who typed `veilmq` alone can do."""
+    import veilmq
+    from veilmq.cli.access import DATA_DEFAULT
+    from veilmq.cli.doctor.installation import holder_of
+
+    holder = holder_of(DATA_DEFAULT)
+    if holder is None:
+        state = _NO_SERVER
+    else:
+        where = ", ".join(f"{name} on {url}" for name, url in holder.listeners.items())
+        state = f"A server runs on ./{DATA_DEFAULT} (pid {holder.pid}): {where}.\nTry:"
+    return _NEXT.format(version=veilmq.__version__, state=state)
+
+
+def _doctor(flags: dict[str, Any]) -> None:
+    """Say what is wrong with this installation, and what to do about it.
+
+    Takes the options, variables and file of `serve`, and looks at what a server has or would have with them. Exits 0 if
+    all is well, 1 with warnings, 2 with errors.
+    """
+    from veilmq.cli.sources import resolve
+
+    try:
+        found = list(_examined(resolve(flags, os.environ)))
+    except Failure as failure:
+        found = [_failed("settings", failure)]
+    if flags["as_json"]:
+        for each in found:
+            print_json({"check": each.check, "level": each.level.value, "text": each.text, "fix": each.fix})
+    else:
+        _show(found)
+    levels = {each.level for each in found}
+    if Level.ERROR in levels:
+        raise typer.Exit(int(Exit.USAGE))
+    raise typer.Exit(int(Exit.WRONG if Level.WARNING in levels else Exit.DONE))
+
+
+def _show(found: list[Finding]) -> None:
+    for each in found:
+        print(f"{_SIGNS[each.level]:<4}  {each.check:<12} {printable(each.text)}")
+        if each.fix:
+            print(f"{'':<19}{printable(each.fix)}")
+    wrong = [each for each in found if each.level is not Level.OK]
+    errors = sum(each.level is Level.ERROR for each in wrong)
+    print(f"\n{errors} errors, {len(wrong) - errors} warnings" if wrong else "\nall is well")
+
+
+def _examined(resolved: "Resolved") -> Iterator[Finding]:
+    from veilmq.cli.doctor import installation, machine
+
+    settings = resolved.settings
+    for name, meant in resolved.misspelt.items():
+        yield Finding("settings", Level.WARNING, f"{name} is no setting", f"Did you mean {meant}?")
+    holder = installation.holder_of(settings.data)
+    place = _existing(settings.data)
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "versions": machine.versions,
+        "clock": machine.clock,
+        "open files": lambda: machine.open_files(settings, holder),
+        "proxy": lambda: machine.proxies(os.environ),
+        "directory": lambda: installation.directory(settings.data, holder),
+        "disk": lambda: machine.space(place),
+        "fsync": lambda: machine.sync_speed(place),
+        "ports": lambda: machine.ports(settings, holder),
+        "credentials": lambda: installation.credentials(settings),
+        "certificate": lambda: installation.certificate(settings),
+        "server": lambda: installation.health(holder),
+        "queues": lambda: installation.queues(settings.data, holder),
+    }
+    for name, check in checks.items():
+        try:
+            yield from check()
+        except Failure as failure:
+            yield _failed(name, failure)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            yield Finding(
+                name, Level.ERROR, f"{where}{error.strerror}", "Is this user the one that the server runs as?"
+            )
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that is there."""
+    path = path.absolute()
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _failed(check: str, failure: Failure) -> Finding:
+    return Finding(check, Level.ERROR, str(failure), failure.advice)

@@ -1,0 +1,233 @@
+"""`veilmq doctor`: each thing that can be wrong, made wrong for real, and what is said of it; and `veilmq` alone."""
+
+import datetime
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.test_certificate import make_pair
+from tests.support.commands import Ended, Run
+from tests.support.embedded import EmbeddedClient
+
+from veilmq.store.synchronised import is_synchronised
+from veilmq.testing.local import ServerProcess
+
+FREE = ("--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+WELL = 0 if is_synchronised() else 1
+"""A machine without a time service has a warning."""
+
+
+@pytest.fixture
+def doctor(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the command; `doctor(check, ...)` gives its code, and the level, text and fix of what that check found."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+    def examine(check: str, *arguments: str) -> tuple[int, list[tuple[str, str, str]]]:
+        ended: Ended = run("doctor", "--data", str(tmp_path / "data"), "--json", *FREE, *arguments)
+        found = [each for each in ended.json if each["check"] == check]
+        return ended.code, [(each["level"], each["text"], each["fix"]) for each in found]
+
+    return examine
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The data directory of a server that has ended."""
+    server = ServerProcess(tmp_path).start()
+    server.stop()
+    return server.data
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path).start()
+    yield server
+    server.kill()
+
+
+def test_before_the_first_start_all_is_well_and_nothing_is_made(run: Run, doctor: Any, tmp_path: Path) -> None:
+    code, ((level, text, _),) = doctor("directory")
+    assert (code, level, text.endswith("is made at the first start")) == (WELL, "ok", True)
+    assert list(tmp_path.iterdir()) == []
+    shown = run("doctor", "--data", str(tmp_path / "data"), *FREE).out
+    assert "ok    fsync " in shown
+    assert shown.endswith("all is well\n" if WELL == 0 else "0 errors, 1 warnings\n")
+
+
+class TestBesideAServer:
+    def test_it_says_where_the_server_listens_and_that_it_is_ready(self, doctor: Any, running: ServerProcess) -> None:
+        code, found = doctor("ports")
+        assert code == WELL
+        assert ("ok", f"sqs listens on {running.sqs}", "") in found
+        assert doctor("server")[1] == [("ok", f"pid {running.process.pid} is ready", "")]
+        assert doctor("directory")[1][0][1].endswith(f"held by pid {running.process.pid}")
+
+    def test_it_names_a_queue_that_no_protocol_can_name(self, run: Run, doctor: Any, running: ServerProcess) -> None:
+        name = "a_" * 45
+        assert run("queues", "create", name, "--data", str(running.data)).code == 0
+        assert run("queues", "create", "fine_one", "--data", str(running.data)).code == 0
+        code, found = doctor("queues")
+        assert (code, [text for level, text, _ in found if level == "warning"]) == (
+            1, [f"no protocol but veil:// can name {name}"],
+        )  # fmt: skip
+
+
+def test_a_timeout_that_the_history_contradicts(run: Run, doctor: Any, stopped: Path) -> None:
+    at = ("--data", str(stopped))
+    run("queues", "create", "jobs", "--visibility-timeout", "1h", *at)
+    run("send", "jobs", "--lines", *at, stdin="a\n" * 41)
+    run("receive", "jobs", "--count", "40", "--delete", *at)
+    run("receive", "jobs", *at)
+    found = next(found for _ in range(100) if (found := doctor("queues")[1])[0][0] == "warning")
+    ((_, text, fix),) = found
+    assert text.startswith("jobs: a visibility timeout of 1 h is too long.")
+    assert fix.startswith("veilmq queues set jobs --visibility-timeout ")
+    assert run(*fix.split()[1:], *at).code == 0
+
+
+class TestDirectory:
+    def test_open_to_others(self, doctor: Any, stopped: Path) -> None:
+        stopped.chmod(0o755)
+        code, found = doctor("directory")
+        assert (code, found) == (2, [("error", f"{stopped} is open to other users", f"chmod 700 {stopped}")])
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+    def test_a_file_of_another_user(self, doctor: Any, stopped: Path) -> None:
+        os.chown(stopped / "veilmq.db", 65_534, -1)
+        code, ((level, text, fix),) = doctor("directory")
+        assert (code, level) == (2, "error")
+        assert text == f"{stopped} belongs to uid 0, and veilmq.db in it does not"
+        assert fix == f"chown -R 0 {stopped}"
+
+    def test_of_another_release(self, doctor: Any, tmp_path: Path) -> None:
+        (tmp_path / "data").mkdir(mode=0o700)
+        (tmp_path / "data" / "veilmq.db").write_bytes(b"no database" * 100)
+        code, found = doctor("queues")
+        assert (code, found[0][0]) == (2, "error")
+
+    def test_whose_parent_is_missing(self, doctor: Any, tmp_path: Path) -> None:
+        code, found = doctor("directory", "--data", str(tmp_path / "typo" / "data"))
+        assert (code, found[0][0], "mkdir -p" in found[0][2]) == (2, "error", True)
+
+
+def test_a_port_in_use_names_who_has_it(doctor: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, found = doctor("ports", "--sqs", where)
+    (wrong,) = (each for each in found if each[0] == "error")
+    assert code == 2
+    assert wrong[1].startswith(f"--sqs: {where} is in use by pid {os.getpid()} (")
+    assert wrong[2] == "End that program, or choose another port: --sqs 127.0.0.1:0"
+
+
+def test_an_address_of_another_machine(doctor: Any) -> None:
+    code, found = doctor("ports", "--sqs", "192.0.2.1:9324", "--insecure", "--credentials", "gone.toml")
+    assert code == 2
+    assert [fix for level, _, fix in found if level == "error"] == [
+        "Name an address of this machine: --sqs 127.0.0.1:9324"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bypass", "level"), [("", "warning"), ("localhost,127.0.0.1", "ok"), ("localhost", "warning")]
+)
+def test_a_proxy_that_swallows_this_machine(
+    doctor: Any, monkeypatch: pytest.MonkeyPatch, bypass: str, level: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:3128")
+    monkeypatch.setenv("no_proxy", bypass)
+    ((found, text, fix),) = doctor("proxy")[1]
+    assert found == level
+    assert ("HTTP_PROXY" in text, "NO_PROXY=" in fix) == (level == "warning",) * 2
+
+
+class TestCredentials:
+    def test_a_key_that_can_be_guessed(self, doctor: Any, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        path.write_text('[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AKWEAK0000000000"\nsecret = "test"\n')
+        path.chmod(0o600)
+        code, ((level, text, _),) = doctor("credentials", "--credentials", str(path))
+        assert (code, level) == (2, "error")
+        assert text == "the secret of key AKWEAK0000000000 has 4 characters and can be guessed"
+
+    def test_a_file_that_others_can_read(self, run: Run, doctor: Any, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        run("keys", "new", "--into", str(path))
+        assert doctor("credentials", "--credentials", str(path)) == (WELL, [("ok", "1 accounts, 1 keys", "")])
+        path.chmod(0o644)
+        code, ((level, text, _),) = doctor("credentials", "--credentials", str(path))
+        assert (code, level, str(path) in text) == (2, "error", True)
+
+
+@pytest.mark.parametrize(
+    ("days", "level", "said"),
+    [(30, "ok", "is valid until"), (3, "warning", "2 days are left"), (-1, "error", "refuse it")],
+)
+def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: str, said: str) -> None:
+    left = datetime.timedelta(days=days) if days > 0 else datetime.timedelta(minutes=-1)
+    for name, content in zip(("mq.pem", "mq.key"), make_pair("mq", left), strict=True):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o600)
+    files = ("--tls-cert", str(tmp_path / "mq.pem"), "--tls-key", str(tmp_path / "mq.key"))
+    ((found, text, _),) = doctor("certificate", *files)[1]
+    assert (found, said in text) == (level, True)
+    (tmp_path / "mq.key").write_bytes(make_pair("other")[1])
+    assert doctor("certificate", *files)[1][0][0] == "error"
+
+
+def test_a_clock_that_was_ahead(doctor: Any, tmp_path: Path) -> None:
+    client = EmbeddedClient(tmp_path / "data")
+    client.account.create("jobs")
+    client.pass_time(7_200)
+    client.account.create("others")
+    client.account.close()
+    found = [text for _, text, _ in doctor("clock")[1]]
+    assert found[-1] == "the data has seen a clock that was 2 h ahead of this machine's"
+
+
+def test_a_directory_in_memory(doctor: Any) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no file system in memory here")
+    found = doctor("disk", "--data", "/dev/shm/veilmq-doctor")[1]
+    assert [text for level, text, _ in found if "in memory" in text] == [
+        "/dev/shm is in memory (tmpfs): everything is gone after a restart of the machine"
+    ]
+
+
+def test_a_variable_that_is_misspelt(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VEILMQ_CREDENTIAL", "x")
+    assert doctor("settings") == (
+        1,
+        [("warning", "VEILMQ_CREDENTIAL is no setting", "Did you mean VEILMQ_CREDENTIALS?")],
+    )
+
+
+def test_settings_that_no_server_would_take(doctor: Any) -> None:
+    code, ((level, text, fix),) = doctor("settings", "--sqs", "0.0.0.0:9324")
+    assert (code, level) == (2, "error")
+    assert text.startswith("--sqs: ")
+    assert "veilmq keys new" in fix
+
+
+class TestAlone:
+    def test_it_says_how_to_begin(self, run: Run) -> None:
+        ended = run()
+        assert ended.code == 0
+        assert "    veilmq serve\n" in ended.out
+        assert "veilmq doctor" in ended.out
+
+    def test_it_sees_the_server_that_runs_here(self, run: Run, tmp_path: Path) -> None:
+        server = ServerProcess(tmp_path)
+        server.data = tmp_path / "veilmq-data"
+        server.start()
+        try:
+            assert f"(pid {server.process.pid}): sqs on {server.sqs}" in run().out
+        finally:
+            server.kill()
