@@ -7,14 +7,17 @@ loads by itself is elsewhere.
 
 import importlib
 import json
+import math
 import re
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from tests.console.browsing import chromium
 from tests.house.test_cli_page import COMMANDS
 from tests.house.test_docs import anchors
 
@@ -152,3 +155,66 @@ def test_the_reference_lists_all_that_the_code_has() -> None:
 def test_a_page_is_rendered_as_code_hosts_show_it(text: str, there: list[str], tmp_path: Path) -> None:
     rendered = tool("build").Site(tmp_path).render(text, "docs/some.md", "below/some.md")
     assert [part for part in there if part not in rendered] == []
+
+
+@pytest.fixture(scope="module")
+def page(site: Path) -> Iterator[Any]:
+    """A tab of Chromium at the simulator's page, from the file; what is not a file is remembered as `elsewhere`."""
+    with chromium() as browser:
+        tab: Any = browser.new_page()
+        tab.elsewhere = []
+        tab.on("request", lambda request: request.url.startswith("file:") or tab.elsewhere.append(request.url))
+        tab.on("pageerror", lambda error: tab.elsewhere.append(str(error)))
+        tab.goto((site / "lease-simulator.html").as_uri())
+        yield tab
+
+
+@pytest.mark.slow
+def test_a_page_from_a_file_is_searched_without_another_host(page: Any) -> None:
+    page.keyboard.press("Control+k")
+    page.keyboard.type("quarantine")
+    page.get_by_text("A message is damaged").first.wait_for(timeout=20_000)
+    page.keyboard.press("Escape")
+    assert page.elsewhere == []
+
+
+def simulated(page: Any, **parameters: Any) -> dict[str, Any]:
+    found: dict[str, Any] = page.evaluate("given => leaseSimulator.simulate(given)", parameters)
+    return found
+
+
+@pytest.mark.slow
+def test_the_simulators_numbers_are_those_of_closed_forms(page: Any) -> None:
+    many = {"messages": 40_000, "receivesMax": 1_000_000}
+    work, rate, lease = 20.0, 60 / 3600, 30.0
+    found = simulated(page, law="fixed", median=work, crashesPerHour=60, timeout=lease, **many)
+    assert found["receives"] == pytest.approx(math.exp(rate * work), rel=0.01)
+    crashed = math.exp(-rate * work)
+    assert found["recovery"]["mean"] == pytest.approx(lease - (1 / rate - work * crashed / (1 - crashed)), rel=0.01)
+    assert (found["duplicates"], found["dead"]) == (0, 0)
+
+    mean = 20.0
+    found = simulated(page, law="exponential", median=mean * math.log(2), crashesPerHour=0, anew=True, **many)
+    assert found["duplicates"] / 100 == pytest.approx(1 / (math.exp(lease / mean) - 1), rel=0.02)
+
+    found = simulated(page, law="fixed", median=3_000, crashesPerHour=0.5, extend=True, every=15, **many)
+    assert found["recovery"]["mean"] == pytest.approx(lease - 15 / 2, rel=0.01)
+    assert found["recovery"]["max"] <= lease
+    assert found["duplicates"] == 0
+
+    # Work that is longer than its lease each time never ends, and is red once a receive.
+    found = simulated(page, law="fixed", median=31, crashesPerHour=0, receivesMax=7, messages=100)
+    assert (found["dead"], found["receives"], found["duplicates"]) == (100, 7, 600)
+
+
+@pytest.mark.slow
+def test_the_simulators_page_shows_what_is_set(page: Any) -> None:
+    row = page.locator("#simulator tr", has_text="still worked")
+    before = row.inner_text()
+    assert float(re.findall(r"([\d.]+) in 100", before)[0]) > 100
+    page.check("#simulator-extend")
+    assert "0.0 in 100 messages" in row.inner_text()
+    assert page.locator("#simulator svg").count() == 2
+    page.fill("#simulator-timeout", "")
+    assert "in 100 messages" in row.inner_text(), "an empty field stands for the least"
+    assert page.elsewhere == []

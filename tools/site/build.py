@@ -86,7 +86,7 @@ class Site:
             self.page(page, source, made[source] if source in made else (ROOT / source).read_text())
         for source, page in list(self.shown.items()):
             self._show(source, page)
-        for folder in ("images",):
+        for folder in ("images", "scripts"):
             shutil.copytree(ROOT / "docs" / folder, self.place / "docs" / folder)
         shutil.copy(Path(__file__).parent / STYLE, self.place / "docs")
         self._configure()
