@@ -23,12 +23,13 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel install release docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run wheel man install release docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
 	@echo 'make wheel              build dist/veilmq-*.whl, to install elsewhere'
+	@echo 'make man                write the manual page and completions for bash, zsh and fish: build/share'
 	@echo 'make docs               build the site of the documentation: site/index.html'
 	@echo 'make install            as root: install it as a service of systemd (docs/deploy.md)'
 	@echo 'make release            build what a release consists of: wheel, sdist, lock, bill of materials, checksums'
@@ -57,6 +58,7 @@ setup: $(RUN_STAMP)
 setup-test: $(TEST_STAMP) .tools/docs/.installed
 	@tools/need.sh strace strace
 	@tools/need.sh openssl openssl
+	@tools/need.sh groff groff-base
 	@tools/need.sh systemd-analyze systemd
 	@PATH="$$PATH:/usr/sbin" tools/need.sh haproxy haproxy
 	@tools/need.sh java default-jre-headless
@@ -78,6 +80,8 @@ $(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/in
 
 setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/need.sh chromium chromium
+	@tools/need.sh zsh zsh
+	@tools/need.sh fish fish
 
 .tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/query.txt $(@D)
@@ -109,6 +113,10 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 
 run: setup
 	@exec $(BIN)/veilmq serve $(ARGS)
+
+# From the commands themselves; the directories are those below /usr/local/share.
+man: setup
+	@$(BIN)/python tools/shell_files.py build/share
 
 wheel: setup
 	@rm -rf dist
