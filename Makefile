@@ -82,6 +82,7 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/need.sh chromium chromium
 	@tools/need.sh zsh zsh
 	@tools/need.sh fish fish
+	@tools/need.sh promtool prometheus
 
 .tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/query.txt $(@D)

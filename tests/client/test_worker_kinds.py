@@ -405,6 +405,7 @@ class TestTelling:
         assert done.attributes is not None
         assert done.attributes["messaging.destination.name"] == "work"
         assert done.attributes["veilmq.receive_count"] == 2
+        assert [link.context.trace_id for link in done.links] == [int(parent, 16)]
 
     def test_batches_link(self, stage: Stage) -> None:
         from opentelemetry.sdk.trace import TracerProvider

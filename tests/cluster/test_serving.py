@@ -439,7 +439,7 @@ def test_every_server_says_how_its_cluster_stands(servers: Servers) -> None:
     assert owner["append_seconds_count"] > 1 > follower["append_seconds_count"]
     assert owner["records"] > 1 < owner["log_bytes"]
     series = [*series_of(httpx.get(f"{second.admin}/metrics").text), Series("up", {"instance": "two"})]
-    assert {rule["alert"]: unseen(rule, series) for rule in alarms("cluster alarms") if unseen(rule, series)} == {}
+    assert {rule["alert"]: unseen(rule, series) for rule in alarms("veilmq-cluster") if unseen(rule, series)} == {}
     assert first.stop() == 0
     until(lambda: shown(second)["owner"] == 1)
     until(lambda: (found := shown(second))["takeovers_total"] == found["owned"] == 1 and found["epoch"] == 3)

@@ -1,10 +1,15 @@
-"""The alarms of docs/operations.md name series that /metrics shows: of a server that has just begun to work.
+"""Alarms and dashboard of deploy/observability name series that /metrics shows: of a server that just began to work.
 
 Strategy: an alarm on a name, label or value that no series has never fires and says nothing. A counter must be there
 at 0 too, before anything happened: one that begins at 1 did not increase, and its alarm misses the first time.
 """
 
+import json
+import logging
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.test_certificate import make_pair
 from tests.house.test_site import tool
 
+from veilmq.server.logs import Json
 from veilmq.testing.local import ServerProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+ROOT = Path(__file__).parents[2]
+ALARMS, DASHBOARD = (ROOT / "deploy" / "observability" / name for name in ("alarms.yaml", "dashboard.json"))
+PAGE = ROOT / "docs" / "operations.md"
 _SELECTOR = re.compile(r"\b(veilmq_\w+|up)\b(?:\{(.*?)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*?)"')
 OWN = {"job", "instance"}
@@ -31,12 +39,25 @@ class Series(NamedTuple):
     labels: dict[str, str]
 
 
-def alarms(name: str = "alarms") -> list[dict[str, Any]]:
-    """The rules, as the page's YAML has them."""
-    text = PAGE.read_text().partition(f"<!-- {name} -->")[2].partition(f"<!-- end of {name} -->")[0]
-    (group,) = yaml.safe_load(text.strip().removeprefix("```yaml").removesuffix("```"))["groups"]
-    found: list[dict[str, Any]] = group["rules"]
+def alarms(group: str = "veilmq") -> list[dict[str, Any]]:
+    """The rules of a group."""
+    groups = {each["name"]: each["rules"] for each in yaml.safe_load(ALARMS.read_text())["groups"]}
+    found: list[dict[str, Any]] = groups[group]
     return found
+
+
+def panels() -> list[dict[str, Any]]:
+    """Those of the dashboard that show something."""
+    every: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return [panel for panel in every if panel["type"] != "row"]
+
+
+def expressions(panel: dict[str, Any]) -> list[str]:
+    """What a panel asks, with every variable as its widest value."""
+    return [
+        target["expr"].replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$queue", ".*")
+        for target in panel["targets"]
+    ]
 
 
 def series_of(text: str) -> list[Series]:
@@ -65,8 +86,12 @@ def unseen(rule: dict[str, Any], shown: list[Series]) -> list[str]:
         taken = [series for series in shown if is_matched(series, selector[1], selector[2] or "")]
         labels |= {label for series in taken for label in series.labels}
         found += [] if taken else [selector[0]]
-    wanted = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
-    wanted |= {name for names in re.findall(r"(?:ignoring|on|by)\s*\((.*?)\)", rule["expr"]) for name in names.split()}
+    wanted = set(re.findall(r"\$labels\.(\w+)", str(rule.get("annotations"))))
+    wanted |= {
+        name
+        for names in re.findall(r"(?:ignoring|on|by)\s*\((.*?)\)", rule["expr"])
+        for name in re.findall(r"\w+", names)
+    }
     return found + sorted(wanted - labels)
 
 
@@ -107,8 +132,75 @@ def test_the_reference_lists_every_metric_with_its_labels(shown: list[Series]) -
     assert sorted(listed.keys() - found.keys()) == []
 
 
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: str(panel["title"]))
+def test_a_panel_looks_at_what_is_shown(panel: dict[str, Any], shown: list[Series]) -> None:
+    """Those of a cluster are held against the code's names."""
+    assert panel["targets"]
+    of_cluster = {each.name for each in tool("reference").families() if each.of_cluster}
+    for expr in expressions(panel):
+        here = [Series(each.name, each.labels | {"instance": "x", "job": "veilmq"}) for each in shown]
+        missing = unseen({"expr": expr}, here)
+        known = [name for name in missing if re.sub(r"(_bucket)?(\{.*)?$", "", name) in of_cluster]
+        assert _SELECTOR.search(expr)
+        assert [name for name in missing if name not in known and name != "le"] == []
+
+
+def test_the_dashboard_can_be_laid_out() -> None:
+    every = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.slow
+def test_prometheus_takes_the_alarms_and_what_the_dashboard_asks(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing: run `make setup-clients`, or `apt-get install prometheus`"
+    asked = [{"record": "x:y", "expr": expr} for panel in panels() for expr in expressions(panel)]
+    (tmp_path / "dashboard.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": asked}]}))
+    for path, count in (
+        (ALARMS, len(alarms()) + len(alarms("veilmq-cluster"))),
+        (tmp_path / "dashboard.yaml", len(asked)),
+    ):
+        command = [promtool, "check", "rules", "--lint=none", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, f"SUCCESS: {count} rules found" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def row(rule: dict[str, Any]) -> str:
+    text = (
+        rule["annotations"]["summary"].replace("{{ $labels.", "<").replace("{{ $value", "<number").replace(" }}", ">")
+    )
+    return f"| `{rule['alert']}` | {rule.get('for', 'at once')} | {text} |".replace("<", "\\<")
+
+
+def test_the_page_lists_the_fields_of_a_log_line() -> None:
+    text = (ROOT / "docs" / "observability.md").read_text().partition("<!-- fields of a log line -->")[2]
+    table = text.partition("<!-- end of fields -->")[0]
+    listed: dict[str, str] = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.M))
+    plain = logging.LogRecord("veilmq.shell", logging.INFO, "", 0, "a", None, None)
+    assert [name for name, when in listed.items() if when == "always"] == list(json.loads(Json().format(plain)))
+    try:
+        raise ValueError("b")
+    except ValueError:
+        full = logging.LogRecord("veilmq.shell", logging.ERROR, "", 0, "a", None, sys.exc_info())
+    full.request = "id"
+    assert list(listed) == list(json.loads(Json().format(full)))
+
+
+def test_the_page_lists_the_alarms() -> None:
+    text = PAGE.read_text().partition("<!-- alarms: printed from deploy/observability/alarms.yaml -->\n")[2]
+    printed = text.partition("<!-- end of alarms -->")[0].splitlines()
+    assert printed == ["| alarm | after | |", "|---|---|---|", *map(row, [*alarms(), *alarms("veilmq-cluster")])]
+
+
 def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
-    rules = [*alarms(), *alarms("cluster alarms")]
+    rules = [*alarms(), *alarms("veilmq-cluster")]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 10
     for rule in rules:
         assert rule.keys() <= {"alert", "expr", "for", "annotations"}

@@ -15,7 +15,7 @@ from veilmq.testing import LocalServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-PAGES = ("client.md", "sqs.md", "azure.md", "mns.md")
+PAGES = ("client.md", "sqs.md", "azure.md", "mns.md", "observability.md")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,7 @@ def test_the_pages_run(server: LocalServer, tmp_path: Path) -> None:
     development = f"AccountName=devstoreaccount1;AccountKey={DEVELOPMENT_KEY}"
     ports = {
         "http://127.0.0.1:9324": server.sqs_url,
+        "veil://127.0.0.1:9324": server.sqs_url.replace("http", "veil"),
         "http://127.0.0.1:9326": server.mns_url,
         "UseDevelopmentStorage=true": (
             f"DefaultEndpointsProtocol=http;{development};QueueEndpoint={server.azure_url}/devstoreaccount1;"

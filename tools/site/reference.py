@@ -33,7 +33,7 @@ MODULES = {
     "Connecting": ["veilmq.client.adapters.connect"],
     "Queues and messages": ["veilmq.client.queue", "veilmq.client.messages", "veilmq.client.unreadable"],
     "Worker": ["veilmq.client.worker"],
-    "Leases": ["veilmq.client.keeper"],
+    "Leases and traces": ["veilmq.client.keeper", "veilmq.client.tracing"],
     "Patterns": [
         "veilmq.client.receiver", "veilmq.client.encrypted", "veilmq.client.large", "veilmq.client.ordered",
         "veilmq.client.outbox", "veilmq.client.routed", "veilmq.client.timeouts", "veilmq.client.topics",

@@ -4,11 +4,9 @@ Strategy: every worker has `Counts`: one lock and plain numbers. A `Meter`, if g
 each; its errors are logged and stop nothing. The Prometheus meter needs prometheus-client. The user creates it, so that
 several workers can share it.
 
-Spans: one CONSUMER span for each message, named and described by the semantic conventions for messaging. W3C trace
-context in the message's attributes becomes its parent, or a link for a batch. The span is current while the handler
-runs in a thread or coroutine. OpenTelemetry is imported only if a tracer is wanted.
-
-Source: OpenTelemetry semantic conventions, "Messaging spans".
+Spans: one CONSUMER span for each call of the handler (see `veilmq.client.tracing`). W3C trace context in the message's
+attributes becomes a link, and of a single message its parent. The span is current while the handler runs in a thread
+or coroutine.
 """
 
 import contextlib
@@ -19,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
+from veilmq.client.tracing import Tracing
 from veilmq.client.worker.job import Result, Verdict
 from veilmq.model.errors import CapabilityMissing
 
@@ -191,62 +190,33 @@ _FAILED: Final = (Verdict.FAILED, Verdict.REJECTED)
 class Spans:
     """Makes the spans of one worker. tracer: an OpenTelemetry tracer, True for the global one, None for no spans.
 
-    Raises CapabilityMissing for True if opentelemetry-api is not installed.
+    Raises CapabilityMissing if opentelemetry-api is not installed.
     """
 
     def __init__(self, queue: str, protocol: str, tracer: "Tracer | bool | None") -> None:
-        self._queue = queue
-        self._system = {"sqs": "aws_sqs", "azure": "azure_queue", "mns": "aliyun_mns"}.get(protocol, "veilmq")
-        self._tracer: Tracer | None = None
-        if tracer is True:
-            try:
-                from opentelemetry import trace
-            except ImportError as error:
-                raise CapabilityMissing(capability="tracer (pip install 'veilmq[telemetry]')") from error
-            self._tracer = trace.get_tracer("veilmq.worker")
-        elif tracer:
-            self._tracer = tracer
+        self._tracing = Tracing(queue, protocol, tracer) if tracer else None
 
     @contextlib.contextmanager
     def around(self, messages: Sequence[Received]) -> Iterator["Span | None"]:
         """The span around the handler's call."""
-        if self._tracer is None:
+        tracing = self._tracing
+        if tracing is None:
             yield None
             return
-        from opentelemetry import propagate, trace
-
-        attributes: dict[str, Any] = {
-            "messaging.system": self._system,
-            "messaging.destination.name": self._queue,
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-        }
-        contexts = [
-            propagate.extract({name: value for name, value in each.attributes.items() if isinstance(value, str)})
-            for each in messages
-        ]
-        parent, links = None, []
-        if len(messages) == 1:
-            parent = contexts[0]
-            attributes["messaging.message.id"] = messages[0].id
-            attributes["veilmq.receive_count"] = messages[0].receive_count
-        else:
-            attributes["messaging.batch.message_count"] = len(messages)
-            found = [trace.get_current_span(context).get_span_context() for context in contexts]
-            links = [trace.Link(context) for context in found if context.is_valid]
-        with self._tracer.start_as_current_span(
-            f"process {self._queue}", context=parent, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links
-        ) as span:
+        contexts = tracing.contexts(messages)
+        more: dict[str, Any] = {"messaging__batch__message_count": len(messages)}
+        if is_single := len(messages) == 1:
+            more = {"messaging__message__id": messages[0].id, "veilmq__receive_count": messages[0].receive_count}
+        kind, parent = tracing.trace.SpanKind.CONSUMER, contexts[0] if is_single else None
+        span = tracing.begin("process", kind, parent=parent, links=tracing.links(contexts), **more)
+        with tracing.trace.use_span(span, end_on_exit=True):
             yield span
 
     def tell(self, span: "Span | None", results: Sequence[Result]) -> None:
         """Record the messages' results in the span."""
-        if span is None:
+        if span is None or self._tracing is None:
             return
-        from opentelemetry import trace
-
         failed = [result for result in results if result.verdict in _FAILED]
         if failed:
-            span.set_status(trace.Status(trace.StatusCode.ERROR, failed[0].error))
-            span.set_attribute("error.type", failed[0].error.partition(":")[0])
+            self._tracing.failed(span, failed[0].error.partition(":")[0], failed[0].error)
         span.set_attribute("veilmq.outcome", ",".join(sorted({str(result.verdict) for result in results})))

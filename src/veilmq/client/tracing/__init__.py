@@ -1,0 +1,157 @@
+"""Traces that go through a queue: spans of sends and receives, and the trace context in each message's attributes.
+
+Strategy: `TracedQueue` wraps any queue. A send is a PRODUCER span, and its W3C context (`traceparent`) goes with the
+message, where the queue has attributes; a worker's span has it as its parent and as a link (`Worker(tracer=)`). A
+receive that brings messages is a CLIENT span with a link to each message's send; one that comes back empty makes none.
+Spans are named and described by the semantic conventions for messaging. OpenTelemetry is imported when a queue is made.
+
+Source: OpenTelemetry semantic conventions, "Messaging spans".
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from veilmq.client.messages import ATTRIBUTES_MAX, Message, Received, Sent, with_fields
+from veilmq.client.queue import Capabilities, Queue
+from veilmq.client.shared.batches import attempt, send_prepared
+from veilmq.client.shared.checks import as_message
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import CapabilityMissing, VeilError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, Tracer
+
+_SYSTEMS: Final = {"sqs": "aws_sqs", "azure": "azure_queue", "mns": "aliyun_mns"}
+_PARENT: Final = "traceparent"
+
+
+class Tracing:
+    """Makes the spans of one queue. tracer: an OpenTelemetry tracer, or True for the global one.
+
+    Raises CapabilityMissing if opentelemetry-api is not installed.
+    """
+
+    def __init__(self, queue: str, protocol: str, tracer: "Tracer | bool") -> None:
+        self._queue = queue
+        self._system = _SYSTEMS.get(protocol, "veilmq")
+        try:
+            from opentelemetry import propagate, trace
+        except ImportError as error:
+            raise CapabilityMissing(capability="tracer (pip install 'veilmq[telemetry]')") from error
+        self._propagate, self.trace = propagate, trace
+        self._tracer: Tracer = trace.get_tracer("veilmq") if isinstance(tracer, bool) else tracer
+
+    def begin(
+        self,
+        operation: str,
+        kind: "SpanKind",
+        *,
+        parent: "Context | None" = None,
+        links: "Sequence[Link]" = (),
+        **more: Any,
+    ) -> "Span":
+        """A span of a `send`, `receive` or `process`, which the caller ends. more: attributes, `__` for a dot."""
+        attributes = {
+            "messaging.system": self._system,
+            "messaging.destination.name": self._queue,
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+            **{name.replace("__", "."): value for name, value in more.items()},
+        }
+        return self._tracer.start_span(
+            f"{operation} {self._queue}", context=parent, kind=kind, attributes=attributes, links=list(links)
+        )
+
+    def contexts(self, messages: Sequence[Received]) -> "list[Context]":
+        """The context in which each message was sent."""
+        return [
+            self._propagate.extract({name: text for name, text in each.attributes.items() if isinstance(text, str)})
+            for each in messages
+        ]
+
+    def links(self, contexts: "Sequence[Context]") -> "list[Link]":
+        """Links to the spans of the contexts that have one."""
+        found = [self.trace.get_current_span(context).get_span_context() for context in contexts]
+        return [self.trace.Link(context) for context in found if context.is_valid]
+
+    def failed(self, span: "Span", error: str, text: str = "") -> None:
+        """Mark a span as failed. error: the type of the error."""
+        span.set_status(self.trace.Status(self.trace.StatusCode.ERROR, text))
+        span.set_attribute("error.type", error)
+
+    def carried(self, message: Message, span: "Span", able: Capabilities) -> Message:
+        """The message with the span's context, if the queue has attributes and there is room for it."""
+        if not able.attributes or _PARENT in message.attributes or len(with_fields(message)) >= ATTRIBUTES_MAX:
+            return message
+        fields: dict[str, str] = {}
+        self._propagate.inject(fields, context=self.trace.set_span_in_context(span))
+        room = ATTRIBUTES_MAX - len(with_fields(message))
+        more = {name: fields[name] for name in sorted(fields, key=lambda name: name != _PARENT)[:room] if fields[name]}
+        return msgspec.structs.replace(message, attributes={**message.attributes, **more})
+
+
+class TracedQueue(Wrapping):
+    """A `Queue` whose sends and receives are spans, and whose messages carry the sender's trace context.
+
+    tracer: an OpenTelemetry tracer, or True for the global one. A message that has a `traceparent` keeps it; where the
+    queue has no attributes (Azure), or a message has ten, it goes without. Raises CapabilityMissing if
+    opentelemetry-api is not installed.
+    """
+
+    def __init__(self, inner: Queue, tracer: "Tracer | bool" = True) -> None:
+        super().__init__(inner)
+        self._tracing = Tracing(inner.name, inner.capabilities.protocol, tracer)
+
+    @contextlib.contextmanager
+    def _span(self, **more: Any) -> "Iterator[Span]":
+        tracing = self._tracing
+        span = tracing.begin("send", tracing.trace.SpanKind.PRODUCER, **more)
+        try:
+            yield span
+        except VeilError as error:
+            tracing.failed(span, type(error).__name__, str(error))
+            raise
+        finally:
+            span.end()
+
+    def send(self, message: str | Message) -> Sent:
+        """See `Queue.send`."""
+        with self._span() as span:
+            sent = self.inner.send(self._tracing.carried(as_message(message), span, self.capabilities))
+            span.set_attribute("messaging.message.id", sent.id)
+        return sent
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """See `Queue.send_batch`. One span, whose context every message carries."""
+        with self._span(messaging__batch__message_count=len(messages)) as span:
+            able = self.capabilities
+
+            def carry(given: str | Message) -> Message:
+                return self._tracing.carried(as_message(given), span, able)
+
+            prepared = [attempt(carry, each) for each in messages]
+            results = send_prepared(self.inner, prepared)
+            if failed := next((each for each in results if isinstance(each, VeilError)), None):
+                self._tracing.failed(span, type(failed).__name__, str(failed))
+        return results
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """See `Queue.receive`."""
+        tracing = self._tracing
+        span = tracing.begin("receive", tracing.trace.SpanKind.CLIENT)
+        try:
+            found = self.inner.receive(count_max, lease=lease, wait=wait)
+        except VeilError as error:
+            tracing.failed(span, type(error).__name__, str(error))
+            span.end()
+            raise
+        if found:  # a span that is never ended is never exported
+            for link in tracing.links(tracing.contexts(found)):
+                span.add_link(link.context)
+            span.set_attribute("messaging.batch.message_count", len(found))
+            span.end()
+        return found
