@@ -1,13 +1,14 @@
 """What must hold on PostgreSQL: each wrong setting, role and place is refused with a sentence that says what to do."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from tests.cluster.conftest import Clock, Cluster
-from tests.support.postgres import Pair
+from tests.support.postgres import Pair, until
 
 from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.schema import LAYOUT, WrongCluster, admit, init, look
@@ -37,6 +38,21 @@ def test_what_is_wrong_with_the_place_is_refused(
 ) -> None:
     with pytest.raises(ClusterError, match=said):
         make(shared_pair).connect()
+
+
+def test_a_session_is_closed_only_between_exchanges(shared_pair: Pair) -> None:
+    """An owner lets its connections go while a renewal may be under way in another thread. libpq's memory must not be
+    freed under it."""
+    session = Postgres(shared_pair.primary.dsn).connect()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(lambda: session.execute("select 7, pg_sleep(0.5)").fetchone())
+        until(session.lock.locked)
+        session.close()
+        row = asked.result()
+    assert row is not None
+    assert (row[0], session.closed) == (7, True)
+    with pytest.raises(psycopg.OperationalError, match="closed"):
+        session.execute("select 1")
 
 
 def test_an_old_release_of_postgresql_is_refused(shared_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

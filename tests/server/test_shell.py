@@ -266,6 +266,22 @@ def test_a_commit_that_fails_is_told_to_who_asked(tmp_path: Path, disk: FaultDis
     assert visible == 1
 
 
+def test_batches_that_are_rolled_back_are_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While a full disk or a lost log fails one batch after the other."""
+    now_s = 100.0
+    store = SqliteFactory(tmp_path / "data").open()
+    shell = Shell(Engine(), store, LeaseClock(), stopwatch=lambda: now_s)
+    for _ in range(3):
+        shell._tell_rolled_back(StoreFailed(reason="no room"))
+    now_s = 105.0
+    shell._tell_rolled_back(StoreFailed(reason="still none"))
+    store.close()
+    said = [record.getMessage() for record in caplog.records if "rolled back" in record.getMessage()]
+    assert [each.partition(" rolled")[0] for each in said] == ["a batch was", "3 batches were"]
+    assert "no room" in said[0]
+    assert "still none" in said[1]
+
+
 async def stop_and_watch(path: Path) -> tuple[set[str], set[str]]:
     """The threads that committed before a stop, and in it."""
     threads: list[str] = []

@@ -343,12 +343,14 @@ class Run:
                 stop.set()
             for each in done:
                 each.result()
-        self._drain()
+        drained = self._drain()
         operations = self._recording.take()
         report = check([*self._carried, *operations], self.promises)
         report.operations = len(operations)
         self.figures.add(operations, report)
-        self._carried += [each for each in operations if each.kind is Kind.SEND and each.outcome is Outcome.INFO]
+        self._carried += operations  # what is left in the queue comes in the next round
+        if drained:
+            self._carried = [each for each in self._carried if each.kind is Kind.SEND and each.outcome is Outcome.INFO]
         if interrupted:
             raise KeyboardInterrupt
 
@@ -379,8 +381,9 @@ class Run:
             template = msgspec.structs.replace(template, dead_letter_queue=each, receive_count_max=RECEIVES_MAX)
         account.create(name, template)
 
-    def _drain(self) -> None:
-        """The queue first: what has had its receives goes to the dead letters when somebody asks for it."""
+    def _drain(self) -> bool:
+        """Whether that succeeded. The queue first: what has had its receives goes to the dead letters when somebody
+        asks for it."""
         account = self._account
         assert account is not None
 
@@ -394,6 +397,8 @@ class Run:
             self._patiently(once, account, threading.Event())
         except VeilError as error:
             self.figures.undrained = f"{type(error).__name__}: {error}"
+            return False
+        return True
 
     def _patiently(self, call: Callable[[], T], account: Account, stop: threading.Event) -> T:
         """The result of a call that is repeated while the server is away. Raises VeilError after the last attempt."""

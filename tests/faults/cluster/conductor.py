@@ -161,7 +161,8 @@ class Arena:
         record.rounds += 1
         record.kills += stage.kills - before
         record.owners += self._epoch() - epoch
-        for what in (*left, *stage.ended.elements()):
+        left += stage.ended.elements()
+        for what in left:
             record.unexpected[what] = record.unexpected.get(what, 0) + 1
         stage.ended.clear()
         figures = [run.figures for run in self.runs]
@@ -176,6 +177,8 @@ class Arena:
             record.unexpected[error] = record.unexpected.get(error, 0) + count
         names = ", ".join(fault.name for fault, _ in faults)
         record.stories += [f"{names}: {story}" for story in stories]
+        for what in (*left, *unexpected):
+            say(f"UNEXPECTED {what}")
         for story in stories:
             say(f"VIOLATION {story}")
         say(f"round {record.rounds}: {operations} operations, {acknowledged} acknowledged, {violations} violations")

@@ -27,6 +27,8 @@ LOCK_MS: Final = 2_000
 """How long a statement waits for a row or table that another session has locked."""
 STATEMENT_SECONDS: Final = 10.0
 """How long a statement may take before its connection counts as lost, with what the standby needs to confirm it."""
+_BETWEEN_SECONDS: Final = 0.05
+"""Whoever holds a connection's lock for longer has an exchange under way."""
 
 # A peer that is gone without a word is noticed within about ten seconds.
 _NETWORK: Final[dict[str, Any]] = {
@@ -93,7 +95,7 @@ NOTHING: Final = Seen()
 
 
 class Session(psycopg.Connection[tuple[Any, ...]]):
-    """One connection, in autocommit. Belongs to one thread at a time."""
+    """One connection, in autocommit. Belongs to one thread at a time; any thread may close it."""
 
     remarks: list[str]
     """Notices and warnings since the last `certain` began."""
@@ -105,6 +107,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     """The standbys that must confirm commits, if none of them was connected when that was checked last."""
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: RowFactory[tuple[Any, ...]] = tuple_row) -> None:
+        self._closing = False
         super().__init__(pgconn, row_factory)
         self.remarks = []
         self.add_notice_handler(lambda notice: self.remarks.append(notice.message_primary or ""))
@@ -119,6 +122,19 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
                 wanted = gen.send(self._ready(wanted, end))
         except StopIteration as stop:
             return cast("RV", stop.value)
+        finally:
+            if self._closing:
+                super().close()
+
+    def close(self) -> None:
+        """Close it. An exchange that is under way in another thread does so when it ends: freeing libpq's connection
+        under it ends the process by a signal."""
+        self._closing = True
+        if self.lock.acquire(timeout=_BETWEEN_SECONDS):  # psycopg holds it for each exchange
+            try:
+                super().close()
+            finally:
+                self.lock.release()
 
     def _ready(self, wanted: int, end: float) -> int:
         """Which of what is wanted can be done: 1 reading, 2 writing."""
@@ -126,7 +142,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         socket.register(self.fileno(), (select.POLLIN if wanted & 1 else 0) | (select.POLLOUT if wanted & 2 else 0))
         found = socket.poll(max(0.0, end - perf_counter()) * 1_000)
         if not found:
-            self.close()
+            self._closing = True
             why = f": it waits for its standby {self.missing}, which was not connected" if self.missing else ""
             raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s{why}")
         [(_, ready)] = found  # an error, too, is read
