@@ -1,5 +1,5 @@
-"""`veilmq version`: what is installed here, for a report of a bug; and `veilmq upgrade --check`: what this release would
-do to a data directory, before a server of it starts there.
+"""`veilmq version`: what is installed here, for a report of a bug; and `veilmq upgrade --check`: what this release
+would do to a data directory, before a server of it starts there.
 
 Strategy: both only look. The state format is read from the database through a read-only connection, also beside a
 server that has it open; a file of a newer release, or of one before the first, is described and not refused. What is
