@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of a file that is full."""
@@ -54,10 +57,9 @@ def tamed(text: str) -> str:
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns for a person."""
+def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
+    """Columns for a person, to be printed."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -67,8 +69,15 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         cells = [Text(printable(str(cell)), justify="right" if isinstance(cell, int) else "left") for cell in row]
         shown.add_row(*cells)
+    return shown
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print columns for a person."""
+    from rich.console import Console
+
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
-    console.print(shown)
+    console.print(columns(heads, rows))
 
 
 def printable(text: str) -> str:

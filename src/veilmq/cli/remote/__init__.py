@@ -46,6 +46,7 @@ from veilmq.cli.remote.queues import (
     start_move,
 )
 from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
+from veilmq.cli.remote.top import top
 from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ def register(app: typer.Typer) -> None:
         "peek": peek,
         "console": open_console,
         "workers": list_workers,
+        "top": top,
         "accounts": list_accounts,
     }
     for name, body in others.items():
