@@ -23,7 +23,7 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel man install release docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run wheel man install release docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo 'make faults             half an hour of kills and other faults under load: ARGS="--minutes 3 --seed N"'
 	@echo 'make cluster            PostgreSQL fails and servers race for a shard, thousands of times'
 	@echo 'make cluster-faults     200 faults of a cluster under load: ARGS="--faults 20 --minutes 5 --seed N"'
+	@echo 'make rabbitmq           a bridge from and to a real RabbitMQ, which it installs on Debian'
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
@@ -168,6 +169,11 @@ mutants: setup-test
 # A seed decides a life; one that breaks a promise ends the run with its story.
 simulate: setup-test
 	@$(BIN)/python -m tests.simulation $(ARGS)
+
+# Debian's package starts a broker of its own; the tests run another one on free ports.
+rabbitmq: setup-test
+	@tools/need.sh rabbitmqctl rabbitmq-server
+	@$(BIN)/python -m pytest -n 0 tests/client/test_bridge_rabbitmq.py $(ARGS)
 
 # Every page of the console in Chromium, at two widths and in both themes; pictures are in .tools/console.
 console: setup-clients

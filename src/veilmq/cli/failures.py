@@ -21,6 +21,7 @@ _EXTRAS: Final = {
         "aiohttp", "certifi", "cryptography", "httptools", "prometheus_client", "rich", "starlette", "typer", "uvicorn",
         "yarl",
     ),
+    "amqp": ("pika",),
     "cluster": ("psycopg",),
     "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
 }  # fmt: skip

@@ -14,7 +14,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="FROM", envvar="VEILMQ_FROM", show_envvar=False, show_default=False,
-        help="sqs://..., azure://..., mns://..., veil://HOST:PORT/NAME, veil:///DIR?queue=NAME; or VEILMQ_FROM.",
+        help="sqs://..., azure://..., mns://..., amqp://..., veil://HOST:PORT/NAME, veil:///DIR?queue=NAME.",
     ),
 ]  # fmt: skip
 Target = Annotated[

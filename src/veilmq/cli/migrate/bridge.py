@@ -21,7 +21,7 @@ from veilmq.client.bridge import Bridge, Counts, Options, check
 from veilmq.client.bridge.carrying import Difference, differences
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Stats
-from veilmq.client.queue import Capabilities, Queue
+from veilmq.client.queue import Account, Capabilities, Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
 
 
@@ -60,11 +60,19 @@ class _Side:
     """One end of a bridge: its account, and its queue, which need not be there yet. Raises what `connect` does."""
 
     def __init__(self, url: str, *, may_be_missing: bool = False, creates: bool = False) -> None:
-        address = parse_url(url)
-        if address.queue is None:
+        self._account: Account
+        if url.startswith(("amqp://", "amqps://")):
+            from veilmq.client.bridge.rabbitmq import open_rabbitmq
+
+            self._account, name, create = open_rabbitmq(url)
+        else:
+            address = parse_url(url)
+            name, create = address.queue, address.create
+            self._account = open_address(msgspec.structs.replace(address, create=create and creates))
+        if name is None:
+            self._account.close()
             raise ParameterInvalid(parameter="url", reason="names no queue")
-        self.name, self._may_be_missing = address.queue, may_be_missing and address.create
-        self._account = open_address(msgspec.structs.replace(address, create=address.create and creates))
+        self.name, self._may_be_missing = name, may_be_missing and create
 
     def __enter__(self) -> Self:
         return self

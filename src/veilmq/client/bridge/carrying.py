@@ -45,6 +45,10 @@ def differences(source: Capabilities, target: Capabilities, group: str | None, *
         found.append(Difference("a topic's filter tags do not go over: a receive does not show them", False))
     if source.lease_hints:
         found.append(Difference("senders' lease hints do not go over: a receive does not show them", False))
+    if source.protocol == "amqp":
+        text = "a body that is not UTF-8 goes over as base64, with the attribute content-encoding; headers that are"
+        found.append(Difference(f"{text} neither text, number nor bytes go over as JSON", False))
+        found.append(Difference("a message without a message_id gets a new one at each delivery", False))
     if source.protocol == "sqs":
         text = "custom attribute types (Number.int becomes Number) and X-Ray headers do not go over"
         found.append(Difference(text, False))
@@ -86,9 +90,11 @@ def carried(message: Received, target: Capabilities, group: str | None, now: flo
         group=message.group if target.groups else None,
         type=message.type if target.attributes else None,
     )
+    own = _token(message.id)
+    if target.protocol == "amqp":  # as its message_id, for consumers that compare them
+        return msgspec.structs.replace(sent, deduplication_id=own)
     if not target.native_fifo:
         return sent
-    own = _token(message.id)
     return msgspec.structs.replace(sent, group=sent.group or group or own, deduplication_id=own)
 
 

@@ -1,0 +1,389 @@
+"""A queue of RabbitMQ as an end of a bridge, over AMQP 0-9-1 with pika (extra `amqp`).
+
+    amqp://[user:password@]host[:port]/vhost?queue=NAME        amqps:// with TLS
+
+Strategy: one connection behind a lock, because pika's is for one thread. A lease is a delivery that is not
+acknowledged: it lasts as long as the connection, and an extension only keeps that alive. A handle names connection and
+delivery, so that one of a connection that was lost changes nothing. A send has returned when the broker has confirmed
+it. What a bridge does not need (peek, a list of queues) raises CapabilityMissing.
+
+Sources: AMQP 0-9-1; RabbitMQ's "Consumer Acknowledgements and Publisher Confirms" and "Priority Queue Support".
+"""
+
+import base64
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import pika
+from msgspec.structs import replace
+from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+
+from veilmq.client.clock import SYSTEM
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
+from veilmq.client.queue import Account, Capabilities
+from veilmq.client.shared.checks import as_message, sendable
+from veilmq.client.shared.threads import Closing
+from veilmq.model.errors import (
+    CapabilityMissing,
+    LeaseTaken,
+    ParameterInvalid,
+    QueueMissing,
+    ReceiptInvalid,
+    VeilError,
+)
+from veilmq.model.messages.reports import Failure
+
+SCHEMES: Final = ("amqp://", "amqps://")
+_MIB: Final = 1_048_576
+_NOT_FOUND: Final = 404
+_PERSISTENT: Final = 2
+_POLL_SECONDS: Final = 0.1
+_HEARTBEAT_SECONDS: Final = 60
+_PRIORITY_DEFAULT: Final = 8
+"""Ours; RabbitMQ's is 0, and its greater ones come first."""
+_PROPERTIES: Final = ("content_type", "correlation_id", "reply_to", "app_id")
+"""Become attributes of the same names, and properties again."""
+_BASE64: Final = "content-encoding"
+CAPABILITIES: Final = Capabilities(
+    protocol="amqp",
+    body_bytes_max=128 * _MIB,
+    batch_messages_max=10,
+    receive_messages_max=10,
+    lease_min=1,
+    lease_max=7 * 86_400,
+    wait_max=20,
+    delay_max=0,
+    batch_extend=True,
+    attributes=True,
+    priorities=True,
+    ttl=True,
+    body_bytes_min=0,
+)
+Answer = TypeVar("Answer")
+
+
+class RabbitAccount(Closing):
+    """The queues of one virtual host. Any thread."""
+
+    def __init__(self, parameters: Any) -> None:
+        """parameters: pika's. Opens no connection yet."""
+        self.parameters = parameters
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._channel: Any = None
+        self.generation = 0
+        """Of the connection: the deliveries of an earlier one are void."""
+
+    def do(self, call: Callable[[Any], Answer], name: str = "") -> Answer:
+        """What `call` returns of the open channel. Raises QueueMissing, TransportError."""
+        with self._lock:
+            opened = False
+            try:
+                if self._channel is None or not self._channel.is_open:
+                    self._open()
+                opened = True
+                return call(self._channel)
+            except ChannelClosedByBroker as error:
+                self._forget()
+                if error.reply_code == _NOT_FOUND:
+                    raise QueueMissing(queue=name) from error
+                raise ParameterInvalid(parameter="queue", reason=str(error.reply_text)) from error
+            except (AMQPError, OSError) as error:
+                self._forget()
+                where = f"RabbitMQ at {self.parameters.host}:{self.parameters.port}"
+                reason = str(error) or type(error).__name__
+                reason = (
+                    f"{where}: {reason}" if opened else f"{where} cannot be reached, or refuses the login: {reason}"
+                )
+                raise TransportError(reason=reason, may_have_happened=opened) from error
+
+    def _open(self) -> None:
+        self._forget()
+        self._connection = pika.BlockingConnection(self.parameters)
+        self._channel = self._connection.channel()
+        self._channel.confirm_delivery()
+        self.generation += 1
+
+    def _forget(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None and connection.is_open:
+            try:
+                connection.close()
+            except (AMQPError, OSError):  # it was closing already
+                return
+
+    def queue(self, name: str) -> "RabbitQueue":
+        """An existing queue. Raises QueueMissing."""
+        queue = RabbitQueue(self, name)
+        queue.stats()
+        return queue
+
+    def capabilities(self, name: str) -> Capabilities:
+        """What a queue can do. No I/O."""
+        del name
+        return CAPABILITIES
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """Declare it, durable. True: AMQP does not say whether it was there."""
+        if template is not None:
+            raise CapabilityMissing(capability="settings of a queue over AMQP")
+        self.do(lambda channel: channel.queue_declare(name, durable=True), name)
+        return True
+
+    def delete(self, name: str) -> None:
+        """Delete the queue with its messages."""
+        self.do(lambda channel: channel.queue_delete(name), name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """AMQP has no list of queues."""
+        raise CapabilityMissing(capability="a list of queues over AMQP")
+
+    def close(self) -> None:
+        """Close the connection: what was not acknowledged goes back."""
+        with self._lock:
+            self._forget()
+
+
+class RabbitQueue(Closing):
+    """See `veilmq.client.queue.Queue`; made by `RabbitAccount.queue`."""
+
+    def __init__(self, account: RabbitAccount, name: str) -> None:
+        self._account, self._name = account, name
+        self._interrupts = 0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return CAPABILITIES
+
+    @property
+    def account(self) -> Account:
+        """Its virtual host."""
+        return self._account
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.queue`."""
+        where = self._account.parameters
+        return "amqp", where.host, where.port, where.virtual_host, self._name
+
+    def send(self, message: str | Message) -> Sent:
+        """Publish to the default exchange, and wait for the confirmation."""
+        (result,) = self.send_batch([message])
+        if isinstance(result, VeilError):
+            raise result
+        return result
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """Each is published and confirmed; after a broken connection the rest is not tried."""
+        results: list[Sent | VeilError] = []
+        for each in messages:
+            if results and isinstance(results[-1], TransportError):
+                results.append(TransportError(reason="not tried", may_have_happened=False))
+                continue
+            try:
+                results.append(self._publish(each))
+            except VeilError as error:
+                if not results and isinstance(error, TransportError) and not error.may_have_happened:
+                    raise
+                results.append(error)
+        return results
+
+    def _publish(self, given: str | Message) -> Sent:
+        message = as_message(given)
+        body = sendable(replace(message, deduplication_id=None), CAPABILITIES).raw
+        properties = properties_of(message)
+
+        def publish(channel: Any) -> None:
+            channel.basic_publish("", self._name, body, properties, mandatory=True)
+
+        try:
+            self._account.do(publish, self._name)
+        except TransportError as error:
+            if isinstance(error.__cause__, UnroutableError):
+                raise QueueMissing(queue=self._name) from error
+            if isinstance(error.__cause__, NackError):
+                reason = "RabbitMQ did not take it: is the queue full (x-overflow)?"
+                raise TransportError(reason=reason, may_have_happened=False) from error
+            raise
+        return Sent(id=str(properties.message_id))
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """basic.get, as often as needed. The lease lasts as long as the connection."""
+        end, interrupts = SYSTEM.monotonic() + wait, self._interrupts
+        while True:
+            found = self._account.do(lambda channel: self._got(channel, count_max, lease or 60), self._name)
+            if found or SYSTEM.monotonic() >= end or self._interrupts != interrupts:
+                return found
+            time.sleep(_POLL_SECONDS)
+
+    def _got(self, channel: Any, count_max: int, lease: float) -> list[Received]:
+        found = []
+        for _ in range(count_max):
+            method, properties, body = channel.basic_get(self._name)
+            if method is None:
+                break
+            handle = f"{self._account.generation}:{method.delivery_tag}"
+            now = SYSTEM.monotonic()
+            found.append(received_of(properties, body, handle, now + lease, method.redelivered))
+        return found
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """Keep the connection alive."""
+        if body is not None:
+            raise CapabilityMissing(capability="body_replaceable")
+        (result,) = self.extend_batch([Extension(handle, lease)])
+        if isinstance(result, VeilError):
+            raise result
+        return result
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        """Keep the connection alive; a delivery of an earlier connection has gone back. A lease of 0 releases."""
+        released = [each.handle for each in extensions if not each.lease]
+        lost = dict(zip(released, self._settle(released, _requeue), strict=True))
+        now = self._account.generation
+        results: list[str | VeilError] = []
+        for each in extensions:
+            fault = lost.get(each.handle)
+            if fault is None and _tag_of(each.handle)[0] != now:
+                fault = LeaseTaken(sequence=0, attempt=0)
+            results.append(each.handle if fault is None else fault)
+        return results
+
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        """basic.nack with requeue."""
+        (error,) = self._settle([handle], _requeue)
+        if error is not None:
+            raise error
+
+    def delete(self, handle: str) -> None:
+        """basic.ack."""
+        (error,) = self.delete_batch([handle])
+        if error is not None:
+            raise error
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """basic.ack for each."""
+        return self._settle(handles, lambda channel, tag: channel.basic_ack(tag))
+
+    def _settle(self, handles: Sequence[str], settle: Callable[[Any, int], None]) -> list[VeilError | None]:
+        def each(channel: Any) -> list[VeilError | None]:
+            results: list[VeilError | None] = []
+            for generation, tag in map(_tag_of, handles):
+                if generation != self._account.generation:
+                    results.append(LeaseTaken(sequence=0, attempt=0))
+                    continue
+                settle(channel, tag)
+                results.append(None)
+            channel.connection.process_data_events(0)
+            return results
+
+        return self._account.do(each, self._name)
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """AMQP has no peek."""
+        raise CapabilityMissing(capability="peek")
+
+    def stats(self) -> Stats:
+        """Messages that are ready; AMQP does not tell those that others hold. Raises QueueMissing."""
+        declared = self._account.do(lambda channel: channel.queue_declare(self._name, passive=True), self._name)
+        return Stats(visible=declared.method.message_count)
+
+    def recommended(self) -> Recommended | None:
+        """None."""
+        return None
+
+    def interrupt(self) -> None:
+        """End a receive that waits."""
+        self._interrupts += 1
+
+    def close(self) -> None:
+        """The connection belongs to the account."""
+        self.interrupt()
+
+
+def open_rabbitmq(url: str) -> tuple[RabbitAccount, str | None, bool]:
+    """The account, the queue's name and whether it may be created, of a URL. Raises ParameterInvalid."""
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query))
+    name, create = given.pop("queue", None), given.pop("create", "0") == "1"
+    # pika takes the vhost / only in this form.
+    path = parts.path if parts.path not in ("", "/") else "/%2F"
+    given.setdefault("heartbeat", str(_HEARTBEAT_SECONDS))
+    try:
+        parameters = pika.URLParameters(urlunsplit(parts._replace(path=path, query=urlencode(given))))
+    except (ValueError, TypeError, AttributeError):
+        raise ParameterInvalid(parameter="url", reason="pika does not take it: amqp://HOST/VHOST?queue=NAME") from None
+    return RabbitAccount(parameters), None if name is None else unquote(name), create
+
+
+def _requeue(channel: Any, tag: int) -> None:
+    channel.basic_nack(tag, requeue=True)
+
+
+def _tag_of(handle: str) -> tuple[int, int]:
+    generation, _, tag = handle.partition(":")
+    if not (generation.isdecimal() and tag.isdecimal()):
+        raise ReceiptInvalid(reason="it is no delivery of RabbitMQ")
+    return int(generation), int(tag)
+
+
+def received_of(properties: Any, body: bytes, handle: str, lease_end: float, redelivered: bool) -> Received:
+    """A delivery as a message. A body that is no text becomes base64, and says so in an attribute."""
+    attributes = {name: value_of(value) for name, value in (properties.headers or {}).items()}
+    attributes |= {name: found for name in _PROPERTIES if (found := getattr(properties, name))}
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        text, attributes[_BASE64] = base64.b64encode(body).decode(), "base64"
+    expires = None
+    if properties.expiration is not None and str(properties.expiration).isdecimal():
+        expires = SYSTEM.wall() + int(properties.expiration) / 1_000
+    return Received(
+        id=properties.message_id or uuid.uuid4().hex,
+        body=text,
+        attributes=attributes,
+        receive_count=2 if redelivered else 1,
+        sent=None if properties.timestamp is None else float(properties.timestamp),
+        priority=None if not properties.priority else max(1, _PRIORITY_DEFAULT - int(properties.priority)),
+        type=properties.type or None,
+        expires=expires,
+        handle=handle,
+        lease_end=lease_end,
+    )
+
+
+def value_of(value: Any) -> Any:
+    """A header as an attribute: text, numbers and bytes as they are, anything else as JSON."""
+    if isinstance(value, str | int | float | Decimal | bytes) and not isinstance(value, bool):
+        return value
+    return json.dumps(value, default=str)
+
+
+def properties_of(message: Message) -> Any:
+    """A message's fields as AMQP properties; its id is the deduplication id, else a new one."""
+    headers: Mapping[str, Any] = {name: each for name, each in message.attributes.items() if name not in _PROPERTIES}
+    named = {name: str(message.attributes[name]) for name in _PROPERTIES if name in message.attributes}
+    urgent = 0 if message.priority is None else max(0, _PRIORITY_DEFAULT - message.priority)
+    return pika.BasicProperties(
+        delivery_mode=_PERSISTENT,
+        headers=dict(headers) or None,
+        priority=urgent or None,
+        expiration=None if message.ttl is None else str(round(message.ttl * 1_000)),
+        message_id=message.deduplication_id or uuid.uuid4().hex,
+        timestamp=int(SYSTEM.wall()),
+        type=message.type,
+        **named,
+    )
