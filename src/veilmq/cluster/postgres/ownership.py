@@ -30,9 +30,13 @@ log = logging.getLogger("veilmq.cluster")
 
 MARGIN_US: Final = 250_000
 """How much longer than a lease a candidate waits: for clocks that run at different speeds."""
+UNSEEN_US: Final = 60_000_000
+"""If PostgreSQL's clock says that the owner has been silent for so much longer than a candidate has watched, the
+candidate waits for one more lease: a server that saw the owner renew takes over first, and knows better."""
 
 _SIGHT: Final = """
-    select shard.epoch, lease.beat, shard.holder, shard.owner, shard.address, lease.clock, shard.lease_us
+    select shard.epoch, lease.beat, shard.holder, shard.owner, shard.address, lease.clock, shard.lease_us,
+           greatest(0, extract(epoch from clock_timestamp() - lease.renewed) * 1000000)::bigint
     from veilmq.shard join veilmq.lease using (id) where id = %s
 """
 _RENEW: Final = """
@@ -60,6 +64,8 @@ class Sight(NamedTuple):
     clock: Instant
     """The owner's lease clock at its last renewal."""
     lease_us: int
+    away_us: int
+    """How long ago that was by PostgreSQL's clock, which may have been set since."""
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
     after_ns: int | None
@@ -135,8 +141,11 @@ class Candidate(Connected):
         sight = self._sight
         if sight is None:
             return False
-        stood_ns = self._boot_ns() - sight.since_ns
-        return sight.free_for(self.server) or stood_ns >= (sight.lease_us + self._margin_us) * 1_000
+        if sight.free_for(self.server):
+            return True
+        stood_us = (self._boot_ns() - sight.since_ns) // 1_000
+        leases = 2 if sight.after_ns is None and sight.away_us - stood_us > UNSEEN_US else 1
+        return stood_us >= sight.lease_us * leases + self._margin_us
 
     def take_over(self, *, moves_to: str = "") -> "Ownership":
         """Become the owner, if nothing has happened since the last look.

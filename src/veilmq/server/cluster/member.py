@@ -291,7 +291,7 @@ class ClusterServer:
         term.callback(ownership.close)
         taken_ns = boot_ns()
         shared_log = await asyncio.to_thread(partial(PostgresLog, took=self._appends.add), ownership)
-        term.callback(shared_log.close)
+        term.push_async_callback(asyncio.to_thread, shared_log.close)  # an append that hangs must not stop the loop
 
         def begins(mark: Instant) -> Instant:
             return begins_at(ownership.before, mark, wall(), (boot_ns() - taken_ns) // 1_000)
