@@ -98,7 +98,7 @@ def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("top", ["topics"]), ("queues cre", ["create"]), ("queues create --del", ["--delay"]), ("nothing-such", [])],
+    [("topi", ["topics"]), ("queues cre", ["create"]), ("queues create --del", ["--delay"]), ("nothing-such", [])],
 )
 def test_a_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
     words = f"veilmq {typed}"

@@ -1,4 +1,4 @@
-"""The drawn pictures of docs/images are what their script draws, and every picture is shown on a page."""
+"""The drawn pictures of docs/images are what their scripts draw, and every picture is shown on a page."""
 
 import importlib.util
 from pathlib import Path
@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "bench" / "pictures.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -19,7 +19,7 @@ def script() -> ModuleType:
     return module
 
 
-PICTURES = script().PICTURES
+PICTURES = script("pictures").PICTURES | script("concept_pictures").PICTURES
 
 
 @pytest.mark.parametrize(
