@@ -23,7 +23,7 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel man install release docs lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo 'make cluster-faults     200 faults of a cluster under load: ARGS="--faults 20 --minutes 5 --seed N"'
 	@echo 'make rabbitmq           a bridge from and to a real RabbitMQ, which it installs on Debian'
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
+	@echo 'make first-hour         as root: what a new user wants, on a bare Debian 12, and the time to the first message'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make pipeline-faults    200 kills and faults of drains and sinks on Spark: ARGS="--faults 20 --minutes 10 --seed N"'
@@ -174,6 +175,12 @@ simulate: setup-test
 rabbitmq: setup-test
 	@tools/need.sh rabbitmqctl rabbitmq-server
 	@$(BIN)/python -m pytest -n 0 tests/client/test_bridge_rabbitmq.py $(ARGS)
+
+# Twelve things that a new user wants, on a bare Debian 12 that debootstrap makes; the time to the first message.
+first-hour: setup-test
+	@PATH="$$PATH:/usr/sbin" tools/need.sh debootstrap debootstrap
+	@tools/need.sh systemd-nspawn systemd-container
+	@PATH="$$PATH:/usr/sbin" $(BIN)/python -m tests.first_hour $(ARGS)
 
 # Every page of the console in Chromium, at two widths and in both themes; pictures are in .tools/console.
 console: setup-clients

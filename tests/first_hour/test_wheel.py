@@ -1,0 +1,58 @@
+"""The wheel in an empty environment, up to the first message of boto3. The rest is `make first-hour`."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+from tests.first_hour.wants import WANTS
+
+import veilmq
+from veilmq.testing.local import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_want_takes_at_most_two_commands() -> None:
+    assert len({want.what for want in WANTS}) == 12
+    assert [want.what for want in WANTS if not 1 <= len(want.commands) <= 2] == []
+
+
+@pytest.mark.slow
+def test_the_wheel_in_an_empty_environment_takes_a_first_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "dist"))
+    (wheel,) = (tmp_path / "dist").iterdir()
+    run(sys.executable, "-m", "venv", str(tmp_path / "own"))
+    pip = (str(tmp_path / "own" / "bin" / "pip"), "--quiet", "install", "--no-compile")
+    run(*pip, "--require-hashes", "--only-binary", ":all:", "--requirement", "requirements/run.txt")
+    run(*pip, "--no-deps", str(wheel))
+    program = str(tmp_path / "own" / "bin" / "veilmq")
+    assert run(program, "--version") == f"veilmq {veilmq.__version__}\n"
+    assert str(tmp_path / "own") in run(program, "version")
+    begun = time.perf_counter()
+    server = ServerProcess(tmp_path)
+    server.program = (program,)
+    server.start()
+    try:
+        place = {"endpoint_url": server.sqs, "region_name": "us-east-1"}
+        sqs = boto3.client("sqs", aws_access_key_id="any", aws_secret_access_key="any", **place)
+        url = sqs.create_queue(QueueName="orders")["QueueUrl"]
+        sqs.send_message(QueueUrl=url, MessageBody="order 1")
+        assert [each["Body"] for each in sqs.receive_message(QueueUrl=url)["Messages"]] == ["order 1"]
+        took_s = time.perf_counter() - begun
+    finally:
+        assert server.stop() == 0
+    with capsys.disabled():
+        print(f"\nfirst message {took_s:.1f} s after `veilmq serve`, of an installed wheel")
