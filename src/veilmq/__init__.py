@@ -6,6 +6,12 @@ that `import veilmq` costs nothing and works without any extra: import the rooms
 `veilmq.connect_account` import the client when they are first used (PEP 562).
 """
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  where pip was not asked, as in a checkout on the path
+    _FOUND = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    raise ImportError(f"VeilMQ needs Python 3.11 or later, and this is {_FOUND}: python3.11 -m venv .venv")
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

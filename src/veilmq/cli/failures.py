@@ -104,10 +104,22 @@ def closed_to_user(path: Path, *, made: bool = False) -> str:
         if not _may(each, os.X_OK):
             return f"{each} is closed to this user ({_user()})."
     if made and not _may(path, os.F_OK):
-        return "" if _may(path.parent, os.W_OK) else f"{path.parent} may not be written by this user ({_user()})."
+        return "" if _may(path.parent, os.W_OK) else _unwritable(path.parent)
     if _may(path, os.F_OK) and not _may(path, os.R_OK):
         return f"{path} may not be read by this user ({_user()})."
     return ""
+
+
+def _denial(path: Path) -> int:
+    """Why nothing can be written there, as an error number."""
+    there = next(each for each in (path, *path.absolute().parents) if _may(each, os.F_OK))
+    return errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+
+
+def _unwritable(path: Path) -> str:
+    if _denial(path) == errno.EROFS:
+        return f"{path} is on a file system that is mounted read-only."
+    return f"{path} may not be written by this user ({_user()})."
 
 
 def advice_on(path: Path, otherwise: str) -> str:
@@ -131,10 +143,10 @@ def check_directory(path: Path, named: str) -> None:
     """
     closed = closed_to_user(path, made=True)
     if not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
-        closed = f"{path} may not be written by this user ({_user()})."
+        closed = _unwritable(path)
     if closed:
         advice = f"{closed} Name a directory that you may write to."
-        raise Failure(Exit.USAGE, f"{named}: {path}: Permission denied", advice)
+        raise Failure(Exit.USAGE, f"{named}: {path}: {os.strerror(_denial(path))}", advice)
     parent = path.absolute().parent
     if not parent.is_dir():
         advice = f"Check the path, or make it first: mkdir -p {parent}"

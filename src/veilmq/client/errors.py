@@ -37,7 +37,9 @@ _NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNO
 
 def advised(reason: str) -> str:
     """Why a call failed, with advice where we have any."""
-    if _NO_TLS.search(reason) is None or "proxy" in reason.lower():  # a proxy says nothing about the service
+    if "proxy" in reason.lower():  # a proxy says nothing about the service
+        return f"{reason}: the environment names a proxy; for a host that it cannot reach, export NO_PROXY=HOST"
+    if _NO_TLS.search(reason) is None:
         return reason
     return f"{reason}: the port speaks no TLS; in a URL say tls=0"
 

@@ -4,6 +4,7 @@ Strategy: the loop of the server's shell without threads: submit, take a batch, 
 receive sleeps until the engine has something due: nobody else can send meanwhile, but leases and delays end.
 """
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,6 +101,8 @@ def open_direct(directory: Path) -> Iterator["DirectAccess"]:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except OSError as error:
         advice = advice_on(directory, "Run the command as the server's user; it must be able to write there.")
+        if error.errno == errno.EROFS:
+            advice = f"{directory} is mounted read-only: copy all of it elsewhere, and look there."
         raise Failure(Exit.DIRECTORY, f"{error.filename or directory}: {error.strerror}", advice) from None
     except DatabaseError as error:
         raise _unreadable(directory, error) from None

@@ -399,7 +399,7 @@ def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
     """Explain a system error about the port being opened, or else about the directory."""
     named = f"--{port} {getattr(settings, port)}" if port else "a port"
     if error.errno == errno.EADDRINUSE:
-        advice = f"Choose another with --{port or 'sqs'} HOST:PORT; port 0 takes a free one."
+        advice = f"Choose another with --{port or 'sqs'} HOST:PORT (port 0: a free one), or see who has it: ss -ltnp"
         return Failure(Exit.ADDRESS, f"{named}: the port is in use", advice)
     if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
         advice = "Use an address of this machine, such as 127.0.0.1."

@@ -39,8 +39,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from ipaddress import ip_address
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -435,3 +437,12 @@ class PacedPolls:
         """End all waits, and start no more."""
         self._closed = True
         self.interrupt()
+
+
+def is_here(endpoint: str | None) -> bool:
+    """Whether an endpoint is this machine's: a proxy (`http_proxy`) would look for it on its own."""
+    host = urlsplit(endpoint or "").hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from veilmq.client.adapters.cloud import client_name
+from veilmq.client.adapters.cloud import client_name, is_here
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.wrapping import Wrapping
@@ -346,7 +346,7 @@ def _azure(address: Address) -> Account:
         # The SDK's own default waits at least 15 seconds before it retries: longer than many leases.
         client = QueueServiceClient(
             url, credential=key, retry_total=2 if address.retries else 0, initial_backoff=0, increment_base=1,
-            random_jitter_range=0, user_agent=client_name(),
+            random_jitter_range=0, user_agent=client_name(), proxies={"no_proxy": "*"} if is_here(url) else None,
         )  # fmt: skip
     except ValueError as error:
         raise ParameterInvalid(parameter="url", reason="azure-storage-queue does not take it") from error

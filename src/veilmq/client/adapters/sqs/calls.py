@@ -36,7 +36,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from botocore.session import Session  # type: ignore[import-untyped]
 
-from veilmq.client.adapters.cloud import client_name
+from veilmq.client.adapters.cloud import client_name, is_here
 from veilmq.client.adapters.service_errors import Refusal, error_of
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
@@ -61,7 +61,11 @@ def new_client(
 
     Raises ParameterInvalid("url").
     """
-    named = Config(user_agent_extra=client_name(), retries=None if retries else {"total_max_attempts": 1})
+    named = Config(
+        user_agent_extra=client_name(),
+        retries=None if retries else {"total_max_attempts": 1},
+        proxies={} if is_here(endpoint) else None,
+    )
     try:
         session = _botocore_session()
         region = region or session.get_config_variable("region") or region_default
