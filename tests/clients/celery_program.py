@@ -7,14 +7,11 @@ SETTINGS and each JOB are JSON; tests/clients/test_sqs_workers.py says what is i
 """
 
 import json
-import os
-import signal
 import sys
-import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from celery import Celery
+from job import Job, work
 
 settings = json.loads(sys.argv[1])
 app = Celery("jobs", broker=f"sqs://{urlsplit(settings['endpoint']).netloc}//")
@@ -34,27 +31,15 @@ app.conf.update(
 )
 
 
-def record(kind: str, job: str) -> None:
-    with open(settings["record"], "a") as file:
-        file.write(f"{kind} {job} {os.getpid()}\n")
-
-
-@app.task
-def work(job: dict[str, object]) -> None:
-    record("begin", str(job["id"]))
-    marker = job.get("crash")
-    if marker and not Path(str(marker)).exists():
-        Path(str(marker)).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(float(str(job.get("seconds", 0))))
-    record("done", str(job["id"]))
+@app.task(name="job")
+def job(given: Job) -> None:
+    work(settings["record"], given)
 
 
 if __name__ == "__main__":
-    # The task's name is that of its module, which is another one when Celery imports it.
     if sys.argv[2] == "send":
         for given in sys.argv[3:]:
-            work.delay(json.loads(given))
+            job.delay(json.loads(given))
     else:
         app.worker_main(
             ["worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "warning"]

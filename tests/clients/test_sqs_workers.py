@@ -1,4 +1,5 @@
-"""Frameworks that work off SQS queues, unmodified: Celery over kombu's SQS transport, and npm's sqs-consumer.
+"""Frameworks that work off SQS queues, unmodified: Celery over kombu's SQS transport, dramatiq over dramatiq-sqs,
+taskiq over taskiq-aio-sqs, and npm's sqs-consumer.
 
 Strategy: worker processes append a line to a named pipe for each job that they begin or end, so that a test waits for
 what happens and for nothing else. Settings of a program: `endpoint`, `queue` or `url`, `visibility_seconds`, and the
@@ -69,15 +70,16 @@ class Processes:
         os.close(self._record)
 
 
-class Celery(Processes):
-    """Celery sends, and Celery works."""
+class PythonWorkers(Processes):
+    """The framework sends, and it works."""
 
-    def __init__(self, queue: str, *given: Any) -> None:
+    def __init__(self, kind: str, queue: str, *given: Any) -> None:
         super().__init__(*given)
+        self._kind = kind
         self.settings["queue"] = queue
 
     def command(self) -> list[str]:
-        return [sys.executable, str(HERE / "celery_program.py"), json.dumps(self.settings), "worker"]
+        return [sys.executable, str(HERE / f"{self._kind}_program.py"), json.dumps(self.settings), "worker"]
 
     def send(self, *jobs: dict[str, Any]) -> None:
         command = [*self.command()[:-1], "send", *map(json.dumps, jobs)]
@@ -113,11 +115,12 @@ class Stage:
     def workers(self, kind: str, visibility_seconds: int) -> Any:
         self.name = f"{kind}-{self._directory.name}"
         given = self._key, self._directory, self._server.sqs, visibility_seconds
-        if kind == "celery":
-            self._made.append(Celery(self.name, *given))
-        else:
+        if kind in ("taskiq", "sqs-consumer"):  # the others make their queues themselves
             url = self.client.call("CreateQueue", QueueName=self.name)["QueueUrl"]
+        if kind == "sqs-consumer":
             self._made.append(SqsConsumer(self.client, url, *given))
+        else:
+            self._made.append(PythonWorkers(kind, self.name, *given))
         return self._made[-1]
 
     @property
@@ -143,7 +146,7 @@ def test_twenty_jobs_are_done_once_each(kind: str, stage: Stage) -> None:
     assert stage.counts == (0, 0)
 
 
-@pytest.mark.parametrize("kind", ["celery", "sqs-consumer"])
+@pytest.mark.parametrize("kind", ["celery", "dramatiq", "taskiq", "sqs-consumer"])
 def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, tmp_path: Path) -> None:
     killed_worker(stage.workers(kind, visibility_seconds=3), str(tmp_path / "crashed"))
     assert stage.counts == (0, 0)
