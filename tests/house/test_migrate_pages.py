@@ -32,6 +32,7 @@ def test_all_pages_are_in_the_table() -> None:
     assert [page.name for page in ABOUT if f"({page.name})" not in (PAGES[0].parent / "README.md").read_text()] == []
 
 
+@pytest.mark.slow  # a server, and packages of others
 @pytest.mark.parametrize("page", ABOUT, ids=lambda page: page.stem)
 def test_its_commands_run(reader: Reader, page: Path) -> None:
     for block in blocks(page.read_text()):
