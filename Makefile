@@ -21,7 +21,7 @@ TEST_STAMP := .venv/.installed-dev
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
-	.tools/axe/.installed
+	.tools/axe/.installed .tools/notebook/.installed
 
 .PHONY: help setup setup-test setup-clients run wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
@@ -88,6 +88,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 
 .tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/query.txt $(@D)
+	@touch $@
+
+# A Jupyter kernel for docs/notebooks; the packages of .venv are put before its own.
+.tools/notebook/.installed: requirements/notebook.txt tools/install-venv.sh | $(TEST_STAMP)
+	@tools/install-venv.sh requirements/notebook.txt $(@D)
 	@touch $@
 
 .tools/aws/.installed: requirements/aws.txt tools/install-venv.sh | $(TEST_STAMP)
@@ -229,6 +234,7 @@ lock: setup-test
 	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
 	$(LOCK_CLIENT) requirements/fuzz.in --output-file requirements/fuzz.txt
 	$(LOCK_CLIENT) requirements/docs.in --output-file requirements/docs.txt
+	$(LOCK_CLIENT) requirements/notebook.in --output-file requirements/notebook.txt
 	$(LOCK_CLIENT) requirements/release.in --output-file requirements/release.txt
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/js

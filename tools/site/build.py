@@ -8,7 +8,9 @@ linked and is no page (an example, a manifest) becomes a page that shows it, so 
 Pages that are made from the code come from reference.py. Nothing is loaded from another host.
 """
 
+import base64
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -39,7 +41,17 @@ NAVIGATION = {
     "Protocols": ["sqs", "azure", "mns", "veil-protocol"],
     "Client and patterns": ["client", "patterns/worker", "patterns/lease-keeper", "patterns/receiver", "patterns/*"],
     "Pipeline": ["pipeline", "pipeline-drain", "pipeline-demo", "notebooks/*"],
-    "Operations": ["deploy", "operations", "observability", "cluster", "cluster-runbooks", "console", "checking"],
+    "Migration": ["migrate/README", "migrate/*"],
+    "Operations": [
+        "deploy",
+        "releases",
+        "operations",
+        "observability",
+        "cluster",
+        "cluster-runbooks",
+        "console",
+        "checking",
+    ],
     "Reference": ["cli", "admin-api", "reference/*"],
     "More": ["*"],
     "Decisions": ["decisions/README", "decisions/*"],
@@ -75,6 +87,8 @@ class Site:
         """Pages that show a file of the checkout: file to page."""
         pages = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
         self.pages = {page: page.removeprefix("docs/") for page in pages} | {"examples/README.md": "examples/README.md"}
+        notebooks = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.ipynb"))]
+        self.pages |= {name: name.removeprefix("docs/").replace(".ipynb", ".md") for name in notebooks}
         roots = sorted(path.name for path in ROOT.glob("*.md"))
         self.pages |= {name: f"about/{name.lower()}" for name in roots}
 
@@ -83,7 +97,8 @@ class Site:
         made = {f"docs/reference/{name}.md": text for name, text in reference.pages().items()}
         self.pages |= {source: source.removeprefix("docs/") for source in made}
         for source, page in self.pages.items():
-            self.page(page, source, made[source] if source in made else (ROOT / source).read_text())
+            text = made[source] if source in made else (ROOT / source).read_text()
+            self.page(page, source, self.notebook(text, page) if source.endswith(".ipynb") else text)
         for source, page in list(self.shown.items()):
             self._show(source, page)
         for folder in ("images", "scripts"):
@@ -127,6 +142,23 @@ class Site:
                 lines.append(self.parser.renderer.render(block, self.parser.options, {}).strip())
             start = end
         return "\n\n".join(lines) + "\n"
+
+    def notebook(self, text: str, page: str) -> str:
+        """A notebook as Markdown: texts, code, what that printed; pictures are written beside it."""
+        parts: list[str] = []
+        for cell in json.loads(text)["cells"]:
+            source = "".join(cell["source"])
+            parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+            for output in cell.get("outputs", []):
+                data = output.get("data", {})
+                if "image/png" in data:
+                    name = f"{Path(page).stem}-{len(parts)}.png"
+                    (self.place / "docs" / page).parent.mkdir(parents=True, exist_ok=True)
+                    (self.place / "docs" / page).with_name(name).write_bytes(base64.b64decode(data["image/png"]))
+                    parts.append(f"![what the code draws]({name})")
+                elif printed := "".join(output.get("text", data.get("text/plain", []))).rstrip():
+                    parts.append(f"```text\n{printed}\n```")
+        return "\n\n".join(parts) + "\n"
 
     def _relink(self, tokens: list[Token], source: str, page: str) -> None:
         for token in tokens:
