@@ -10,7 +10,7 @@ from psycopg.conninfo import make_conninfo
 from tests.cluster.conftest import Clock, Cluster
 from tests.support.postgres import Pair, until
 
-from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Uncertain, Unfit, Unreachable
 from veilmq.cluster.postgres.schema import LAYOUT, WrongCluster, admit, init, look
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotAppended
@@ -51,6 +51,10 @@ def test_a_session_is_closed_only_between_exchanges(shared_pair: Pair) -> None:
         row = asked.result()
     assert row is not None
     assert (row[0], session.closed) == (7, True)
+    # Nor is anything certain that ends on a closed connection: a transaction there ends without a COMMIT.
+    session = Postgres(shared_pair.primary.dsn).connect()
+    with pytest.raises(Uncertain, match="closed meanwhile"), session.certain(), session.transaction():
+        session.execute("select 1").connection.close()
     with pytest.raises(psycopg.OperationalError, match="closed"):
         session.execute("select 1")
 

@@ -204,7 +204,7 @@ class Member:
                         told = named
                     if looked % LOOKS_BETWEEN_TELLING == 0:
                         registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
-                    silent = _tell_silence(silent, sight, candidate.silent_us())
+                    silent = _tell_silence(silent, sight, candidate)
                     is_named = sight.holder is None and sight.owner == self._name
                     may = is_named or self._boot_ns() >= patient_until_ns
                     if may and not registry.drained and candidate.is_due():
@@ -299,11 +299,12 @@ class Member:
         self._trouble = trouble
 
 
-def _tell_silence(silent: str, sight: Sight, silent_us: int) -> str:
+def _tell_silence(silent: str, sight: Sight, candidate: Candidate) -> str:
     """Log when an owner becomes silent, and when it is not any more. Returns who is silent; "": nobody."""
+    silent_us = candidate.silent_us()
     if silent_us and not silent:
-        left_s = max(0, sight.lease_us - silent_us) / 1e6
-        log.warning("the owner, %s, is silent: its lease ends in %.1f s", sight.owner, left_s)
+        left_s = max(0, candidate.due_in_us()) / 1e6
+        log.warning("the owner, %s, is silent: this server may take over in %.1f s", sight.owner, left_s)
         return sight.owner
     if silent and not silent_us:
         log.info("the owner, %s, gives signs of life again", silent)

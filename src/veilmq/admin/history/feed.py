@@ -48,6 +48,7 @@ from veilmq.store.log import Follower
 PATH: Final = "/api/v1/events"
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 _LINES: Final = "application/x-ndjson"
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
 _WEIGHT: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _TUPLES: Final = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
 _FIELDS: Final = len(Event.__struct_fields__)
@@ -255,7 +256,7 @@ def reads_copy(copy: Follower | None, members: Mapping[str, str]) -> bool:
     """Whether the copy has the first of the events that are asked for, and nothing is asked that only the owner can do:
     wait for new ones, or keep some from being trimmed. Blocks."""
     start = members.get("from", "")
-    if copy is None or not copy.position.lsn or "hold" in members or not start.isdecimal():
+    if copy is None or not copy.position.lsn or "hold" in members or not _OFFSET.fullmatch(start):
         return False
     with copy.look() as view:
         first, following = view.bounds()

@@ -163,6 +163,8 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
             if self.closed or error.diag.severity_nonlocalized in {"FATAL", "PANIC"}:
                 raise Uncertain(f"the connection to PostgreSQL was lost: {_text(error)}") from error
             raise
+        if self._closing:  # psycopg ends a transaction on a closed connection without a COMMIT and without an error
+            raise Uncertain("the connection to PostgreSQL was closed meanwhile")
         if self.remarks:
             raise Uncertain(f"PostgreSQL remarked: {'; '.join(self.remarks)}")
 

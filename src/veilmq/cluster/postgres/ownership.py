@@ -141,11 +141,15 @@ class Candidate(Connected):
         sight = self._sight
         if sight is None:
             return False
-        if sight.free_for(self.server):
-            return True
+        return sight.free_for(self.server) or self.due_in_us() <= 0
+
+    def due_in_us(self) -> int:
+        """In how long the shard may be taken over from an owner that gives no sign of life. Call after `look`."""
+        sight = self._sight
+        assert sight is not None
         stood_us = (self._boot_ns() - sight.since_ns) // 1_000
         leases = 2 if sight.after_ns is None and sight.away_us - stood_us > UNSEEN_US else 1
-        return stood_us >= sight.lease_us * leases + self._margin_us
+        return sight.lease_us * leases + self._margin_us - stood_us
 
     def take_over(self, *, moves_to: str = "") -> "Ownership":
         """Become the owner, if nothing has happened since the last look.
