@@ -40,7 +40,7 @@ needs_broker = [
 
 
 def received(body: bytes = b"x", **properties: Any) -> Any:
-    return received_of(pika.BasicProperties(**properties), body, "1:1", 0.0, False)
+    return received_of(pika.BasicProperties(**properties), body, "1:1", 0.0)
 
 
 class TestParts:
@@ -49,9 +49,9 @@ class TestParts:
         found = received(headers=headers, content_type="text/plain", correlation_id="c", type="invoice", message_id="m")
         assert found.attributes == {
             "n": 7, "d": Decimal("0.1"), "raw": b"\0", "flag": "true", "deaths": '[{"count": 2}]',
-            "content_type": "text/plain", "correlation_id": "c",
+            "content_type": "text/plain", "correlation_id": "c", "message_id": "m",
         }  # fmt: skip
-        assert (found.id, found.type) == ("m", "invoice")
+        assert found.type == "invoice"
 
     def test_and_come_back(self) -> None:
         found = received(headers={"n": 7}, content_type="text/plain", type="invoice", message_id="m", priority=5)
@@ -67,14 +67,46 @@ class TestParts:
     def test_the_most_urgent_come_first_on_both_sides(self, theirs: int | None, ours: int | None) -> None:
         assert received(priority=theirs).priority == ours
 
-    def test_an_expiration_ends_at_the_same_instant(self) -> None:
+    def test_an_expiration_counts_from_the_delivery(self) -> None:
         found = received(expiration="60000")
         assert found.expires == pytest.approx(time.time() + 60, abs=5)
         assert properties_of(carried(found, CAPABILITIES, None, time.time())).expiration.startswith(("59", "60"))
 
-    def test_a_url_that_pika_does_not_take(self) -> None:
-        with pytest.raises(ParameterInvalid, match="amqp://HOST/VHOST"):
-            open_rabbitmq("amqp://h:x/?queue=a")
+    @pytest.mark.parametrize("place", ["h:x/?queue=a", "u:s3cret[@h/?queue=a", "u:s3cret\u2100@h/?queue=a"])
+    def test_a_url_that_cannot_be_taken_is_not_quoted(self, place: str) -> None:
+        with pytest.raises(ParameterInvalid, match="amqp://USER:PASSWORD@HOST/VHOST") as caught:
+            open_rabbitmq(f"amqp://{place}")
+        assert "s3cret" not in str(caught.value)
+        assert caught.value.__suppress_context__
+
+    def test_message_ids_are_unique_or_not(self) -> None:
+        with pytest.raises(ParameterInvalid, match="can only be unique"):
+            open_rabbitmq("amqp://h/?queue=a&message_ids=yes")
+
+    def test_messages_that_share_a_message_id_are_two(self) -> None:
+        """AMQP lets applications choose it; the second would be dropped at a FIFO target, and deleted unsent."""
+        first, second = received(message_id="order-7"), received(message_id="order-7")
+        assert first.id != second.id
+        unique = {"handle": "1:1", "lease_end": 0.0, "unique_ids": True}
+        assert received_of(pika.BasicProperties(message_id="m"), b"x", **unique).id == "m"
+
+    @pytest.mark.parametrize(
+        ("value", "header"),
+        [
+            (0.5, "0.5"), (2**63, str(2**63)), (-(2**63), -(2**63)), (Decimal("1.50"), Decimal("1.50")),
+            (Decimal("2147483648"), "2147483648"), (Decimal("1E+30"), "1E+30"), (Decimal("1E-128"), Decimal("1E-128")),
+            (Decimal("1.00000000000000000000000000000000000001"), "1.00000000000000000000000000000000000001"),
+        ],
+    )  # fmt: skip
+    def test_a_number_that_amqp_has_no_type_for_becomes_text(self, value: Any, header: Any) -> None:
+        properties = properties_of(Message("x", {"n": value}))
+        assert properties.headers == {"n": header}
+        assert pika.BasicProperties().decode(b"".join(properties.encode())).headers == {"n": header}
+
+    def test_a_property_that_is_too_long_becomes_a_header(self) -> None:
+        properties = properties_of(Message("x", {"reply_to": "r" * 256, "app_id": 7}, deduplication_id="d"))
+        assert properties.headers == {"reply_to": "r" * 256, "app_id": 7}
+        assert (properties.reply_to, properties.message_id) == (None, "d")
 
 
 def free_port() -> int:
@@ -160,7 +192,7 @@ class TestBroker:
     def test_a_copy_gives_back(self, account: RabbitAccount, veilmq_server: LocalServer) -> None:
         source = filled(account, "copied", 25)
         assert moved(source, veilmq_server.connect("copy"), copies=True).sent == 25
-        assert source.stats().visible == 25
+        wait_until(lambda: source.stats().visible == 25)  # a queue answers for its count before it takes back
         assert bodies(veilmq_server.connect("copy")) == list(range(25))
 
     def test_what_an_earlier_connection_gave_out_is_not_acknowledged(self, account: RabbitAccount) -> None:
@@ -177,9 +209,37 @@ class TestBroker:
             account.queue("gone")
         assert filled(account, "others", 1).stats().visible == 1, "the account can still be used"
 
+    def test_messages_that_share_a_message_id_all_go_to_a_fifo_queue(
+        self, account: RabbitAccount, veilmq_server: LocalServer
+    ) -> None:
+        account.create("shared")
+        source, target = account.queue("shared"), veilmq_server.connect("shared.fifo")
+        source.send_batch([Message(str(number), {"message_id": "one"}) for number in range(25)])
+        counts = moved(source, target)
+        assert (counts.sent, counts.duplicates, counts.deleted) == (25, 0, 25)
+        assert target.stats().visible == 25
+        (message,) = target.receive(1)
+        assert message.attributes["message_id"] == "one"
+
+    def test_what_amqp_cannot_carry_is_refused_and_the_rest_goes(
+        self, account: RabbitAccount, veilmq_server: LocalServer
+    ) -> None:
+        account.create("odd")
+        source, target = veilmq_server.connect("even"), account.queue("odd")
+        for attributes in ({"n" * 256: "x"}, {"a": "x" * 140_000}, {"n": 0.5, "m": 2**70, "d": Decimal("1e50")}):
+            source.send(Message("x", attributes))
+        counts = moved(source, target, give_up_after=5)
+        assert (counts.sent, counts.refused, counts.uncertain) == (1, 2, 0)
+        assert all("ParameterInvalid" in reason for reason in counts.reasons)
+        (message,) = target.receive(10)
+        assert [float(message.attributes[name]) for name in "nmd"] == [0.5, 2.0**70, 1e50]
+
     def test_kills_lose_nothing(self, broker: str, account: RabbitAccount, veilmq_server: LocalServer) -> None:
         source, target = filled(account, "killed", 300), veilmq_server.connect("killed.fifo")
-        urls = (f"{broker}?queue=killed", f"veil://{urlsplit(veilmq_server.sqs_url).netloc}/killed.fifo")
+        urls = (
+            f"{broker}?queue=killed&message_ids=unique",
+            f"veil://{urlsplit(veilmq_server.sqs_url).netloc}/killed.fifo",
+        )
         command = [*VEILMQ, "bridge", *urls, "--yes", "--json"]
         for share in (1, 2):
             process = subprocess.Popen([*command, "--rate", "300"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -48,7 +48,11 @@ def differences(source: Capabilities, target: Capabilities, group: str | None, *
     if source.protocol == "amqp":
         text = "a body that is not UTF-8 goes over as base64, with the attribute content-encoding; headers that are"
         found.append(Difference(f"{text} neither text, number nor bytes go over as JSON", False))
-        found.append(Difference("a message without a message_id gets a new one at each delivery", False))
+        text = "a message_id goes over as an attribute; with message_ids=unique in FROM's URL, and only then, a FIFO"
+        found.append(Difference(f"{text} target drops what is sent twice", False))
+        found.append(Difference("a time to live counts anew: RabbitMQ does not tell how much of it is over", False))
+    elif target.protocol == "amqp" and source.attributes:
+        found.append(Difference("numbers with a fraction or many digits go over as text, if AMQP has no type", False))
     if source.protocol == "sqs":
         text = "custom attribute types (Number.int becomes Number) and X-Ray headers do not go over"
         found.append(Difference(text, False))

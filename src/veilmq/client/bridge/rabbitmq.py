@@ -1,17 +1,21 @@
 """A queue of RabbitMQ as an end of a bridge, over AMQP 0-9-1 with pika (extra `amqp`).
 
-    amqp://[user:password@]host[:port]/vhost?queue=NAME        amqps:// with TLS
+    amqp://[user:password@]host[:port]/vhost?queue=NAME        amqps:// with TLS; message_ids=unique: see below
 
 Strategy: one connection behind a lock, because pika's is for one thread. A lease is a delivery that is not
 acknowledged: it lasts as long as the connection, and an extension only keeps that alive. A handle names connection and
 delivery, so that one of a connection that was lost changes nothing. A send has returned when the broker has confirmed
 it. What a bridge does not need (peek, a list of queues) raises CapabilityMissing.
 
+Ids: applications may give several messages one message_id, or none. So a delivery gets an id of its own, and the
+message_id is an attribute. With message_ids=unique the message_id is the id, which makes deduplication possible.
+
 Sources: AMQP 0-9-1; RabbitMQ's "Consumer Acknowledgements and Publisher Confirms" and "Priority Queue Support".
 """
 
 import base64
 import json
+import struct
 import threading
 import time
 import uuid
@@ -22,7 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import pika
 from msgspec.structs import replace
-from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, ShortStringTooLong, UnroutableError
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
@@ -48,8 +52,13 @@ _POLL_SECONDS: Final = 0.1
 _HEARTBEAT_SECONDS: Final = 60
 _PRIORITY_DEFAULT: Final = 8
 """Ours; RabbitMQ's is 0, and its greater ones come first."""
-_PROPERTIES: Final = ("content_type", "correlation_id", "reply_to", "app_id")
+_PROPERTIES: Final = ("content_type", "correlation_id", "reply_to", "app_id", "message_id")
 """Become attributes of the same names, and properties again."""
+_SHORT_BYTES_MAX: Final = 255
+"""A short string of AMQP: of a property, and the name of a header."""
+_FRAME_REST_BYTES: Final = 20
+"""Of the frame that holds a message's properties: what is not these."""
+_DECIMAL_PLACES_MAX: Final = 255
 _BASE64: Final = "content-encoding"
 CAPABILITIES: Final = Capabilities(
     protocol="amqp",
@@ -72,9 +81,9 @@ Answer = TypeVar("Answer")
 class RabbitAccount(Closing):
     """The queues of one virtual host. Any thread."""
 
-    def __init__(self, parameters: Any) -> None:
-        """parameters: pika's. Opens no connection yet."""
-        self.parameters = parameters
+    def __init__(self, parameters: Any, *, unique_ids: bool = False) -> None:
+        """parameters: pika's. unique_ids: no two messages have the same message_id. Opens no connection yet."""
+        self.parameters, self.unique_ids = parameters, unique_ids
         self._lock = threading.Lock()
         self._connection: Any = None
         self._channel: Any = None
@@ -205,6 +214,7 @@ class RabbitQueue(Closing):
         message = as_message(given)
         body = sendable(replace(message, deduplication_id=None), CAPABILITIES).raw
         properties = properties_of(message)
+        _check(properties, self._account.parameters.frame_max)
 
         def publish(channel: Any) -> None:
             channel.basic_publish("", self._name, body, properties, mandatory=True)
@@ -237,7 +247,8 @@ class RabbitQueue(Closing):
                 break
             handle = f"{self._account.generation}:{method.delivery_tag}"
             now = SYSTEM.monotonic()
-            found.append(received_of(properties, body, handle, now + lease, method.redelivered))
+            unique, again = self._account.unique_ids, bool(method.redelivered)
+            found.append(received_of(properties, body, handle, now + lease, redelivered=again, unique_ids=unique))
         return found
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
@@ -315,18 +326,23 @@ class RabbitQueue(Closing):
 
 
 def open_rabbitmq(url: str) -> tuple[RabbitAccount, str | None, bool]:
-    """The account, the queue's name and whether it may be created, of a URL. Raises ParameterInvalid."""
-    parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query))
-    name, create = given.pop("queue", None), given.pop("create", "0") == "1"
-    # pika takes the vhost / only in this form.
-    path = parts.path if parts.path not in ("", "/") else "/%2F"
-    given.setdefault("heartbeat", str(_HEARTBEAT_SECONDS))
+    """The account, the queue's name and whether it may be created, of a URL. Raises ParameterInvalid, which does not
+    quote it."""
     try:
+        parts = urlsplit(url)
+        given = dict(parse_qsl(parts.query))
+        name, create = given.pop("queue", None), given.pop("create", "0") == "1"
+        ids = given.pop("message_ids", None)
+        # pika takes the vhost / only in this form.
+        path = parts.path if parts.path not in ("", "/") else "/%2F"
+        given.setdefault("heartbeat", str(_HEARTBEAT_SECONDS))
         parameters = pika.URLParameters(urlunsplit(parts._replace(path=path, query=urlencode(given))))
     except (ValueError, TypeError, AttributeError):
-        raise ParameterInvalid(parameter="url", reason="pika does not take it: amqp://HOST/VHOST?queue=NAME") from None
-    return RabbitAccount(parameters), None if name is None else unquote(name), create
+        reason = "must look like amqp://USER:PASSWORD@HOST/VHOST?queue=NAME, with special characters percent-encoded"
+        raise ParameterInvalid(parameter="url", reason=reason) from None
+    if ids not in (None, "unique"):
+        raise ParameterInvalid(parameter="url", reason="message_ids can only be unique: no two messages share one")
+    return RabbitAccount(parameters, unique_ids=ids is not None), None if name is None else unquote(name), create
 
 
 def _requeue(channel: Any, tag: int) -> None:
@@ -340,8 +356,14 @@ def _tag_of(handle: str) -> tuple[int, int]:
     return int(generation), int(tag)
 
 
-def received_of(properties: Any, body: bytes, handle: str, lease_end: float, redelivered: bool) -> Received:
-    """A delivery as a message. A body that is no text becomes base64, and says so in an attribute."""
+def received_of(
+    properties: Any, body: bytes, handle: str, lease_end: float, *, redelivered: bool = False, unique_ids: bool = False
+) -> Received:
+    """A delivery as a message. A body that is no text becomes base64, and says so in an attribute.
+
+    unique_ids: its message_id is its id; else that is new at each delivery. An expiration counts from now, because
+    RabbitMQ does not tell how much of it is over.
+    """
     attributes = {name: value_of(value) for name, value in (properties.headers or {}).items()}
     attributes |= {name: found for name in _PROPERTIES if (found := getattr(properties, name))}
     try:
@@ -352,7 +374,7 @@ def received_of(properties: Any, body: bytes, handle: str, lease_end: float, red
     if properties.expiration is not None and str(properties.expiration).isdecimal():
         expires = SYSTEM.wall() + int(properties.expiration) / 1_000
     return Received(
-        id=properties.message_id or uuid.uuid4().hex,
+        id=(properties.message_id if unique_ids else None) or uuid.uuid4().hex,
         body=text,
         attributes=attributes,
         receive_count=2 if redelivered else 1,
@@ -372,18 +394,61 @@ def value_of(value: Any) -> Any:
     return json.dumps(value, default=str)
 
 
+def header_of(value: Any) -> Any:
+    """An attribute as a header: what AMQP has no type for (floats, numbers of many digits) as text."""
+    if isinstance(value, Decimal) and not _is_short(value):
+        return str(value)
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return str(value)
+    return value
+
+
+def _is_short(value: Decimal) -> bool:
+    """Whether it is a decimal of AMQP: an integer of 32 bits, and a count of places."""
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or exponent > len(str(2**31)):
+        return False
+    raw = int("".join(map(str, digits)))
+    while exponent < 0 and raw % 10 == 0 and raw:
+        raw, exponent = raw // 10, exponent + 1
+    return raw * 10 ** max(0, exponent) < 2**31 and -exponent <= _DECIMAL_PLACES_MAX
+
+
 def properties_of(message: Message) -> Any:
-    """A message's fields as AMQP properties; its id is the deduplication id, else a new one."""
-    headers: Mapping[str, Any] = {name: each for name, each in message.attributes.items() if name not in _PROPERTIES}
-    named = {name: str(message.attributes[name]) for name in _PROPERTIES if name in message.attributes}
+    """A message's fields as AMQP properties. Its message_id is the attribute of that name, else the deduplication id,
+    else a new one."""
+    named = {
+        name: value
+        for name in _PROPERTIES
+        if isinstance(value := message.attributes.get(name), str) and len(value.encode()) <= _SHORT_BYTES_MAX
+    }
+    headers: Mapping[str, Any] = {
+        name: header_of(value) for name, value in message.attributes.items() if name not in named
+    }
     urgent = 0 if message.priority is None else max(0, _PRIORITY_DEFAULT - message.priority)
+    given: Mapping[str, Any] = {"message_id": message.deduplication_id or uuid.uuid4().hex} | named
     return pika.BasicProperties(
         delivery_mode=_PERSISTENT,
         headers=dict(headers) or None,
         priority=urgent or None,
         expiration=None if message.ttl is None else str(round(message.ttl * 1_000)),
-        message_id=message.deduplication_id or uuid.uuid4().hex,
         timestamp=int(SYSTEM.wall()),
         type=message.type,
-        **named,
+        **given,
     )
+
+
+def _check(properties: Any, frame_bytes_max: int) -> None:
+    """Raises ParameterInvalid for what cannot be sent; later it would look like a broken connection."""
+    try:
+        size_bytes = sum(map(len, properties.encode()))
+    except ShortStringTooLong:
+        reason = f"over AMQP a name, and the message type, have at most {_SHORT_BYTES_MAX} bytes"
+        raise ParameterInvalid(parameter="attributes", reason=reason) from None
+    except (AMQPError, struct.error):
+        raise ParameterInvalid(parameter="attributes", reason="AMQP cannot carry one of the values") from None
+    if size_bytes + _FRAME_REST_BYTES > frame_bytes_max:
+        reason = f"over AMQP they must fit into one frame of {frame_bytes_max} bytes"
+        raise ParameterInvalid(parameter="attributes", reason=reason)
