@@ -73,6 +73,25 @@ def test_what_is_lost_must_be_accepted(run: Run, data: str, veilmq_server: Local
     assert veilmq_server.connect("goal").stats().visible == 3
 
 
+def test_through_the_admin_port_a_message_is_sent_once_however_often_it_is_repeated(
+    run: Run, data: str, veilmq_server: LocalServer
+) -> None:
+    target = veilmq_server.connect("to")
+    token = veilmq_server.process.data / "admin-token"
+    admin = ("--admin", urlsplit(veilmq_server.admin_url).netloc, "--token-file", str(token))
+    where = (data + "from", veilmq_server.queue_url("to"), "--until-empty", "--json", *admin)
+    assert run("bridge", *where, "--copy").json[0]["sent"] == 3
+    found = {message.body: message for message in target.receive(10, lease=0.001)}
+    assert {name: (each.attributes, each.priority) for name, each in found.items()} == {
+        str(number): ({"n": number}, 3) for number in range(3)
+    }
+    (again,) = run("bridge", *where).json
+    assert (again["sent"], again["deleted"], again["left"]["visible"]) == (3, 3, 0)
+    assert target.stats().visible == 3
+    assert run("bridge", data + "from", data + "to", *admin).code == 2
+    assert run("bridge", data + "from", veilmq_server.queue_url("to"), "--admin", "127.0.0.1:1").code == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

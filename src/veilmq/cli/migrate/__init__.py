@@ -53,6 +53,13 @@ def _bridge(
     give_up_after: Annotated[
         str, typer.Option("--give-up-after", metavar="TIME", help="End when a queue has not answered for so long.")
     ] = "5m",
+    admin: Annotated[
+        str | None,
+        typer.Option("--admin", metavar="HOST:PORT", help="Of TO's server: send through it, each message once."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Its bearer token.", readable=False)
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be moved and what is lost, and change nothing.")
     ] = False,

@@ -4,6 +4,7 @@ Strategy: everything that is shown before the first receive comes from the queue
 run is the same code without the run. URLs may hold secrets, and are shown nowhere.
 """
 
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,13 +25,15 @@ from veilmq.client.messages import Stats
 from veilmq.client.queue import Account, Capabilities, Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
 
+_OF_SERVER: Final = re.compile("veil://[^/]")
+
 
 def bridge(given: Mapping[str, Any]) -> Exit:
     """Move or copy, or say what it would do. Raises Failure."""
     options = Options(
         copies=given["copies"], lease=seconds("--lease", given["lease"]), workers=given["workers"],
         rate=given["rate"], limit=given["limit"], until_empty=given["until_empty"], group=given["group"],
-        give_up_after=seconds("--give-up-after", given["give_up_after"]),
+        give_up_after=seconds("--give-up-after", given["give_up_after"]), named=given["admin"] is not None,
     )  # fmt: skip
     with ExitStack() as stack:
         with _failing("FROM"):
@@ -38,6 +41,8 @@ def bridge(given: Mapping[str, Any]) -> Exit:
             source = stack.enter_context(start.queue())
             check(source, options)
             before = source.stats()
+        if given["admin"] is not None and not _OF_SERVER.match(given["target"]):
+            raise Failure(Exit.USAGE, "--admin: TO must be a queue of a VeilMQ server, veil://HOST:PORT/NAME")
         with _failing("TO"):
             end = stack.enter_context(_Side(given["target"], may_be_missing=True, creates=not given["dry_run"]))
             there = end.stats()
@@ -48,6 +53,10 @@ def bridge(given: Mapping[str, Any]) -> Exit:
         _accept(lost, yes=given["yes"])
         with _failing("TO"):
             target = stack.enter_context(end.queue())
+            if given["admin"] is not None:
+                from veilmq.cli.migrate.once import once
+
+                target = stack.enter_context(once(target, given["admin"], given["token_file"], end.place))
             run = Bridge(source, target, options)
         with _failing(""):
             counts = _run(run, before)
@@ -61,13 +70,15 @@ class _Side:
 
     def __init__(self, url: str, *, may_be_missing: bool = False, creates: bool = False) -> None:
         self._account: Account
+        self.place: tuple[str | None, str | None] = (None, None)
+        """Account and region, where the URL names them."""
         if url.startswith(("amqp://", "amqps://")):
             from veilmq.client.bridge.rabbitmq import open_rabbitmq
 
             self._account, name, create = open_rabbitmq(url)
         else:
             address = parse_url(url)
-            name, create = address.queue, address.create
+            name, create, self.place = address.queue, address.create, (address.account, address.region)
             self._account = open_address(msgspec.structs.replace(address, create=create and creates))
         if name is None:
             self._account.close()

@@ -68,6 +68,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """End when nothing is visible, and nothing came back within one lease."""
     group: str | None = None
     """Of messages without one, at a FIFO target; None: one for each message."""
+    named: bool = False
+    """Give each message the source's id as deduplication id, for a target that knows what to do with it."""
     give_up_after: float = 300
     """End when a queue has not answered for so long."""
 
@@ -197,11 +199,11 @@ class Bridge:
             self._counts.received += len(leases)
             known = [lease for lease in leases if lease.message.id in self._known]
         now = self._clock.wall()
-        can, group = self._target.capabilities, self._options.group
+        can, group, named = self._target.capabilities, self._options.group, self._options.named
         fresh = [lease for lease in leases if lease not in known]
         done: list[Lease] = []
         try:
-            self._send([(lease, carried(lease.message, can, group, now)) for lease in fresh], done)
+            self._send([(lease, carried(lease.message, can, group, now, named=named)) for lease in fresh], done)
         finally:
             if self._options.copies:
                 self._remember([lease.message.id for lease in done])

@@ -80,8 +80,8 @@ def _body_bytes_max(can: Capabilities) -> int:
     return can.body_bytes_max // 4 * 3 if can.base64_body else can.body_bytes_max
 
 
-def carried(message: Received, target: Capabilities, group: str | None, now: float) -> Message:
-    """The message to send. now: Unix seconds, for its time to live.
+def carried(message: Received, target: Capabilities, group: str | None, now: float, *, named: bool = False) -> Message:
+    """The message to send. now: Unix seconds, for its time to live. named: always with a deduplication id.
 
     group: of a message without one, if the target is a FIFO queue; None: one for each message.
     """
@@ -95,10 +95,10 @@ def carried(message: Received, target: Capabilities, group: str | None, now: flo
         type=message.type if target.attributes else None,
     )
     own = _token(message.id)
-    if target.protocol == "amqp":  # as its message_id, for consumers that compare them
-        return msgspec.structs.replace(sent, deduplication_id=own)
     if not target.native_fifo:
-        return sent
+        # RabbitMQ: as its message_id, for consumers that compare them.
+        named = named or target.protocol == "amqp"
+        return msgspec.structs.replace(sent, deduplication_id=own) if named else sent
     return msgspec.structs.replace(sent, group=sent.group or group or own, deduplication_id=own)
 
 
