@@ -62,6 +62,7 @@ setup-test: $(TEST_STAMP) .tools/docs/.installed
 	@tools/need.sh openssl openssl
 	@tools/need.sh groff groff-base
 	@tools/need.sh systemd-analyze systemd
+	@PATH="$$PATH:/usr/sbin" tools/need.sh ip iproute2
 	@PATH="$$PATH:/usr/sbin" tools/need.sh haproxy haproxy
 	@tools/need.sh java default-jre-headless
 
