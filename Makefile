@@ -18,16 +18,18 @@ ARGS ?=
 # A stamp is newer than everything that it was made from, so a changed lock installs again and nothing else does.
 RUN_STAMP := .venv/.installed-run
 TEST_STAMP := .venv/.installed-dev
+ACCELERATOR := tools/accelerator.py $(wildcard src/veilmq/accelerator/*.[ch])
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed .tools/notebook/.installed
 
-.PHONY: help setup setup-test setup-clients run wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run accelerator sanitized wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
+	@echo 'make accelerator        build the part in C, which makes a server faster; make setup does it where it can'
 	@echo 'make wheel              build dist/veilmq-*.whl, to install elsewhere'
 	@echo 'make man                write the manual page and completions for bash, zsh and fish: build/share'
 	@echo 'make docs               build the site of the documentation: site/index.html'
@@ -45,6 +47,7 @@ help:
 	@echo 'make rabbitmq           a bridge from and to a real RabbitMQ, which it installs on Debian'
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
 	@echo 'make first-hour         as root: what a new user wants, on a bare Debian 12, and the time to the first message'
+	@echo 'make sanitized          the tests of the part in C under ASan and UBSan'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make pipeline-faults    200 kills and faults of drains and sinks on Spark: ARGS="--faults 20 --minutes 10 --seed N"'
@@ -66,12 +69,12 @@ setup-test: $(TEST_STAMP) .tools/docs/.installed
 	@PATH="$$PATH:/usr/sbin" tools/need.sh haproxy haproxy
 	@tools/need.sh java default-jre-headless
 
-$(RUN_STAMP): requirements/run.txt pyproject.toml tools/install.sh tools/need.sh
+$(RUN_STAMP): requirements/run.txt pyproject.toml tools/install.sh tools/need.sh $(ACCELERATOR)
 	@tools/install.sh requirements/run.txt
 	@touch $@
 
 # The lock for development holds everything of the lock to run, so both stamps are made.
-$(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/install.sh tools/need.sh
+$(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/install.sh tools/need.sh $(ACCELERATOR)
 	@tools/install.sh requirements/dev.txt
 	@touch $(RUN_STAMP) $@
 
@@ -127,6 +130,17 @@ run: setup
 man: setup
 	@$(BIN)/python tools/shell_files.py build/share
 
+# Without it everything is plain Python, which does the same.
+accelerator: $(RUN_STAMP)
+	@$(BIN)/python tools/accelerator.py --must
+
+# Leaks are found by a test that counts blocks: the interpreter itself leaves some at its end.
+sanitized: setup-test
+	@$(BIN)/python tools/accelerator.py --sanitized .tools/sanitized
+	@env LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONMALLOC=malloc PYTHONPATH=.tools/sanitized/src VEILMQ_ACCELERATOR=on \
+		$(BIN)/python -m pytest -n 0 -p no:cacheprovider tests/accelerator tests/server/test_plain.py $(ARGS)
+
 wheel: setup
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build --target wheel
@@ -158,8 +172,14 @@ check test: export PYTHONDONTWRITEBYTECODE :=
 check: lint
 	$(PYTEST) -m "not slow" $(ARGS)
 
+# The second run is plain Python, where the first one had the accelerator: signatures, bytes on the wire, the store.
+WITHOUT := tests/protocols/sqs/test_golden.py tests/protocols/sqs/test_signature.py tests/protocols/sqs/test_conversation.py \
+	tests/server/test_plain.py tests/store/test_unflushed.py
+
 test: lint setup-clients
 	$(PYTEST) $(ARGS)
+	@[ -n "$(ARGS)" ] || ! $(BIN)/veilmq --version | grep -q 'accelerator on' || \
+		VEILMQ_ACCELERATOR=off $(PYTEST) -m "not slow" $(WITHOUT)
 
 # bench/run.py installs the load generator and the peers itself.
 bench: setup
@@ -207,7 +227,7 @@ faults: setup-test
 
 # What it finds interesting is kept in .tools/fuzz/corpus for the next time.
 fuzz: .tools/fuzz/.installed
-	@PYTHONPATH=$$(echo .tools/fuzz/lib/python3*/site-packages) $(BIN)/python tools/fuzz.py .tools/fuzz/corpus \
+	@PYTHONPATH=$$(echo .tools/fuzz/lib/python3*/site-packages):. $(BIN)/python tools/fuzz.py .tools/fuzz/corpus \
 		-max_total_time=600 -max_len=4096 -artifact_prefix=.tools/fuzz/ $(ARGS)
 
 .tools/fuzz/.installed: requirements/fuzz.txt tools/install-venv.sh | $(TEST_STAMP)

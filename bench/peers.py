@@ -119,6 +119,16 @@ class VeilMQ(Peer):
         return f"Python {sys.version.split()[0]}"
 
 
+class PlainVeilMQ(VeilMQ):
+    """The same checkout without the accelerator."""
+
+    name = "veilmq-python"
+    promise = f"{VeilMQ.promise}, without the accelerator"
+
+    def environment(self, place: Place) -> dict[str, str]:
+        return {"VEILMQ_ACCELERATOR": "off"}
+
+
 class Fauxqs(Peer):
     name = "fauxqs"
     version = "1.9.2"
@@ -198,7 +208,7 @@ class Ministack(Peer):
         return install.output_of([self.python, "--version"]).strip()
 
 
-KINDS: dict[str, type[Peer]] = {kind.name: kind for kind in (VeilMQ, Fauxqs, ElasticMQ, Ministack)}
+KINDS: dict[str, type[Peer]] = {kind.name: kind for kind in (VeilMQ, PlainVeilMQ, Fauxqs, ElasticMQ, Ministack)}
 
 
 @dataclass

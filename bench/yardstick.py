@@ -1,7 +1,7 @@
 """The CPU of a request, by stage and in total, of this tree and of another: shows whether a change costs anything.
 
     make yardstick ARGS="--against ../before"
-    python bench/yardstick.py [--against DIR] [--turns 8] [--rounds 200]
+    python bench/yardstick.py [--against DIR | --accelerator] [--turns 8] [--rounds 200]
 
 Strategy: bench/yardstick_lane.py drives a whole server in its own process, with signed requests as bytes and with the
 real store and its sync. Each tree has a lane, this tree has two: the difference between its lanes is the noise. The
@@ -38,7 +38,7 @@ Rounds = list[yardstick_lane.Numbers]
 class Lane:
     """A process that measures one tree."""
 
-    def __init__(self, tree: Path, seed: int, home: Path) -> None:
+    def __init__(self, tree: Path, seed: int, home: Path, accelerator: str = "auto") -> None:
         self.tree = tree
         self._directory = tempfile.TemporaryDirectory(dir=home)
         environment = {
@@ -46,6 +46,7 @@ class Lane:
             "PYTHONPATH": str(tree / "src"),
             "PYTHONHASHSEED": str(seed),
             "PYTHONPYCACHEPREFIX": str(tree / "pycache"),
+            "VEILMQ_ACCELERATOR": accelerator,
         }
         command = [sys.executable, str(ROOT / "bench" / "yardstick_lane.py"), "--tree", str(tree)]
         self._errors = (home / "errors").open("a+")
@@ -105,7 +106,7 @@ def measured(trees: dict[str, Path], seed: int, home: Path, options: argparse.Na
     lanes: dict[str, Lane] = {}
     try:
         for name, tree in trees.items():
-            lanes[name] = Lane(tree, seed, home)
+            lanes[name] = Lane(tree, seed, home, "auto" if options.accelerator is None else options.accelerator[name])
         for kind, count, into in (
             ("round", WARM_ROUNDS, None),
             ("round", options.rounds, turn.totals),
@@ -174,6 +175,8 @@ def stage_table(turns: list[Turn]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--against", type=Path, help="the checkout to compare this one with; none: the noise alone")
+    which = "compare this checkout with itself without the accelerator (`make accelerator` builds it)"
+    parser.add_argument("--accelerator", action="store_true", help=which)
     parser.add_argument("--turns", type=int, default=8, help="fresh processes of each lane")
     parser.add_argument("--rounds", type=int, default=200, help="of a turn")
     parser.add_argument("--waves", type=int, default=1, help="of a round: one request over each of 32 connections")
@@ -181,6 +184,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
     trees = {"this": ROOT, "this again": ROOT}
+    if options.accelerator:
+        options.against = ROOT
+        options.accelerator = {"against": "off", "this": "on", "this again": "on"}
+    else:
+        options.accelerator = None
     if options.against is not None:
         trees = {"against": options.against.resolve(), **trees}
     options.home.mkdir(exist_ok=True)

@@ -4,7 +4,8 @@ Strategy: each input is the stream of one connection. Its first byte selects the
 sent as it is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all).
 The intake's requests go through the codec in development mode, so that no signature is needed, to a real SQLite store
 and back. An exception, an answer of 500 or more, or a line break in a header is a finding; so is a request that
-read_plain reads in another way than llhttp. libFuzzer keeps the input. `make fuzz` runs it.
+read_plain reads in another way than llhttp, or that the accelerator reads, plans or answers in another way than Python.
+libFuzzer keeps the input. `make fuzz` runs it.
 
     python tools/fuzz.py CORPUS_DIRECTORY [libFuzzer's flags, e.g. -max_total_time=600]
 """
@@ -22,6 +23,9 @@ from urllib.parse import quote
 import atheris
 
 with atheris.instrument_imports(include=["veilmq"]):
+    from tests.support.twins import both, read_by_both
+
+    from veilmq.accelerator import TWINS
     from veilmq.model.instant import Instant
     from veilmq.model.outcomes import Applied
     from veilmq.protocols import Request, Response, azure, mns
@@ -66,12 +70,13 @@ def codecs() -> list[tuple[Any, type[Intake]]]:
 
 def answered(store: SqliteStore, codec: Any, request: Request) -> Response:
     """The answer to the request, through as many calls as it takes."""
-    call = codec.decode(request, NOW, NOW)
+    compared = both if isinstance(codec, sqs.Codec) else lambda work: work()  # the accelerator is in no other codec
+    call = compared(lambda: codec.decode(request, NOW, NOW))
     while not isinstance(call, Response):
         applied: Applied = store.apply(call.commands, NOW)
         if applied.wrote:
             store.commit()
-        call = codec.encode(call, applied.outcomes)
+        call = compared(lambda call=call, applied=applied: codec.encode(call, applied.outcomes))
     return call
 
 
@@ -84,6 +89,8 @@ def one_input(store: SqliteStore) -> Callable[[bytes], None]:
             return
         codec, intake_type, parsing_type = kinds[data[0] % len(kinds)]
         stream = framed(data[1:]) if data[0] < RAW else data[1:]
+        if "read_plain" in TWINS:
+            read_by_both(stream, LIMITS)
         intake = intake_type(LIMITS, "127.0.0.1", False, lambda: "00000000-0000-4000-8000-000000000000")
         parsing = parsing_type(LIMITS, "127.0.0.1", False, lambda: "00000000-0000-4000-8000-000000000000")
         requests = read(intake, stream)

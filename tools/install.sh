@@ -2,7 +2,7 @@
 # install.sh LOCK: bring .venv to what LOCK says and install this checkout into it, editable.
 # Strategy: every package is checked against its hash in LOCK; the checkout itself is then built by the locked hatchling,
 # without build isolation, so that nothing unlocked is ever fetched. Which index serves the packages is pip's own
-# configuration.
+# configuration. Where there is a C compiler, the accelerator is built in place (docs/decisions/0034-accelerator.md).
 set -eu
 
 lock=$1
@@ -34,3 +34,4 @@ $pip install --require-hashes --only-binary :all: --requirement requirements/bui
 # Some packages come as source alone: these are built here, by the locked build tools, without isolation.
 $pip install --require-hashes --only-binary :all: --no-binary pyspark,aliyun-mns-sdk --no-build-isolation --requirement "$lock"
 $pip install --no-deps --no-build-isolation --editable .
+.venv/bin/python tools/accelerator.py

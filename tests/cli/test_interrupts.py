@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import HEEDING, WAIT_S
 
 import veilmq
+from veilmq import accelerator
 
 HANDLERS = "import time\n\ndef handle(job):\n    time.sleep(60)\n"
 PROGRAM = f"{HEEDING}; from veilmq.__main__ import main; print('begun', flush=True); main()"
@@ -20,7 +21,7 @@ QUIET = {0, 130, -signal.SIGINT}
 
 def test_the_package_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "veilmq", "--version"], capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.returncode, done.stdout) == (0, f"veilmq {veilmq.__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"veilmq {veilmq.__version__}, accelerator {accelerator.status}\n")
 
 
 WATCHED = """

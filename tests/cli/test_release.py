@@ -12,6 +12,7 @@ import pytest
 from tests.support.commands import Run
 
 import veilmq
+from veilmq import accelerator
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.store.sqlite.disk import schema
 from veilmq.testing.for_each import for_each
@@ -52,7 +53,8 @@ def test_version_tells_what_a_report_needs(run: Run, data: Data) -> None:
     shown = run("version", "--data", "nowhere").out
     assert [line.split()[0] for line in shown.splitlines()] == list(found)
     assert "none in nowhere" in shown
-    assert run("--version").out == f"veilmq {veilmq.__version__}\n"
+    assert found["accelerator"] == accelerator.status
+    assert run("--version").out == f"veilmq {veilmq.__version__}, accelerator {accelerator.status}\n"
 
 
 def test_each_older_format_is_brought_up_to_date_at_the_start(run: Run, data: Data) -> None:

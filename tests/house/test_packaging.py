@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import veilmq
+from veilmq import accelerator
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -91,10 +92,22 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
         scripts = content.read(f"veilmq-{veilmq.__version__}.dist-info/entry_points.txt").decode()
     source = ROOT / "src"
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
-    assert {name for name in files if not name.endswith(".pyc")} <= names
+    assert {name for name in files if not name.endswith((".pyc", ".c", ".h", ".so"))} <= names
+    assert [name for name in names if name.endswith((".c", ".h", ".so"))] == []
     assert all(name.startswith("veilmq/") for name in names)
     assert "License-Expression: Apache-2.0" in metadata
     assert "veilmq = veilmq.__main__:main" in scripts
+
+
+@pytest.mark.skipif(accelerator.status != "on", reason=f"the accelerator is {accelerator.status}")
+def test_a_wheel_can_have_the_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(accelerator.VARIABLE, "on")
+    (wheel,) = build(ROOT, tmp_path, "wheel")
+    assert re.search(r"-(cp3\d+)-\1-linux_\w+\.whl$", wheel.name)
+    with zipfile.ZipFile(wheel) as content:
+        names = [name for name in content.namelist() if name.startswith("veilmq/accelerator/")]
+    assert len(names) == 2
+    assert names[1].endswith(".so")
 
 
 def build(source: Path, into: Path, *targets: str) -> list[Path]:
@@ -117,7 +130,9 @@ def test_the_source_distribution_is_complete_and_makes_the_same_bytes_again(tmp_
         content.extractall(tmp_path / "elsewhere", filter="data")
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
     further = {"README.md", "LICENSE", "SECURITY.md", "docs/deploy.md", "deploy/Containerfile", "requirements/run.txt"}
-    assert source | further | {"src/veilmq/py.typed", "pyproject.toml"} <= names
+    assert source | further | {"src/veilmq/py.typed", "pyproject.toml", "tools/accelerator.py"} <= names
+    assert {f"src/veilmq/accelerator/{path.name}" for path in Path(accelerator.__file__).parent.glob("*.[ch]")} <= names
+    assert [name for name in names if name.endswith(".so")] == []
     pages = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
     linked = {target for page in pages for target in LINK.findall((ROOT / page).read_text())}
     assert len(linked) > 15

@@ -26,6 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCS = "\n".join(page.read_text() for page in PAGES)
 ADMIN = (ROOT / "docs" / "admin-api.md").read_text()
 OTHERS = {
+    "VEILMQ_ACCELERATOR",
     "VEILMQ_TOKEN_FILE",
     "VEILMQ_ENDPOINT",
     "VEILMQ_QUEUE",

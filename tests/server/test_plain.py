@@ -3,6 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from veilmq.accelerator import TWINS
 from veilmq.protocols import Request
 from veilmq.server.http import Limits
 from veilmq.server.http.intake import Intake
@@ -134,6 +135,7 @@ def test_too_many_headers_and_too_long_bodies_are_left_to_llhttp():
 
 
 def test_a_host_that_is_none_is_left_to_llhttp():
-    assert agree([framed(b"POST / HTTP/1.1", [b"Host: [::1]:9"], b"")] * 2) == 2
+    # The accelerator leaves addresses in brackets to llhttp, too.
+    assert agree([framed(b"POST / HTTP/1.1", [b"Host: [::1]:9"], b"")] * 2) == (0 if "read_plain" in TWINS else 2)
     for host in (b"h/a", b"u@h", b"h:x", b"[::1", b"h" * 600 + b"/"):
         assert agree([framed(b"POST / HTTP/1.1", [b"Host: " + host], b"")]) == 0

@@ -116,7 +116,9 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"veilmq {veilmq.__version__}")
+        from veilmq.accelerator import status
+
+        print(f"veilmq {veilmq.__version__}, accelerator {status}")
         raise typer.Exit
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from veilmq import accelerator
 from veilmq.cli.failures import Exit, Failure, file_advice
 from veilmq.server.config import FileInvalid, read_toml
 from veilmq.server.config.parsing import parse
@@ -21,8 +22,8 @@ from veilmq.server.config.settings import FIELDS, Address, Field, SettingInvalid
 
 PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"
-_OF_CLIENTS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE", f"{PREFIX}CLIENT_NAME")
-"""Variables of commands other than `serve`."""
+_OTHERS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE", f"{PREFIX}CLIENT_NAME", accelerator.VARIABLE)
+"""Variables of commands other than `serve`, and of every process."""
 _ADMIN_ADVICE: Final = (
     "To serve it is the address where its own admin port listens; to other commands, where they find a server. "
     "Unset it here, or give --admin."
@@ -80,7 +81,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolve
 def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables close to a setting's name; not every unknown one: Kubernetes sets VEILMQ_SERVICE_HOST and more."""
     known = [variable(name) for name in (*FIELDS, CONFIG)]
-    others = [name for name in environment if name.startswith(PREFIX) and name not in (*known, *_OF_CLIENTS)]
+    others = [name for name in environment if name.startswith(PREFIX) and name not in (*known, *_OTHERS)]
     return {name: near[0] for name in others if (near := get_close_matches(name, known, 1, _ALIKE))}
 
 

@@ -39,6 +39,11 @@ class MessageTypes:
         self._attribute = attribute
         self._steps = parse_pointer(pointer) if pointer else ()
 
+    @property
+    def reads_bodies(self) -> bool:
+        """Whether a message without attributes may have a type."""
+        return bool(self._steps)
+
     def typed(self, command: Send) -> Send:
         """The command with its type filled in. The common case costs two comparisons."""
         extras = command.extras

@@ -63,10 +63,11 @@ _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 class Keyed:
     """One key, for a hash of blocks of 64 bytes (SHA-1, SHA-256)."""
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("_inner", "_outer", "key")
 
     def __init__(self, key: bytes, algorithm: "Callable[[bytes], Any]" = sha256) -> None:
-        block = (algorithm(key).digest() if len(key) > _BLOCK_BYTES else key).ljust(_BLOCK_BYTES, b"\0")
+        self.key = algorithm(key).digest() if len(key) > _BLOCK_BYTES else key
+        block = self.key.ljust(_BLOCK_BYTES, b"\0")
         self._inner = algorithm(block.translate(_INNER_PAD))
         self._outer = algorithm(block.translate(_OUTER_PAD))
 

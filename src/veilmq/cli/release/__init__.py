@@ -43,11 +43,12 @@ def _version(data: Data = Path("veilmq-data"), as_json: Json = False) -> None:
         print(json.dumps(found))
         return
     for name, value in found.items():
-        print(f"{name:<9} {value}" if isinstance(value, str) else f"{name:<9} {', '.join(value)}")
+        print(f"{name:<11} {value}" if isinstance(value, str) else f"{name:<11} {', '.join(value)}")
 
 
 def installed() -> dict[str, Any]:
-    """Release, interpreter, machine, the database's engine, event loop, and what each extra has or lacks."""
+    """Release, interpreter, machine, the database's engine, event loop, accelerator, what each extra lacks."""
+    from veilmq.accelerator import status
     from veilmq.engine.directory import STATE_FORMAT
     from veilmq.store.sqlite.tools import SQLITE
 
@@ -57,6 +58,7 @@ def installed() -> dict[str, Any]:
         "platform": f"{platform.platform()} ({os.cpu_count()} cores)",
         "sqlite": SQLITE,
         "loop": f"uvloop {version}" if (version := _version_of("uvloop")) else "asyncio's own",
+        "accelerator": status,
         "extras": [f"{name}: {_shown(packages)}" for name, packages in sorted(_extras().items())],
     }
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import veilmq
+from veilmq import accelerator
 from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign
 from veilmq.cli.serve.push_room import serve_pushes
@@ -88,7 +89,12 @@ def serve(resolved: Resolved, manager: Manager) -> Exit:
     if manager.watchdog_s is not None:
         faulthandler.enable()  # its SIGABRT then tells where each thread hung
     set_up(settings.log_format, settings.log_level)
-    log.info("VeilMQ %s, pid %d, data in %s", veilmq.__version__, os.getpid(), settings.data.absolute())
+    try:
+        accelerator.check()
+    except accelerator.AcceleratorMissing as missing:
+        raise Failure(Exit.USAGE, str(missing)) from None
+    release = f"{veilmq.__version__} (accelerator {accelerator.status})"
+    log.info("VeilMQ %s, pid %d, data in %s", release, os.getpid(), settings.data.absolute())
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
     for name, meant in resolved.misspelt.items():
         log.warning("%s is no setting: did you mean %s?", name, meant)

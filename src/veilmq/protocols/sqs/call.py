@@ -99,6 +99,8 @@ class Operation(msgspec.Struct, frozen=True):
     call failed."""
     before: "Callable[[Call], Call] | None" = None
     """Returns the call, or a call that first reads what it depends on."""
+    json: "Callable[[Call, Sequence[Outcome]], bytes | None] | None" = None
+    """The body in JSON 1.0 of what `answer` gives, in one step; None if `answer` has to look."""
 
 
 class Call(msgspec.Struct, gc=False):

@@ -111,6 +111,10 @@ class Codec:
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The response to a call, from the outcomes of its commands in order; or the call that follows it."""
+        if call.row.json is not None and call.form is Form.JSON:
+            body = call.row.json(call, outcomes)
+            if body is not None:
+                return Response(200, json_form.CONTENT_TYPE, body, self._headers(call.request))
         try:
             result = call.row.answer(call, outcomes)
         except Refusal as refusal:

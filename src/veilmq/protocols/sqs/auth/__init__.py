@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from veilmq.accelerator import shortcut
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
@@ -105,12 +106,19 @@ class _Scheme(msgspec.Struct, gc=False):
     root: bytes
     """The template of the whole request, for POST to `/`."""
     mac: Keyed
+    signing_key: bytes
     shapes: "Bounded[tuple[bytes, ...], bool]"
     """Sequences of header names known to contain all headers that must be signed."""
     callers: "Bounded[bytes, Caller]"
     veil_callers: "Bounded[bytes, Caller]"
     """Callers of VeilMQ operations, which the history records separately from SQS's."""
     queues: "Bounded[str, QueueKey]"
+
+
+_PLAIN_SCHEME: Final = shortcut(
+    "plain_scheme", Request, _Scheme, "POST", SKEW_US, b"authorization", b"x-amz-date", b"x-amz-security-token"
+)
+"""(request, wall, schemes, stamps): the scheme by which a POST to `/` is signed, if all but the signature was seen."""
 
 
 class Verifier:
@@ -138,6 +146,10 @@ class Verifier:
 
     def verify(self, request: Request, wall: Instant) -> Caller:
         """The sender of the request. Raises Refusal with AWS's code if the signature is wrong."""
+        if _PLAIN_SCHEME is not None and self._base_domain is None and self._keyring.checks:
+            seen: _Scheme | None = _PLAIN_SCHEME(request, wall, self._schemes, self._stamps)
+            if seen is not None and self._keyring.find(seen.key.id) is seen.key and seen.key.session_token is None:
+                return _caller(seen, request.headers)
         authorization = request.headers.get(b"authorization")
         if not self._keyring.checks:
             return self._unchecked(request, authorization)
@@ -217,6 +229,7 @@ class Verifier:
         key = found or AccessKey(id=key_id, secret=self._stand_in, account=DEVELOPMENT_ACCOUNT)
         rest = b"".join(name + b":%b\n" for name in names) + b"\n" + b";".join(names) + b"\n%b"
         getter = itemgetter(*names)
+        mac = self._signing_key(key.secret, day, region)
         return _Scheme(
             key=key,
             known=found is not None,
@@ -227,7 +240,8 @@ class Verifier:
             values=getter if len(names) > 1 else lambda headers: (headers[b"host"],),
             rest=rest,
             root=b"POST\n/\n\n" + rest,
-            mac=self._signing_key(key.secret, day, region),
+            mac=mac,
+            signing_key=mac.key,
             shapes=Bounded(_SHAPES_MAX),
             callers=Bounded(_CALLERS_MAX),
             veil_callers=Bounded(_CALLERS_MAX),
@@ -343,6 +357,7 @@ def _unsigned_scheme(key: AccessKey, region: str) -> _Scheme:
         rest=b"",
         root=b"",
         mac=_UNUSED,
+        signing_key=b"",
         shapes=Bounded(0),
         callers=Bounded(_CALLERS_MAX),
         veil_callers=Bounded(_CALLERS_MAX),

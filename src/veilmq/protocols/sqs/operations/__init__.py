@@ -6,23 +6,36 @@ Strategy: this is the only list of the operations. A new operation is a pair of 
 
 from typing import Final
 
-from veilmq.protocols.sqs import forms
+from veilmq.protocols.sqs import forms, plain
 from veilmq.protocols.sqs.call import Operation
 from veilmq.protocols.sqs.operations import messages, moves, permissions_and_tags, queues
 from veilmq.protocols.sqs.operations.permissions_and_tags import answer_edit
 
 _ROWS: Final = (
-    Operation("SendMessage", forms.SendMessageInput, messages.plan_send, messages.answer_send),
+    Operation("SendMessage", forms.SendMessageInput, messages.plan_send, messages.answer_send, json=plain.sent_json),
     Operation(
         "SendMessageBatch",
         forms.SendMessageBatchInput,
         messages.plan_send_batch,
         messages.answer_send_batch,
         before=messages.asked_first,
+        json=plain.sends_json,
     ),
-    Operation("ReceiveMessage", forms.ReceiveMessageInput, messages.plan_receive, messages.answer_receive),
+    Operation(
+        "ReceiveMessage",
+        forms.ReceiveMessageInput,
+        messages.plan_receive,
+        messages.answer_receive,
+        json=plain.received_json,
+    ),
     Operation("DeleteMessage", forms.DeleteMessageInput, messages.plan_delete, messages.answer_void),
-    Operation("DeleteMessageBatch", forms.DeleteMessageBatchInput, messages.plan_delete_batch, messages.answer_batch),
+    Operation(
+        "DeleteMessageBatch",
+        forms.DeleteMessageBatchInput,
+        messages.plan_delete_batch,
+        messages.answer_batch,
+        json=plain.deletes_json,
+    ),
     Operation(
         "ChangeMessageVisibility", forms.ChangeMessageVisibilityInput, messages.plan_extend, messages.answer_void
     ),

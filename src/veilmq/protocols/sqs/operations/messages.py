@@ -64,6 +64,7 @@ from veilmq.protocols.sqs.operations.message_attributes import (
     trace_header,
     wanted_of,
 )
+from veilmq.protocols.sqs.plain import PLAIN_DELETES, PLAIN_SEND, PLAIN_SENDS
 
 _ENTRY = "SendMessageBatchRequestEntry"
 _TRACE = b"x-amzn-trace-id"
@@ -83,7 +84,12 @@ class _Batch(NamedTuple):
 def plan_send(asked: Asked, given: SendMessageInput) -> Plan:
     """SendMessage."""
     queue = asked.queue(given.queue_url)
-    command = _send(given, queue, is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE))
+    fifo, origin, trace = is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE)
+    if PLAIN_SEND is not None and not fifo and trace is None:
+        command = PLAIN_SEND(given, queue, origin)
+        if command is not None:
+            return (command,), None
+    command = _send(given, queue, fifo, origin, trace)
     return (command,), _system_md5(given) if given.message_system_attributes else None
 
 
@@ -91,6 +97,10 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
     """SendMessageBatch; all messages together may not exceed the limit of one."""
     queue = asked.queue(given.queue_url)
     fifo, origin, trace = is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE)
+    if PLAIN_SENDS is not None and not fifo and trace is None:
+        plan = PLAIN_SENDS(given.entries, queue, origin)
+        if plan is not None:
+            return plan[0], _Batch(plan[1], {}, False)
 
     def command_of(entry: SendEntry) -> Send:
         return _send(entry, queue, fifo, origin, trace)
@@ -353,6 +363,10 @@ def plan_delete_batch(asked: Asked, given: DeleteMessageBatchInput) -> Plan:
     """DeleteMessageBatch."""
     queue = asked.queue(given.queue_url)
     name, late = "DeleteMessageBatchRequestEntry", _after_expiry(queue)
+    if PLAIN_DELETES is not None:
+        plan: Plan | None = PLAIN_DELETES(given.entries, queue, asked.caller.origin, asked.arrived, late)
+        if plan is not None:
+            return plan
     return plan_entries(asked, queue, given.entries, name, lambda entry: _delete(asked, queue, late, entry))
 
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import httptools
 
+from veilmq.accelerator import accelerated
 from veilmq.protocols import Request, absolute_form
 from veilmq.protocols.caches import Bounded
 from veilmq.server.http import CLOSE, HEAD, KEEP_ALIVE_TOLD, Limits
@@ -57,6 +58,7 @@ def is_host(value: bytes) -> bool:
     return _HOST.match(value) is not None
 
 
+@accelerated(Request)
 def read_plain(data: bytes, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> Request | None:
     """The request that `data` is, neither more nor less; None if llhttp has to look at it."""
     head, end, body = data.partition(b"\r\n\r\n")

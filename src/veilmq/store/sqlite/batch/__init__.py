@@ -453,6 +453,12 @@ class Writer:
             self._ids = fresh_ids()
         return self._ids.pop()
 
+    def ids(self, count: int) -> list[bytes]:
+        """The pool, with at least so many; they are taken from its end."""
+        while len(self._ids) < count:
+            self._ids[:0] = fresh_ids()
+        return self._ids
+
     def queue(self, key: QueueKey) -> LiveQueue | None:
         """The queue of that name. The last one is cached, because a wire batch names one queue many times."""
         if key is self._last_key:

@@ -92,6 +92,15 @@ class Memtable:
             line = self._line(queue, row.priority)
         line.append(unflushed)
 
+    def add_all(self, queue: LiveQueue, rows: list[MessageRow], unflushed: list[Unflushed], size_bytes: int) -> None:
+        """The same for messages of one priority, whose sequences follow one another."""
+        self.changed = True
+        first, priority = rows[0].sequence, rows[0].priority
+        self.messages.update(zip(range(first, first + len(rows)), unflushed, strict=True))
+        self._sent += rows
+        self._bytes += size_bytes
+        (queue.unflushed.get(priority) or self._line(queue, priority)).extend(unflushed)
+
     def _line(self, queue: LiveQueue, priority: int) -> deque[Unflushed]:
         self.queues[queue.generation] = queue
         return queue.unflushed.setdefault(priority, deque())
