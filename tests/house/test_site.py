@@ -88,8 +88,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place.resolve()
 
 
-def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    found = pages(site)
+@pytest.fixture(scope="module")
+def found(site: Path) -> dict[Path, Page]:
+    return pages(site)
+
+
+def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsewhere(
+    site: Path, found: dict[Path, Page]
+) -> None:
     assert len(found) > 80
     assert broken(found) == []
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
@@ -108,21 +114,19 @@ def test_what_is_broken_on_the_site_is_found(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_every_page_of_markdown_is_there_with_its_anchors(site: Path) -> None:
-    found = pages(site)
+def test_every_page_of_markdown_is_there_with_its_anchors(site: Path, found: dict[Path, Page]) -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         path = site / page.relative_to(ROOT / "docs").as_posix().replace("README.md", "index.md")
         assert anchors(page) <= found[path.with_suffix(".html")].anchors, page.name
 
 
-def test_every_page_can_be_searched_and_is_in_the_navigation(site: Path) -> None:
+def test_every_page_can_be_searched_and_is_in_the_navigation(site: Path, found: dict[Path, Page]) -> None:
     index = json.loads((site / "search.json").read_text())
     texts = {item["location"].partition("#")[0] for item in index["items"] if item["text"] or item["title"]}
     shown = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     wanted = {page for page in shown if page != "404.html" and not page.startswith("files/")}
     assert wanted <= texts
-    found = Page((site / "index.html").read_text())
-    linked = {link.removeprefix("./") for link in found.links}
+    linked = {link.removeprefix("./") for link in found[site / "index.html"].links}
     assert wanted - linked == set()
 
 

@@ -225,6 +225,8 @@ class Site:
 
 def build(place: Path) -> None:
     """Build the site in `place`, anew. Raises SystemExit with the builder's words about what is not there."""
+    if not BUILDER[0].exists():
+        raise SystemExit(f"{BUILDER[0].relative_to(ROOT)} is missing: run `make setup-test`, or `make docs`")
     with tempfile.TemporaryDirectory(prefix="veilmq-site-") as directory:
         pages = Path(directory)
         Site(pages).write()
