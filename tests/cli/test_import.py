@@ -1,6 +1,8 @@
 """`veilmq import`: queues of ElasticMQ, Azurite, `aws` and SQS endpoints, printed as a queues file and created."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,18 @@ def test_what_cannot_be_read_is_named(run: Run, tmp_path: Path, name: str, conte
     assert ended.code == 2
     assert said in ended.err
     assert not (tmp_path / "queues.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [("a.conf", 0, '[[queue]]\nname = "orders"'), ("sqs://x:x@127.0.0.1:9/?tls=0", 2, "pip install 'veilmq[sqs]'")],
+)
+def test_only_sqs_needs_its_sdk(tmp_path: Path, source: str, code: int, said: str) -> None:
+    (tmp_path / "a.conf").write_text("queues { orders { } }")
+    hidden = "import sys; sys.modules['botocore'] = sys.modules['boto3'] = None; from veilmq.cli import main; main()"
+    command = [sys.executable, "-c", hidden, "import", source]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ import msgspec
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.output import printable, write_new
 from veilmq.client.adapters.connect import SCHEMES, connect_account
-from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.client.bridge.carrying import time_to_live
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
@@ -81,6 +80,8 @@ def bring(given: Mapping[str, Any]) -> Exit:
         account = connect_account(given["to"])
     except ParameterInvalid as error:
         raise Failure(Exit.USAGE, f"--to: {error.reason}") from None
+    except CapabilityMissing as error:
+        raise Failure(Exit.USAGE, f"--to: {error}") from None
     except VeilError as error:
         raise Failure(Exit.ADDRESS, f"--to: {error}") from None
     with closing(account):
@@ -178,10 +179,13 @@ def _of_attributes(document: Any, path: Path | None, tags: Mapping[str, str] | N
 
 def _of_endpoint(url: str) -> Iterator[Found]:
     """All queues of an account that speaks SQS, with their tags. Raises Failure."""
+    if not url.startswith("sqs://"):
+        raise Failure(Exit.USAGE, "SOURCE: settings are read over sqs://HOST:PORT/ alone")
     try:
         with connect_account(url) as account:
-            if not isinstance(account, SqsAccount):
-                raise Failure(Exit.USAGE, "SOURCE: settings are read over sqs://HOST:PORT/ alone")
+            from veilmq.client.adapters.sqs import SqsAccount  # needs boto3
+
+            assert isinstance(account, SqsAccount)
             for name in account.names():
                 attributes, tags = account.described(name)
                 yield _of_attributes(attributes, None, tags)
@@ -189,7 +193,9 @@ def _of_endpoint(url: str) -> Iterator[Found]:
         raise Failure(Exit.USAGE, f"SOURCE: {error.reason}") from None
     except TransportError as error:
         raise Failure(Exit.ADDRESS, f"SOURCE: {error}") from None
-    except (CapabilityMissing, VeilError) as error:
+    except CapabilityMissing as error:
+        raise Failure(Exit.USAGE, f"SOURCE: {error}") from None
+    except VeilError as error:
         raise Failure(Exit.WRONG, f"SOURCE: {error}") from None
 
 
