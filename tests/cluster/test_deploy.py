@@ -50,7 +50,7 @@ class TestCompose:
         found = settings({**service["environment"], "POSTGRES_PASSWORD": "secret"})
         assert (found.cluster_name, str(found.advertise)) == (name, f"{name}:{PORTS['peer']}")
         assert {port: getattr(found, port).port for port in PORTS} == PORTS
-        assert [int(port.split(":")[1]) for port in service["ports"]] == [
+        assert [int(port.split(":")[-1]) for port in service["ports"]] == [
             PORTS[port] for port in ("sqs", "azure", "mns")
         ]
         asked = " ".join(service["healthcheck"]["test"])
@@ -70,8 +70,9 @@ class TestCompose:
         (confirming,) = re.findall(r"synchronous_standby_names = '(\w+)'", primary)
         assert re.findall(r"application_name=(\w+)", standby) == [confirming]
         assert "@db1,db2/" in SERVICES["one"]["environment"]["VEILMQ_CLUSTER"]
-        published = [port.split(":")[0] for name in ("one", "two") for port in SERVICES[name]["ports"]]
-        assert len(published) == len(set(published))
+        published = [port.split(":") for name in ("one", "two") for port in SERVICES[name]["ports"]]
+        assert {address for address, _, _ in published} == {"127.0.0.1"}  # the servers have no TLS
+        assert len(published) == len({port for _, port, _ in published})
 
 
 class TestKubernetes:

@@ -5,6 +5,7 @@ where its name leads to an address of that network, as it would among the contai
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -89,6 +90,14 @@ def test_ours_is_hardened_and_keeps_its_data() -> None:
     assert f"VEILMQ_DATA={data}/" in image
     assert credentials == str(found.credentials)
     assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).samefile(DEPLOY / "Containerfile")
+
+
+def test_git_takes_no_keys_that_a_file_of_deploy_has_one_make() -> None:
+    """Nor does the source distribution, which holds what git does not ignore."""
+    told = {path for file in DEPLOY.rglob("*.yaml") for path in re.findall(r"--into (\S+)", file.read_text())}
+    assert told
+    ignored = subprocess.run(["git", "check-ignore", *told], cwd=DEPLOY.parent, capture_output=True, text=True)
+    assert set(ignored.stdout.split()) == told
 
 
 @for_each("name", list(EMULATORS))

@@ -69,6 +69,8 @@ def test_every_container_is_locked_down_and_writes_only_where_it_has_a_volume(na
     volumes = {each["name"] for each in pod["volumes"]}
     volumes |= {each["metadata"]["name"] for each in found["volumeClaimTemplates"]}
     assert pod["securityContext"]["runAsNonRoot"]
+    # Else the kubelet gives the data directory mode 02770 when a pod is made again, and the server refuses it.
+    assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     assert pod["automountServiceAccountToken"] is False
     for each in (*pod["containers"], *pod["initContainers"]):
         context = each["securityContext"]

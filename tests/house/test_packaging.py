@@ -139,6 +139,7 @@ def test_the_source_distribution_is_complete_and_makes_the_same_bytes_again(tmp_
     assert {target for target in linked if target not in names and f"{target}/README.md" not in names} == set()
     assert [name for name in names if "__pycache__" in name] == []
     (unpacked,) = (tmp_path / "elsewhere").iterdir()
+    (unpacked / "deploy" / "credentials.toml").write_text("keys that deploy/compose.yaml has one make there")
     for path in unpacked.rglob("*"):
         path.chmod(path.stat().st_mode | 0o020)
         os.utime(path, (1_700_000_000, 1_700_000_000))

@@ -118,8 +118,9 @@ def test_names_of_a_private_network_open_nothing_else() -> None:
         with pytest.raises(SettingInvalid, match="beyond private networks") as refused:
             Settings(dev_host=("elasticmq",), azure=Address(host, 7000))
         assert refused.value.name == "azure"
-    with pytest.raises(SettingInvalid, match="beyond private networks"):
-        Settings(dev_host=("elasticmq",), cluster="postgresql://db", peer=Address("0.0.0.0", 9327))
+    with pytest.raises(SettingInvalid, match="give a credentials file instead of dev_host") as refused:
+        Settings(dev_host=("elasticmq",), cluster="postgresql://db", peer=Address("10.0.0.5", 9327))
+    assert refused.value.name == "peer"
     with pytest.raises(SettingInvalid, match="with a credentials file") as refused:
         Settings(dev_host=("elasticmq",), credentials=Path("keys.toml"))
     assert refused.value.name == "dev_host"

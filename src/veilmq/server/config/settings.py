@@ -308,12 +308,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingInvalid(name, f"{address} is taken by {taken[address]}: give each its own port")
             if address.loopback or (self.dev_host and address.private and name != "peer"):
                 continue
-            if self.dev_host:
+            if self.dev_host and name != "peer":
                 raise SettingInvalid(name, f"{address} is beyond private networks, which is all that dev_host opens")
             if self.credentials is None:
-                raise SettingInvalid(
-                    name, f"{address} can be reached from other machines: give a credentials file, or use 127.0.0.1"
-                )
+                instead = " instead of dev_host" if self.dev_host else ""
+                advice = f"give a credentials file{instead}, or use 127.0.0.1"
+                raise SettingInvalid(name, f"{address} can be reached from other machines: {advice}")
             if self.tls_cert is None and not self.insecure:
                 raise SettingInvalid(
                     name, f"{address} can be reached from other machines: give tls_cert and tls_key, or say insecure"
