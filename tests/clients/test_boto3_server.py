@@ -219,7 +219,7 @@ def with_origin(start: Any) -> ServerProcess:
         ("", "cross-site", 403),  # an image or a link of any page: a browser sends no Origin with its GET
         ("", "same-site", 403),
         ("", "same-origin", 200),
-        ("", "none", 200),  # a URL that somebody typed
+        ("", "none", 403),  # a URL that somebody typed, or where a redirect of the typed one leads
         ("https://app.example", "cross-site", 200),
     ],
 )

@@ -23,13 +23,13 @@ _DEADLINE_MS = 20_000
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, without a screen."""
+def chromium(*flags: str) -> Iterator[Browser]:
+    """Debian's Chromium, without a screen. flags: further ones."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     assert program, "the console's tests need Chromium: run `make setup-clients`, or `apt-get install chromium`"
     assert AXE.exists(), "the console's tests need axe-core: run `make setup-clients`"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=program, args=[*FLAGS, *flags])
         try:
             yield browser
         finally:
@@ -85,7 +85,8 @@ class Tab:
 
 @contextmanager
 def proxy(target: str) -> Iterator[Any]:
-    """A reverse proxy that hands an answer on when it has all of it. While `is_down` is set it answers 502 itself."""
+    """A reverse proxy that hands an answer on when it has all of it. While `is_down` is set it answers 502 itself.
+    `passed` has the target and body of each request, and the status of its answer."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -100,6 +101,7 @@ def proxy(target: str) -> Iterator[Any]:
                 answer = upstream.getresponse()
                 status, headers, content = answer.status, answer.getheaders(), answer.read()
                 upstream.close()
+                server.passed.append((self.path, body.decode("latin-1"), status))
             self.send_response(status)
             for name, value in headers:
                 if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
@@ -115,7 +117,7 @@ def proxy(target: str) -> Iterator[Any]:
             pass
 
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.is_down = False
+    server.is_down, server.passed = False, []
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

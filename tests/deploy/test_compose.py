@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from veilmq.cli.sources import resolve
+from veilmq.server.auth import Hosts
 from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
@@ -143,7 +144,8 @@ PAGES = {
     "a page of another site": ({"Host": "elasticmq:9324", "Origin": "http://evil.example"}, 403),
     "a page below the name": ({"Host": "evil.elasticmq:9324"}, 403),
     "a name that leads here": ({"Host": "evil.example"}, 403),
-    "an image or a link": ({"Host": "elasticmq:9324", "Sec-Fetch-Site": "cross-site"}, 403),
+    "an image or a link": ({"Host": "elasticmq:9324", "User-Agent": "Mozilla/5.0 (X11; rv:128.0) Gecko/20100101"}, 403),
+    "a page at the name itself": ({"Host": "elasticmq:9324", "Origin": "http://elasticmq:9324"}, 403),
     "an application": ({"Host": "elasticmq:9324"}, 200),
     "in capitals": ({"Host": "ElasticMQ"}, 200),
     "by an address": ({"Host": "10.77.0.1:9324"}, 403),
@@ -165,6 +167,45 @@ def test_web_pages_do_not_reach_a_server_with_names(tmp_path: Path) -> None:
         assert "--cors-origins" in page
     finally:
         assert server.stop() == 0
+
+
+AGENTS = {
+    "Boto3/1.43.117 md/Botocore#1.43.117 ua/2.1 os/linux": True,
+    "aws-sdk-js/3.1168.0 ua/2.1 os/linux lang/js md/nodejs#22.23.3": True,
+    "azsdk-python-storage-queue/12.18.1 Python/3.11.7 (Linux)": True,
+    "azsdk-js-storage-queue/12.32.0 core-rest-pipeline/1.24.0 Node/22.23.3": True,
+    "aliyun-sdk-python/1.3.0(Linux/6.18/x86_64;3.11.7)": True,
+    "aws-sdk-java/2.29.0 md/io#sync md/http#Apache": True,
+    "curl/8.14.1": True,
+    "": True,
+    "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.19041.1": True,  # whose `curl` this is
+    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0 Safari/537.36": False,
+    "Mozilla/5.0 (Macintosh; Intel Mac OS X 10.15; rv:128.0) Gecko/20100101 Firefox/128.0": False,
+}
+"""As those that run in tests/clients send them, without a language; Java's and PowerShell's are from their pages."""
+LANGUAGES = {
+    "node": True,
+    "Deno/2.5.0": True,
+    "App/1 CFNetwork/1568.200.51 Darwin/24.1.0": True,
+    "Game/1.0": False,  # a window of a program that shows pages
+    "Lynx/2.9.0dev.12 libwww-FM/2.14": False,
+}
+
+
+def test_sdks_get_in_without_a_mark_of_browsers_and_browsers_do_not() -> None:
+    hosts = Hosts([], names=["elasticmq"])
+    for host in (b"elasticmq:9324", b"localhost:9324"):
+        for agents, more in ((AGENTS, {}), (LANGUAGES, {b"accept-language": b"*"})):
+            for agent, taken in agents.items():
+                headers = more | ({b"user-agent": agent.encode()} if agent else {})
+                assert hosts.takes(host, headers) == taken, (host, agent)
+    swift = {
+        b"user-agent": b"aws-sdk-swift/1.5.0",
+        b"accept-language": b"de-DE",
+        b"authorization": b"AWS4-HMAC-SHA256 ",
+    }
+    assert hosts.takes(b"elasticmq", swift)
+    assert not hosts.takes(b"elasticmq", {b"sec-fetch-site": b"same-origin"})
 
 
 def asked(url: str, target: str, headers: dict[str, str]) -> tuple[int, str]:

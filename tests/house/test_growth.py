@@ -31,7 +31,7 @@ def caches() -> dict[str, Cache]:
     hosts, answers, keys = Hosts([]), Answers(), DevelopmentKeyring()
     return {
         "bounded": (lambda n: bounded.keep(n, n), lambda: len(bounded)),
-        "hosts": (lambda n: hosts.takes(b"h%d.localhost" % n, None), lambda: len(hosts._known)),
+        "hosts": (lambda n: hosts.takes(b"h%d.localhost" % n, {}), lambda: len(hosts._known)),
         "answers": (lambda n: answers.write(Response(200, b"text/%d" % n, b""), 0), lambda: len(answers._prefixes)),
         "keys of development mode": (lambda n: keys.find(f"key{n}"), lambda: len(keys._keys)),
     }

@@ -153,7 +153,10 @@ _HOST_REFUSED: Final = (
     "In development mode this server answers only to loopback names, not to %s: use 127.0.0.1 or localhost, or start "
     "it with --dev-host NAME in a private network, with --base-domain NAME or with --credentials FILE."
 )
-_PAGE_REFUSED: Final = "In development mode no page of another site may call, unless --cors-origins lists its origin."
+_PAGE_REFUSED: Final = (
+    "In development mode no web page and no browser may call, unless --cors-origins lists the page's origin: use an "
+    "SDK, curl, or the console at the admin port."
+)
 _HOST_SHOWN_BYTES: Final = 100
 
 logger = logging.getLogger("veilmq.port")
@@ -229,11 +232,9 @@ class Port:
     def handle(self, request: Request, exchange: Exchange) -> None:
         """The listener's handler."""
         shell = self.shell
-        if not self._keyring.checks:
-            host, origin = request.host, request.headers.get(b"origin")
-            if not self._hosts.takes(host, origin, request.headers.get(b"sec-fetch-site")):
-                self._turn_away(request, exchange)
-                return
+        if not self._keyring.checks and not self._hosts.takes(request.host, request.headers):
+            self._turn_away(request, exchange)
+            return
         now = shell.now()
         call = self.codec.decode(request, wall(), shell.arrived(now))
         if type(call) is Response:
@@ -248,7 +249,7 @@ class Port:
     def _turn_away(self, request: Request, exchange: Exchange) -> None:
         """Refuse a Host or Origin of development mode."""
         text = _PAGE_REFUSED
-        if not self._hosts.takes(request.host, None):
+        if not self._hosts.takes(request.host, {}):
             text = _HOST_REFUSED % (request.host[:_HOST_SHOWN_BYTES].decode("latin-1") or "an empty Host")
         if self._refusals.takes("Host or Origin"):
             asked, extra = _asked(request, self._keyring), {"request": request.request_id}

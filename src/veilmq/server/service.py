@@ -326,7 +326,7 @@ class Service:
             cooldowns=settings.cooldowns,
         )
         # The account's own CORS rules decide which pages may call.
-        hosts = self._hosts(_AZURE_DOMAINS, ("*",))
+        hosts = self._hosts(_AZURE_DOMAINS, None)
         tokens = tokens_of(settings)
         if isinstance(tokens, IssuerTokens):
             self.issuer = tokens
@@ -337,7 +337,7 @@ class Service:
         endpoint = mns_codec.Endpoint(external_url=settings.external_url, trusted_proxy=settings.trusted_proxy)
         return mns_codec.Codec(self.keyring, endpoint), self._hosts(_MNS_DOMAINS)
 
-    def _hosts(self, domains: tuple[str, ...], origins: tuple[str, ...] = ()) -> Hosts:
+    def _hosts(self, domains: tuple[str, ...], origins: tuple[str, ...] | None = ()) -> Hosts:
         ours = self.settings.base_domain
         return Hosts([*domains, *([ours] if ours else [])], origins, self.settings.dev_host)
 

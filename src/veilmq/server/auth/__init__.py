@@ -20,11 +20,22 @@ Strategy: the whole file is read and checked and then replaces the old one in on
 Until then the same `AccessKey` object is returned for an id, so a codec that caches data derived from a key notices a
 change by identity. Errors name line, account and field, never a value. Bearer tokens for Azure are in tokens.py.
 
-Development mode accepts any credentials, so a web page that a developer visits must not reach the queues (`Hosts`). It
-could try a name that points at loopback (DNS rebinding; the Host header reveals it), a call from its own Origin, or an
-image or link, whose GET has no Origin (browsers then send Sec-Fetch-Site). Names of `--dev-host` are taken as they are,
-and none below them: who owns a domain of that name could point `any.NAME` at this machine. Accepted names are cached,
-so a request costs one look-up in a small set.
+Development mode accepts any credentials, so a web page that a developer visits must not reach the queues (`Hosts`):
+
+- A name of the page's own that points at this machine (DNS rebinding) is in the Host header. Names of `--dev-host` are
+  taken as they are, and none below them: who owns a domain of that name could point `any.NAME` at this machine.
+- Every POST of a page (a form, a beacon, fetch without CORS) and every call with CORS has its Origin. The server's own
+  counts at a loopback name alone: who answers for another name could serve a page there, and then point it here.
+- A GET of a page (image, script, frame, link, redirect, fetch without CORS) has no Origin, and a page can switch off
+  its Referer. Browsers add Sec-Fetch-Site, but only to trustworthy URLs: https, and http to loopback names. `none` is
+  no proof that somebody typed the URL: it stays when the typed one redirects here.
+- What is left, a GET to `http://elasticmq`, is a browser's by its User-Agent, which a page cannot change in a request
+  to another site; if the browser goes by a name of its own, by its Accept-Language, which no SDK sends without an
+  Authorization header, and no page can add that without an Origin.
+
+Chromium shows it in tests/deploy/test_pages.py, the SDKs in tests/deploy/test_compose.py and tests/clients. Accepted
+names are cached, so a request costs a few look-ups. Source: W3C, "Fetch Metadata Request Headers", section 2; WHATWG,
+Fetch, "Origin header".
 """
 
 import asyncio
@@ -32,7 +43,7 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -376,33 +387,47 @@ def _found(path: Path, tables: dict[str, Any], lines: LineNumbers) -> _Found:
 
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?")
 _REMEMBERED_MAX: Final = 256
-_OTHER_PAGES: Final = frozenset({b"cross-site", b"same-site"})
-"""Values of Sec-Fetch-Site (W3C, Fetch Metadata); a typed URL is `none`, and SDKs do not send the header."""
+_NO_BROWSER: Final = re.compile(rb"PowerShell/|CFNetwork/|^(?:node|undici|Deno)\b")
+"""User-Agents of programs with a browser's marks: PowerShell begins as browsers do, the others say Accept-Language."""
 
 
 class Hosts:
-    """Loopback addresses, `localhost`, `names`, names below `domains`; Origins as listed, or the server's own."""
+    """Loopback addresses, `localhost`, `names`, names below `domains`; Origins as listed (None: the protocol judges
+    those of other sites), and at loopback names the server's own."""
 
-    def __init__(self, domains: Collection[str], origins: Collection[str] = (), names: Collection[str] = ()) -> None:
+    def __init__(
+        self, domains: Collection[str], origins: Collection[str] | None = (), names: Collection[str] = ()
+    ) -> None:
         self._names = frozenset(name.lower() for name in names)
         self._suffixes = tuple(f".{domain.lower()}" for domain in domains)
-        self._origins = frozenset(origin.encode("latin-1") for origin in origins)
-        self._known: set[bytes] = set()
+        self._origins = None if origins is None else frozenset(origin.encode("latin-1") for origin in origins)
+        self._known: dict[bytes, bool] = {}
+        """Accepted hosts, and whether they are loopback names."""
 
-    def takes(self, host: bytes, origin: bytes | None, site: bytes | None = None) -> bool:
-        """Whether a request with these headers may come in: Host, Origin, Sec-Fetch-Site."""
-        if host not in self._known and not self._learn(host):
-            return False
+    def takes(self, host: bytes, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request to that Host, with these headers by their names in lower case, may come in."""
+        loopback = self._known.get(host)
+        if loopback is None:
+            loopback = is_loopback_name(host.decode("latin-1"))
+            if not loopback and not is_loopback_name(host.decode("latin-1"), self._suffixes, self._names):
+                return False
+            if len(self._known) < _REMEMBERED_MAX:
+                self._known[host] = loopback
+        origin = headers.get(b"origin")
         if origin is None:
-            return site not in _OTHER_PAGES
-        return b"*" in self._origins or origin in self._origins or origin.partition(b"://")[2] == host
+            site = headers.get(b"sec-fetch-site")
+            return not _is_browser(headers) if site is None else loopback and site == b"same-origin"
+        own = origin.partition(b"://")[2] == host
+        if self._origins is None:
+            return loopback or not own
+        return (own and loopback) or origin in self._origins or b"*" in self._origins
 
-    def _learn(self, host: bytes) -> bool:
-        if not is_loopback_name(host.decode("latin-1"), self._suffixes, self._names):
-            return False
-        if len(self._known) < _REMEMBERED_MAX:
-            self._known.add(host)
-        return True
+
+def _is_browser(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser sent a request without Origin and Sec-Fetch-Site."""
+    agent = headers.get(b"user-agent", b"")
+    marked = agent.startswith(b"Mozilla/") or (b"accept-language" in headers and b"authorization" not in headers)
+    return marked and _NO_BROWSER.search(agent) is None
 
 
 def is_loopback_name(host: str, suffixes: tuple[str, ...] = (), names: Collection[str] = ()) -> bool:
