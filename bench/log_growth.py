@@ -1,11 +1,12 @@
 """Whether the disk stays flat: the log's segments are dropped whole once a snapshot covers them.
 
-    python bench/log_growth.py [--minutes 60] [--body-bytes 4000] [--connections 32]
+    python bench/log_growth.py [--minutes 60] [--body-bytes 4000] [--connections 32] [--history-mib 64]
 
 Strategy: two servers, and lives of messages in batches of ten with larger bodies, so that the log grows by many
 snapshots' worth in the time. Sampled: the log, PostgreSQL's two directories without their WAL, whose size is a setting
 of PostgreSQL, and the servers' directories, which keep the history as one server alone does. Flat: the log of the last
-third of the time is at most a tenth larger than that of the third before.
+third of the time is at most a tenth larger than that of the third before. A snapshot is due when the log has grown by
+what the state has, so the state must not grow: the history is bounded to what it reaches in the first minutes.
 """
 
 import argparse
@@ -32,6 +33,17 @@ from veilmq.cluster.registry import status
 
 GROWTH_MAX = 1.1
 _EVERY_S = 5.0
+
+
+class Bounded(Member):
+    """A server with a bound of its history."""
+
+    def __init__(self, name: str, dsn: str, history_mib: int) -> None:
+        super().__init__(name, dsn)
+        self._history_bytes = history_mib << 20
+
+    def command(self, place: peers.Place) -> list[str]:
+        return [*super().command(place), "--history-bytes-max", str(self._history_bytes)]
 
 
 class Sample(NamedTuple):
@@ -76,8 +88,8 @@ def soaked(pair: Pair, options: argparse.Namespace, wrk: str) -> tuple[list[Samp
     """The samples, and how many requests were made."""
     requests, samples, ended = 0, list[Sample](), threading.Event()
     with (
-        peers.started(Member("owner", pair.dsn), "owner") as owner,
-        peers.started(Member("follower", pair.dsn), "follower") as follower,
+        peers.started(Bounded("owner", pair.dsn, options.history_mib), "owner") as owner,
+        peers.started(Bounded("follower", pair.dsn, options.history_mib), "follower") as follower,
     ):
         began = time.monotonic()
 
@@ -110,6 +122,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--body-bytes", type=int, default=4000)
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--history-mib", type=int, default=64)
     options = parser.parse_args()
     peers.DATA.mkdir(exist_ok=True)
     try:
@@ -129,7 +142,7 @@ def main() -> int:
     text = [
         f"# log growth, {time.strftime('%Y-%m-%dT%H%MZ', time.gmtime())}", "",
         f"{options.minutes:g} minutes, {requests:,} requests of ten messages over {options.connections} connections,",
-        f"bodies of {options.body_bytes} bytes.",
+        f"bodies of {options.body_bytes} bytes, a history of {options.history_mib} MiB.",
         f"Sizes in MiB. The log reached {most[0]:,.0f} in the second third of the time and {most[1]:,.0f} in the last:",
         f"{'flat' if flat else 'NOT flat'}.", "",
         f"| {' | '.join(Sample._fields)} |", "|" + "---|" * len(Sample._fields), *rows, "",
