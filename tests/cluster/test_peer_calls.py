@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 from tests.support.clock import EPOCH
 from tests.support.contract.stage import TESTER, bodies, expect, refused, sending
@@ -27,6 +28,7 @@ from tests.support.peers import (
 
 from veilmq.cluster import Calls
 from veilmq.cluster.peer import Limits
+from veilmq.cluster.peer.caller import _Link
 from veilmq.cluster.peer.frames import Call, Cancel, NotOwner, outcomes_of, unpacked
 from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import (
@@ -98,6 +100,26 @@ async def live_a_life(calls: Calls) -> None:
 async def test_a_life_on_the_owner_itself(peers: Peers) -> None:
     owner = await peers.owner()
     await live_a_life(owner.shell)
+
+
+@on_a_loop
+async def test_a_caller_that_is_closed_while_it_connects_ends(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop closes what it has connected when nobody waits for it any more, and tells nobody."""
+    owner = await peers.owner()
+    caller = peers.caller(owner.port.address)
+    made = _Link.connection_made
+
+    def connection_made(link: _Link, transport: Any) -> None:
+        made(link, transport)
+        assert caller._task is not None
+        caller._task.cancel()
+
+    monkeypatch.setattr(_Link, "connection_made", connection_made)
+    assert caller._task is not None
+    await asyncio.wait([caller._task], timeout=WAIT_S)
+    async with asyncio.timeout(WAIT_S):
+        await caller.close()
+    assert not caller.connected
 
 
 @on_a_loop

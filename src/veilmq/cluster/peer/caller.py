@@ -49,6 +49,8 @@ OnReturned = Callable[[Ticket, Instant, str | None], None]
 that the peer named, if it did."""
 
 _RETRY_S_MIN: Final = 0.02
+_ABORTED_S: Final = 1.0
+"""How long the loop may take to say that a connection is gone."""
 
 
 class _Silent:
@@ -376,7 +378,9 @@ class _Link(Connection):
         """Close at once, if there is a connection, and wait until it is gone."""
         if self.address:
             self.transport.abort()
-            await self.gone
+            await asyncio.wait([self.gone], timeout=_ABORTED_S)
+            if not self.gone.done():  # uvloop closes what a cancelled attempt to connect has made without a word
+                self.connection_lost(None)
 
     def proved(self) -> None:
         if not self.ready.done():
