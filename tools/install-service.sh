@@ -26,5 +26,5 @@ install -D -m 644 "$files/veilmq.service" /etc/systemd/system/veilmq.service
 [ -e /etc/veilmq/credentials.toml ] || /opt/veilmq/bin/veilmq keys new --into /etc/veilmq/credentials.toml
 chown veilmq:veilmq /etc/veilmq/credentials.toml
 install -d -o veilmq -g veilmq -m 700 /var/lib/veilmq
-echo "$(/opt/veilmq/bin/veilmq --version) is in /opt/veilmq, keys are in /etc/veilmq/credentials.toml" >&2
+echo "in /opt/veilmq is $(/opt/veilmq/bin/veilmq --version); keys are in /etc/veilmq/credentials.toml" >&2
 echo "veilmq: start it with: systemctl daemon-reload && systemctl enable veilmq && systemctl restart veilmq" >&2

@@ -1,0 +1,43 @@
+"""deploy/Containerfile: what it copies is there, is not ignored, and makes the wheel without the rest of a checkout."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILE = (ROOT / "deploy" / "Containerfile").read_text()
+SERVING = FILE[FILE.rindex("\nFROM ") :]
+
+
+def test_what_it_copies_makes_the_wheel(tmp_path: Path) -> None:
+    admitted = {
+        line[1:] for line in (ROOT / "deploy" / "Containerfile.dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    copied = re.findall(r"^COPY (?!--from)(.+) (\S+)$", FILE, re.MULTILINE)
+    assert len(copied) >= 3
+    for sources, target in copied:
+        for source in sources.split():
+            assert any(source == each or source.startswith(f"{each}/") for each in admitted), source
+            found, there = ROOT / source, tmp_path / target
+            if found.is_dir():
+                shutil.copytree(found, there, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                there.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(found, there / found.name)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "wheel")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "wheel").iterdir())) == 1
+
+
+def test_it_serves_without_privileges_and_with_a_probe() -> None:
+    assert re.search(r"^USER (\d+):\1$", SERVING, re.MULTILINE)
+    assert "\nSTOPSIGNAL SIGTERM\n" in SERVING
+    assert "'/health/ready'" in SERVING
+    assert "gcc" not in SERVING
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = re.findall(r"EXTRAS=([a-z,]+) adds", FILE)
+    assert set(named.split(",")) <= set(extras)
