@@ -1,14 +1,17 @@
 """The pipeline's speed: events into a noop sink, jobs by size, a run of the loop over 1 % new events.
 
     python bench/pipeline.py [--events 1000000,3000000,10000000] [--live 1000000] [--cores 2] [--only NAMES] [--write]
+    python bench/pipeline.py --only commands --commands audit --events 1000000,3000000,10000000,30000000
+    python bench/pipeline.py --only wide
 
 Strategy: generated histories of 100 queues with 200 message types, exported as by `veilmq events export`, kept between
 runs in build/pipeline-bench. A long one is a short one over and over, each time later and of new messages: so a job's
 cost by size is measured on work of one kind. The source, the jobs' reader and Spark's bare scan of the same files
 alternate; a figure is the best run. A client creates a live server's history in advance. Other programs may use the
 machine, so each figure comes with the CPU seconds of Spark, its Java and its Python together, and with the load before
-and after. `commands` runs the command itself: Spark's start is in its figures. Ratios depend less on the machine than
-seconds do.
+and after. `commands` runs the command itself: Spark's start is in its figures. `wide` runs `health` on 10,000 queues
+with 300 windows each, and says how much memory its Python and its Java had at most. Ratios depend less on the machine
+than seconds do.
 """
 
 import argparse
@@ -19,17 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from measure import load_1min
 
 from veilmq.client.adapters.connect import connect
-from veilmq.pipeline.events import export, source
+from veilmq.pipeline.events import ARROW_SCHEMA, export, source
 from veilmq.pipeline.events.reading import Bounds, ParquetHistory, ServerHistory, last_instant
 from veilmq.pipeline.jobs import audit as audits
 from veilmq.pipeline.jobs import health as windows
@@ -57,6 +61,8 @@ EVENTS_A_MESSAGE = 5.45
 TURNS = 3
 TILE = 3_000_000
 """A longer history repeats one of so many events."""
+WIDE = (10_000, 300)
+"""Queues, and windows of five minutes in each of which each queue has an event."""
 COMMANDS = ("audit", "health", "attempts", "timeouts")
 NOW = 1_767_312_000.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -143,6 +149,8 @@ class Cpu:
         self._ended = threading.Event()
         self._first: dict[tuple[int, str], int] = {}
         self._last: dict[tuple[int, str], int] = {}
+        self.peak_mb: dict[str, int] = {}
+        """The most memory that a process had, by its program's name."""
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "Cpu":
@@ -184,7 +192,15 @@ class Cpu:
                 pid = parents.get(pid, 0)
             return False
 
-        return {process: ticks for process, ticks in used.items() if ours(process[0])}
+        found = {process: ticks for process, ticks in used.items() if ours(process[0])}
+        for pid, _ in found:
+            try:
+                told = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            except OSError:
+                continue
+            name, peak_mb = told["Name"].strip(), int(told.get("VmHWM", "0 kB").split()[0]) // 1_024
+            self.peak_mb[name] = max(peak_mb, self.peak_mb.get(name, 0))
+        return found
 
 
 def timed(work: Callable[[], Any], but: frozenset[int] = frozenset()) -> dict[str, Any]:
@@ -194,7 +210,8 @@ def timed(work: Callable[[], Any], but: frozenset[int] = frozenset()) -> dict[st
         began = time.perf_counter()
         work()
         seconds = time.perf_counter() - began
-    return {"seconds": round(seconds, 3), "cpu_seconds": round(cpu.seconds, 2), "load": [load, load_1min()]}
+    used = {"seconds": round(seconds, 3), "cpu_seconds": round(cpu.seconds, 2), "load": [load, load_1min()]}
+    return used | {"peak_mb": cpu.peak_mb}
 
 
 def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -298,12 +315,42 @@ def _audit(events: Callable[..., Any]) -> None:
     audits.audit(events()).collect()
 
 
-def commands(cores: int, places: dict[int, Path]) -> dict[str, Any]:
+def wide(cores: int) -> dict[str, Any]:
+    """`health` on many queues and windows: every row is printed, none is kept."""
+    queues, windows = WIDE
+    place = DATA / f"wide-{queues}-{windows}"
+    if not place.exists():
+        rows = queues * windows
+        at = np.repeat(np.arange(windows), queues) * 300_000_000 + 1_767_225_600_000_000
+        columns: dict[str, Any] = {
+            name: pa.nulls(rows, kind) for name, kind in zip(ARROW_SCHEMA.names, ARROW_SCHEMA.types, strict=True)
+        }
+        number = np.tile(np.arange(queues), windows)
+        names = pa.array([f"queue-{each:05}" for each in range(queues)])
+        columns |= {
+            "offset": pa.array(np.arange(rows)), "kind": pa.array(["sent"] * rows), "at": pa.array(at),
+            "sent": pa.array(at), "visible_since": pa.array(at), "queue": names.take(pa.array(number)),
+            "incarnation": pa.array(number + 1), "sequence": pa.array(np.arange(rows)),
+            "attempt": pa.array(np.zeros(rows, int)),
+            "account": pa.array(["000000000000"] * rows), "region": pa.array(["us-east-1"] * rows),
+        }  # fmt: skip
+        write(pa.table(columns, schema=ARROW_SCHEMA), place)
+    command = [sys.executable, "-m", "veilmq", "pipeline", "health", "--path", str(place), "--json"]
+    command += ["--master", f"local[{cores}]"]
+    with tempfile.TemporaryFile(dir=DATA) as said:
+        run = timed(partial(subprocess.run, command, stdout=said, check=True))
+        said.seek(0)
+        printed = sum(1 for _ in said)
+    assert printed == queues * windows, printed
+    return run | {"rows": printed}
+
+
+def commands(cores: int, places: dict[int, Path], names: Sequence[str]) -> dict[str, Any]:
     """The commands as users run them: Python, Java and Spark from their start to their end."""
     found: dict[str, Any] = {}
     for size, place in places.items():
         rows = ParquetHistory(str(place)).bounds().following
-        for name in COMMANDS:
+        for name in names:
             command = [sys.executable, "-m", "veilmq", "pipeline", name, "--path", str(place)]
             command += ["--master", f"local[{cores}]"]
             with tempfile.TemporaryFile(dir=DATA) as said:
@@ -352,15 +399,19 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=1_000_000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--only", default="scan,live,jobs,commands,loop")
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="of `commands`, some")
     parser.add_argument("--write", action="store_true", help="Keep the figures in bench/results/pipeline.json.")
     given = parser.parse_args()
     DATA.mkdir(parents=True, exist_ok=True)
     wanted = set(given.only.split(","))
-    places = {int(each): exported(int(each)) for each in given.events.split(",")}
     found: dict[str, Any] = {"cores": given.cores}
+    if "wide" in wanted:
+        found["wide"] = wide(given.cores)
+        print("wide", json.dumps(found["wide"]), flush=True)
+    places = {int(each): exported(int(each)) for each in given.events.split(",")} if wanted != {"wide"} else {}
     if "commands" in wanted:  # while no other Java runs
-        found["commands"] = commands(given.cores, places)
-    if wanted != {"commands"}:
+        found["commands"] = commands(given.cores, places, given.commands.split(","))
+    if wanted - {"commands", "wide"}:
         _in_session(given, wanted, places, found)
     if given.write:
         (RESULTS / "pipeline.json").write_text(json.dumps(found, indent=2) + "\n")

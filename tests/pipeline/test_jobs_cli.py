@@ -120,11 +120,14 @@ def test_events_are_printed_and_exported(
         (["pipeline", "health", "--path", "x", "--window", "0"], 2, "--window: must be above 0"),
         (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 2, "exclude each other"),
         (["pipeline", "timeouts", "--path", "s4://b/events"], 2, "s4://: Protocol not known"),
+        (["pipeline", "report", "--path", "x", "--out", "s3://b/kept"], 2, "no table of parquet can be replaced there"),
+        (["pipeline", "health", "--path", "x", "--follow", "--out", "s3://b/kept"], 2, "Use --format delta"),
         (
-            ["pipeline", "report", "--path", "x", "--out", "s3://b/kept"],
+            ["pipeline", "health", "--path", "x", "--follow", "--out", "s3://b/kept", "--format", "delta"],
             2,
-            "--out: s3://b/kept is a URL, and this must be",
+            "s3://b/kept is a URL, and Spark's own progress needs another place",
         ),
+        (["pipeline", "health", "--path", "x", "--checkpoint", "d"], 2, "--checkpoint is for --follow"),
         (["pipeline", "timeouts", "--server", "http://h:99999"], 2, "server='http://h:99999' is no URL"),
         (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),
         (["events", "export", "x", "--server", "127.0.0.1:1"], 4, "http://127.0.0.1:1 cannot be reached"),
@@ -495,10 +498,12 @@ SHOWN = """
 import json
 from veilmq.pipeline.session import session
 
-spark = session("local[1]", settings={"spark.sql.ansi.enabled": "false"})
+spark = session("local[1]", settings={"spark.sql.ansi.enabled": "false"}, is_short=True)
 names = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.ui.enabled",
          "spark.app.name", "spark.sql.python.filterPushdown.enabled")
-print("said", json.dumps([spark.conf.get(name) for name in names]))
+java = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+compilers = [each for each in java if "TieredStopAtLevel" in each]
+print("said", json.dumps([*(spark.conf.get(name) for name in names), *compilers]))
 spark.stop()
 """
 
@@ -507,10 +512,14 @@ spark.stop()
 def test_the_user_s_configuration_wins_over_ours(tmp_path: Path) -> None:
     """Of a local session, too, and what the caller says wins over both."""
     defaults = "spark.sql.shuffle.partitions 3\nspark.sql.session.timeZone Europe/Paris\nspark.sql.ansi.enabled true\n"
+    defaults += "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=4\n"
     (tmp_path / "spark-defaults.conf").write_text(defaults)
     environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", SHOWN], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, timeout=240, check=True
     )
     said = next(line for line in done.stdout.decode().splitlines() if line.startswith("said "))
-    assert json.loads(said.removeprefix("said ")) == ["3", "Europe/Paris", "false", "false", "veilmq", "true"]
+    *found, ours, theirs = json.loads(said.removeprefix("said "))
+    assert found == ["3", "Europe/Paris", "false", "false", "veilmq", "true"]
+    # Of two such options Java takes the last.
+    assert (ours, theirs) == ("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")

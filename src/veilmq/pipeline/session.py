@@ -18,7 +18,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +49,9 @@ LOCAL: Final = {
 }
 """Of a local session, too. Sources listen nowhere; Spark's driver on loopback."""
 
+_SUBMIT: Final = "SPARK_SUBMIT_OPTS"
+_QUICK: Final = "-XX:TieredStopAtLevel=1"
+"""Without the second compiler, which takes half of the CPU of Java's first minute."""
 _SHELLS: Final = (("spark.app.name", "pyspark-shell"), ("spark.ui.showConsoleProgress", "true"))
 """What Spark sets by itself for a Python that nobody submitted."""
 _CONNECT_PORT: Final = 15_002
@@ -68,8 +72,11 @@ def session(
     *,
     name: str = "veilmq",
     settings: Mapping[str, str] | None = None,
+    is_short: bool = False,
 ) -> "SparkSession":
     """A session with the data sources registered, on `master` (a Spark master URL) or over `remote` (`sc://...`).
+
+    is_short: the session has little to do, so a Java that this starts leaves out what pays off after minutes.
 
     Without both, it runs where `spark-submit` runs this script, or on the Spark Connect server in SPARK_REMOTE, or
     locally. Raises OptionInvalid for both; Unready if Java or a package is missing or does not fit, or if the remote
@@ -84,7 +91,8 @@ def session(
     if remote:
         spark = _connected(remote, dict(settings or {}))
     else:
-        spark = _started(master, name, dict(settings or {}), is_submitted=was_submitted)
+        with _quick() if is_short and not was_submitted else nullcontext():
+            spark = _started(master, name, dict(settings or {}), is_submitted=was_submitted)
         spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
@@ -118,6 +126,19 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
         reason = str(error.java_exception.getMessage()).strip().splitlines()[0].rstrip(".")
         raise Unready(f"Spark does not start: {reason}.", "Is it what --master should name, and is it there?") from None
     return spark
+
+
+@contextmanager
+def _quick() -> Iterator[None]:
+    """Java starts with options that the user's own overrule: Spark puts these before all others."""
+    before = os.environ.get(_SUBMIT)
+    os.environ[_SUBMIT] = " ".join(filter(None, (_QUICK, before)))
+    try:
+        yield
+    finally:
+        del os.environ[_SUBMIT]
+        if before is not None:
+            os.environ[_SUBMIT] = before
 
 
 def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
+_SHORT_EVENTS: Final = 4_000_000
+"""Up to so many, a job takes less CPU without Java's second compiler."""
 JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
 """Exit codes by the error's class: its name is all that Spark reports of an error on an executor. Others are WRONG."""
 _URL: Final = re.compile("([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -69,7 +71,8 @@ def session(
             make_place(asked.out)
         elif out is not None:
             check_replaced(place(out), asked.format)
-        with started(Where(asked.master, asked.remote, asked.conf)) as spark:
+        is_short = hold and seen.stop - seen.start <= _SHORT_EVENTS
+        with started(Where(asked.master, asked.remote, asked.conf), is_short=is_short) as spark:
             yield spark, partial(load, spark, options), seen
 
 
@@ -248,7 +251,7 @@ def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
 
 
 @contextmanager
-def started(where: Where) -> Iterator["SparkSession"]:
+def started(where: Where, *, is_short: bool = False) -> Iterator["SparkSession"]:
     """See `veilmq.pipeline.session.session`; the session is stopped at the end. Raises OptionInvalid."""
     from veilmq.pipeline.session import session
 
@@ -257,7 +260,7 @@ def started(where: Where) -> Iterator["SparkSession"]:
     if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        spark = session(where.master, where.remote, settings=settings)
+        spark = session(where.master, where.remote, settings=settings, is_short=is_short)
     finally:
         if heeds:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,10 @@
 """`audit`: checks the conservation law and the lease invariants from a history alone.
 
-Strategy: window functions walk the events of each message in the order of their offsets. Each row sees the last grant,
-the last end of a lease and whether the message had left before. A rule is a condition on such a row; a row that breaks
-a rule is a finding. Every snapshot is compared with the events before it.
+Strategy: window functions walk the events of each message in the order of their offsets. Each row sees which kinds of
+events there were before, whether a lease runs, its number and its end. A rule is a condition on such a row; a row that
+breaks a rule is a finding. A kind is one bit of a number (`_BITS`), so that "was there any of these" is one operation
+on one column, of which the rows that Spark sorts have one instead of a text. Every snapshot is compared with the events
+before it.
 
 Facts about a whole queue (the order of its sends, the count of a purge) and about all events (contiguous offsets) are
 found by pieces of the history, in two steps: what happens within a piece, and from what its predecessors left. So one
@@ -56,13 +58,18 @@ _RAN_OUT: Final = ("lease_expired", "expired_after_change", "retry_due")
 _MOVES: Final = ("extended", "lease_resumed", "released_for_retry")
 """The end of the lease was moved."""
 _MESSAGE_KINDS: Final = (
-    "sent", "received", *_MOVES, "released", *_RAN_OUT, "undelivered", "delete_refused", "content_updated",
-    *_ENDINGS,
+    "received", "sent", "deleted", *_MOVES, *_RAN_OUT, "delete_refused", "released", "undelivered", "content_updated",
+    *(kind for kind in _ENDINGS if kind != "deleted"),
 )  # fmt: skip
+"""The usual ones first: Spark compares them one by one."""
 _TOLD_HELD: Final = "told in flight"
 _TOLD_FREE: Final = "told"
 _TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
 """Reported by a snapshot: of a leased message, of any other message."""
+_MOVED_IN: Final = "moved in"
+_COMES: Final = ("sent", _MOVED_IN, *_TOLD)
+_GRANTS: Final = ("received", "lease_resumed", _TOLD_HELD)
+_BITS: Final = {kind: 1 << at for at, kind in enumerate((*_MESSAGE_KINDS, _MOVED_IN, *_TOLD))}
 
 
 PIECE_ROWS: Final = 1 << 20
@@ -146,8 +153,8 @@ def _of_messages(lines: "DataFrame", reach: Known) -> "DataFrame":
     is_broken = reduce(or_, (F.coalesce(rule, F.lit(False)) for rule in rules.values()))
     broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
     said = F.concat_ws(
-        " ", "kind", F.lit("of attempt"), F.col("attempt").cast("string"), F.lit("after a receive of attempt"),
-        F.coalesce(F.col("count").cast("string"), F.lit("none")),
+        " ", _kind_of(F.col("bit")), F.lit("of attempt"), F.col("attempt").cast("string"),
+        F.lit("after a receive of attempt"), F.coalesce(F.col("count").cast("string"), F.lit("none")),
     )  # fmt: skip
     return _finding(lines.where(is_broken).withColumn("rules", broken), F.explode("rules"), said)
 
@@ -155,10 +162,10 @@ def _of_messages(lines: "DataFrame", reach: Known) -> "DataFrame":
 def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataFrame | None") -> "DataFrame":
     """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
 
-    ends: when the lease that the event gives ends. early: a receive before the message was visible. stale: a delete
-    that was refused for its handle. come, grant, over, left: offsets of the last send or move in, start of a lease, end
-    of a lease, end of the message; a snapshot's report counts as such. count, turned: the attempt and the rotation of
-    the last grant. due: when the last grant or extension ends.
+    bit: the kind. ends: when the lease that the event gives ends. early: a receive before the message was visible.
+    stale: a delete that was refused for its handle. before: the bits of all kinds before. held: whether a lease runs;
+    null: there was none. count, turned: the attempt and the rotation of the last grant. due: when the last grant or
+    extension ends.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -169,45 +176,73 @@ def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataF
     before = line.rowsBetween(Window.unboundedPreceding, -1)
 
     def last(value: "Column", *kinds: str) -> "Column":
-        return F.last(F.when(kind.isin(*kinds), value), ignorenulls=True).over(before)
+        return F.last(F.when(_is(*kinds), value), ignorenulls=True).over(before)
 
-    offset, ends = F.col("offset"), F.col("ends")
-    # A message released for a retry with a delay is in flight until the delay is over.
-    over = F.when((kind != "released_for_retry") | (ends == F.col("at")), offset)
+    ends = F.col("ends")
     refused, early = kind == "delete_refused", F.col("at") < F.col("visible_since")
     lines = events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull()).select(
-        "offset", "kind", "at", "queue", "incarnation", "sequence", "attempt", "rotation",
+        "offset", _bit_of(kind).alias("bit"), "at", "queue", "incarnation", "sequence", "attempt", "rotation",
         (F.col("at") + F.col("lease_us")).alias("ends"),
         F.coalesce((kind == "received") & early, F.lit(False)).alias("early"),
         F.coalesce(refused & F.col("detail").contains('"stale"'), F.lit(False)).alias("stale"),
     )  # fmt: skip
     for each in (*entered, *([] if reported is None else [_tellings(reported)])):
-        lines = lines.unionByName(each, allowMissingColumns=True)
-    return (
-        lines
-        .withColumn("come", last(offset, "sent", "moved in", *_TOLD))
-        .withColumn("grant", last(offset, "received", "lease_resumed", _TOLD_HELD))
-        .withColumn("count", last(F.coalesce("attempt", F.lit(0)), "sent", "moved in", "received", *_TOLD))
-        .withColumn("over", last(over, "released", "released_for_retry", *_RAN_OUT, "undelivered", _TOLD_FREE))
-        .withColumn("left", last(offset, *_ENDINGS))
-        .withColumn("due", last(ends, "received", *_MOVES, _TOLD_HELD))
-        .withColumn("turned", last(F.col("rotation"), "received", *_MOVES, "released", *_TOLD))
-    )  # fmt: skip
+        told = each.withColumn("bit", _bit_of(kind)).drop("kind")
+        lines = lines.unionByName(told, allowMissingColumns=True)
+    # A message released for a retry with a delay is in flight until the delay is over.
+    over = _is("released", *_RAN_OUT, "undelivered", _TOLD_FREE) | (_is("released_for_retry") & (ends == F.col("at")))
+    held = F.when(_is(*_GRANTS), F.lit(True)).when(over, F.lit(False))
+    # In one `select`: with columns added one by one, Spark walks the lines once for each.
+    return lines.select(
+        "*",
+        F.coalesce(F.bit_or("bit").over(before), F.lit(0)).alias("before"),
+        F.last(held, ignorenulls=True).over(before).alias("held"),
+        last(F.coalesce("attempt", F.lit(0)), "received", *_COMES).alias("count"),
+        last(ends, "received", *_MOVES, _TOLD_HELD).alias("due"),
+        last(F.col("rotation"), "received", *_MOVES, "released", *_TOLD).alias("turned"),
+    )
+
+
+def _is(*kinds: str, of: str = "bit") -> "Column":
+    """Whether the event is of one of the kinds, or (`of` = `before`) such an event was before it."""
+    from pyspark.sql import functions as F
+
+    return F.col(of).bitwiseAND(F.lit(sum({_BITS[kind] for kind in kinds}))) != 0
+
+
+def _bit_of(kind: "Column") -> "Column":
+    """The bit of a kind in words; null if it is none of a message's."""
+    from pyspark.sql import functions as F
+
+    (first, bit), *others = _BITS.items()
+    found = F.when(kind == first, bit)
+    for name, bit in others:
+        found = found.when(kind == name, bit)
+    return found
+
+
+def _kind_of(bit: "Column") -> "Column":
+    from pyspark.sql import functions as F
+
+    (first, one), *others = _BITS.items()
+    found = F.when(bit == one, first)
+    for name, each in others:
+        found = found.when(bit == each, name)
+    return found
 
 
 def _rules_of_life(reach: Known) -> "dict[str, Column]":
     """Rules on how a message enters and leaves."""
     from pyspark.sql import functions as F
 
-    kind = F.col("kind")
-    comes, left = F.col("come").isNotNull(), F.col("left").isNotNull()
-    needs_a_send = kind.isin("received", "deleted", "expired", "dead_lettered")
+    comes, left = _is(*_COMES, of="before"), _is(*_ENDINGS, of="before")
+    needs_a_send = _is("received", "deleted", "expired", "dead_lettered")
     new = (F.col("offset") > reach.begin) & (F.col("sequence") > reach.last)
     return {
-        "sent once": (kind == "sent") & comes,
+        "sent once": _is("sent") & comes,
         "received was sent": (new | (F.col("offset") > reach.end)) & needs_a_send & ~comes,
-        "left once": kind.isin(*_ENDINGS) & left,
-        "no resurrection": ~kind.isin(*_ENDINGS, "delete_refused", *_TOLD) & left,
+        "left once": _is(*_ENDINGS) & left,
+        "no resurrection": ~_is(*_ENDINGS, "delete_refused", *_TOLD) & left,
     }
 
 
@@ -215,29 +250,27 @@ def _rules_of_snapshots(reach: Known) -> "dict[str, Column]":
     """Rules on what a snapshot reports of a message."""
     from pyspark.sql import functions as F
 
-    came, left = F.col("come").isNotNull(), F.col("left").isNotNull()
-    granted, is_held = F.col("grant").isNotNull(), F.col("kind") == _TOLD_HELD
-    held = granted & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
+    came, left = _is(*_COMES, of="before"), _is(*_ENDINGS, of="before")
+    held, is_held = F.col("held"), _is(_TOLD_HELD)
     otherwise = (
         ((F.col("offset") > reach.end) & ~came)
         | (F.col("attempt") != F.col("count"))
-        | ((granted | F.col("over").isNotNull()) & (is_held != held))
+        | (is_held != held)
         | (is_held & held & (F.col("ends") != F.col("due")))
     )
-    return {"snapshot": F.col("kind").isin(*_TOLD) & (left | F.coalesce(otherwise, F.lit(False)))}
+    return {"snapshot": _is(*_TOLD) & (left | F.coalesce(otherwise, F.lit(False)))}
 
 
 def _rules_of_leases() -> "dict[str, Column]":
     """Rules on when a lease begins and ends."""
     from pyspark.sql import functions as F
 
-    received, granted = F.col("kind") == "received", F.col("grant").isNotNull()
-    held = granted & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
+    received, held = _is("received"), F.col("held")
     return {
         "receive count": received & (F.col("attempt") != F.col("count") + 1),
-        "one lease": (received | (F.col("kind") == "lease_resumed")) & held,
+        "one lease": (received | _is("lease_resumed")) & held,
         "visible": F.col("early"),
-        "lease end": F.col("kind").isin(*_RAN_OUT) & held & (F.col("at") != F.col("due")),
+        "lease end": _is(*_RAN_OUT) & held & (F.col("at") != F.col("due")),
     }
 
 
@@ -245,10 +278,10 @@ def _rules_of_handles() -> "dict[str, Column]":
     """Rules on what a handle may do."""
     from pyspark.sql import functions as F
 
-    kind, granted = F.col("kind"), F.col("grant").isNotNull()
+    granted = _is(*_GRANTS, of="before")
     current = F.col("attempt") == F.col("count")
-    uses = kind.isin(*_MOVES, "released", "deleted", *_RAN_OUT, "undelivered") & (F.col("attempt") > 0)
-    unmoved = (F.col("rotation") == F.col("turned")) & F.col("left").isNull()
+    uses = _is(*_MOVES, "released", "deleted", *_RAN_OUT, "undelivered") & (F.col("attempt") > 0)
+    unmoved = (F.col("rotation") == F.col("turned")) & ~_is(*_ENDINGS, of="before")
     return {
         "stale handles": uses & granted & ~current,
         "refused rightly": F.col("stale") & granted & current & unmoved,
@@ -265,7 +298,7 @@ def _arrivals(events: "DataFrame") -> "DataFrame":
         events.where(F.col("kind").isin(*_MOVED))
         .withColumn("into", into)
         .select(
-            "offset", F.lit("moved in").alias("kind"), "at", F.col("into.target").alias("incarnation"),
+            "offset", F.lit(_MOVED_IN).alias("kind"), "at", F.col("into.target").alias("incarnation"),
             F.col("into.target_sequence").alias("sequence"), zero.alias("attempt"), zero.alias("rotation"),
             F.lit(False).alias("early"), F.lit(False).alias("stale"),
         )
@@ -336,8 +369,11 @@ def _of_queues(changes: "DataFrame") -> "DataFrame":
     )  # fmt: skip
     so_far, above = (line.rowsBetween(Window.unboundedPreceding, last) for last in (0, -1))
     rows = (
-        changes.withColumn("within", F.sum("change").over(so_far))
-        .withColumn("above", F.last("new", ignorenulls=True).over(above))
+        changes.select(
+            "*",
+            F.sum("change").over(so_far).alias("within"),
+            F.last("new", ignorenulls=True).over(above).alias("above"),
+        )
         .join(pieces, ["incarnation", "piece"])
         .withColumn("live", F.col("begin") + F.col("within"))
         .withColumn("before", F.coalesce("above", "previous"))
