@@ -5,6 +5,7 @@ Without Spark but for the last test: a driver is closed without a word, as a kil
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from tests.pipeline.test_drain_driver import START, Play, bodies
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
+from veilmq.client.messages import Received
 from veilmq.pipeline.drain import drain
+from veilmq.pipeline.drain.batches import siblings
+from veilmq.pipeline.drain.batches.siblings import Siblings
 from veilmq.pipeline.drain.driver import Driver
+from veilmq.pipeline.drain.manifests import Directory, Offset, table_of
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.options import read_options
+from veilmq.pipeline.options import GROUP_DEPTH_MAX, read_options
 
 LEASE = 1.0
 
@@ -232,3 +237,42 @@ def test_two_queries_drain_one_queue_into_one_table(spark: Any, stage: Stage) ->
     found = DeltaTable(table).to_pyarrow_table(columns=["body"]).column("body").to_pylist()
     assert sorted(found) == sorted([*bodies(2_000), "the first makes the table"])
     assert sum(done.values()) == 2_000
+
+
+def manifest(directory: Directory, seq: int, *ids: str) -> Offset:
+    return directory.write(seq, table_of([Received(each, "", handle="h", lease_end=0.0) for each in ids], seq))
+
+
+def test_drains_see_each_other_as_deep_as_their_options_allow(tmp_path: Path) -> None:
+    found = {}
+    for depth in range(1, GROUP_DEPTH_MAX + 1):
+        place = tmp_path.joinpath(*(f"{depth}-{level}" for level in range(depth)))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        directory = Directory(place, "q")
+        manifest(directory, 1, f"{depth}")
+        directory.close()
+        found[f"{depth}"] = False
+    assert Siblings(tmp_path, tmp_path / "own", "q").claims(["0", *found]) == found
+
+
+def test_what_a_drain_took_back_is_not_taken_for_the_batch_that_got_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It purges a manifest that Spark never logged, and commits another one of its number, just after it was listed."""
+    directory = Directory(tmp_path / "other", "q")
+    first = manifest(directory, 1, "taken back")
+    real, looks = siblings.numbered, []
+
+    def numbered(place: Path, kind: str) -> Any:
+        found = real(place, kind)
+        looks.append(kind)
+        if looks == ["arrow", "ids", "arrow", "ids"]:
+            (directory.path / first.file).rename(tmp_path / "kept")
+            directory.begin(manifest(directory, 1, "committed"))
+            (tmp_path / "kept").rename(directory.path / first.file)
+        return found
+
+    monkeypatch.setattr(siblings, "numbered", numbered)
+    assert Siblings(tmp_path, tmp_path / "own", "q").claims(["taken back"]) == {"taken back": False}
+    assert len(looks) == 4
+    directory.close()

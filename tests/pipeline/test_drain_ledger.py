@@ -8,7 +8,7 @@ from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.pipeline.drain.batches import Batch, BatchLeases
+from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 
 LEASE_S = 30.0
 
@@ -59,3 +59,20 @@ def test_the_answer_to_a_delete_by_an_old_handle_says_nothing(embedded: Embedded
     assert batch.to_delete() == [old.id]
     assert batch.deleted(new.id, new.handle, None)
     assert batch.is_done
+
+
+def test_ids_are_forgotten_when_their_time_is_over_also_amid_a_run(tmp_path: Path) -> None:
+    old, new = tmp_path / "1.ids", tmp_path / "2.ids"
+    remembered = Remembered()
+    for path, ids, written in ((old, ["a", "b"], 100.0), (new, ["c", "d"], 200.0)):
+        path.touch()
+        remembered.add(path, ids, written)
+    remembered.expire(before=100)
+    assert all(each in remembered for each in "abcd")
+    remembered.expire(before=150)
+    assert [each in remembered for each in "abcd"] == [False, False, True, True]
+    assert (old.exists(), new.exists()) == (False, True)
+    for each in "cd":
+        remembered.settle(each)
+    assert not new.exists()
+    remembered.expire(before=1_000)

@@ -1,5 +1,6 @@
 """Queues that were deleted have no recommendation; and what the source leaves out early changes no figure."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,21 @@ def test_a_deleted_queue_gets_no_recommendation(spark: Any, table: pa.Table, aft
 def test_a_loop_leaves_deleted_queues_out_until_they_are_back(spark: Any, table: pa.Table, tmp_path: Path) -> None:
     place, loop = tmp_path / "events", Loop(tmp_path / "loop")
 
-    def ran(events: pa.Table) -> tuple[Ran, set[str]]:
+    def ran(events: pa.Table, days: int = 0) -> tuple[Ran, set[str]]:
         export(MadeUp(events), place)
         seconds = iter(range(9))
         found = loop.run(
             spark,
             ParquetHistory(str(place)),
             {"path": str(place)},
-            now=1_767_312_000.0,
+            floors=True,
+            now=1_767_312_000.0 + 86_400 * days,
             timer=lambda: float(next(seconds)),
         )
         return found, {row["queue"] for row in tables.load(loop.timeouts).to_pylist()}
+
+    def state() -> Any:
+        return json.loads((tmp_path / "loop" / "state.json").read_bytes())
 
     told, queues = ran(table)
     assert (told.groups, told.left_out, queues) == (3, 0, {"kept", "old", "back"})
@@ -91,8 +96,14 @@ def test_a_loop_leaves_deleted_queues_out_until_they_are_back(spark: Any, table:
     told, queues = ran(gone)
     assert (told.groups, told.left_out, queues) == (1, 2, {"kept"})
     assert {queue for *_, queue in loop.plans()} == {"kept"}
-    told, queues = ran(then(gone, ("queue_created", "back")))
+    back = then(gone, ("queue_created", "back"))
+    told, queues = ran(back)
     assert (told.planned, told.left_out, queues) == (1, 1, {"kept", "back"})
+    assert state()["deleted"] == ["000000000000/us-east-1/old"]
+    # What is known of old days goes, and in the run after it the names of queues of which nothing is left.
+    for _ in range(2):
+        ran(back, days=60)
+    assert (state()["deleted"], state()["floors_us"]) == ([], {})
 
 
 def test_kinds_that_nobody_asks_for_do_not_leave_the_source(spark: Any, after: Path) -> None:

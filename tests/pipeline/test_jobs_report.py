@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from tests.console.browsing import Tab, chromium
 from tests.pipeline.histories_stage import frame
+from tests.pipeline.test_helped import verdict
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
 from veilmq.cli.pipeline import Asked
@@ -67,8 +68,24 @@ def found(spark: Any) -> SimpleNamespace:
         Workload("rare", lognormal(5, 1), None, 10),
     ]
     analysis = Analysis(frame(spark, history(workloads, seed=1)))
-    names = ("timeouts", "quantiles", "curve", "redelivery", "split", "health")
+    names = ("timeouts", "quantiles", "curve", "redelivery", "split", "health", "helped")
     return SimpleNamespace(**{name: getattr(analysis, name) for name in names})
+
+
+def test_a_plan_that_changed_is_judged_on_the_page(spark: Any, found: Any) -> None:
+    """Before and since, with the interval; of a history without plans nothing is said."""
+    row = verdict(1, lambda hour: 0.1, lambda hour: 0.02)
+    strange = row | {"queue": STRANGE, "verdict": "too few", "cost_before": None, "cost_after": None}
+    text = page(
+        SimpleNamespace(**vars(found) | {"helped": pd.DataFrame([row, strange])}), source="s", offsets=(0, 1), now=0
+    )
+    seen = Seen(text)
+    assert seen.titles[0] == "Did it help?"
+    assert f"a message cost {row['cost_before']:.3g}; " in text
+    assert f'<span class="new">{row["cost_after"]:.3g} since: better</span>' in text
+    assert f"95 % sure: {row['change_low']:+.3g} to {row['change_high']:+.3g}; 24 matched hours" in text
+    assert STRANGE not in text
+    assert found.helped.empty
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +259,8 @@ def test_the_split_of_a_queue_is_drawn_from_that_queues_times() -> None:
 def test_of_nothing_it_says_that_it_is_too_little() -> None:
     """And not that today's leases cost what the best would."""
     rows = pd.DataFrame(columns=["account", "region", "queue", "type", "attempts", "basis", "today_cost"])
-    text = page(SimpleNamespace(timeouts=rows, quantiles=rows), source="x", offsets=(0, 1), now=0.0)  # type: ignore[arg-type]
+    found: Any = SimpleNamespace(timeouts=rows, quantiles=rows, helped=rows)
+    text = page(found, source="x", offsets=(0, 1), now=0.0)
     assert Seen(text).titles == ["Too few leases"]
 
 

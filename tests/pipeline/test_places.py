@@ -1,6 +1,11 @@
 """Directories in object stores: one process at a time, and what a process does that was taken for dead."""
 
 import json
+import os
+import signal
+import threading
+import time
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -9,7 +14,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
 from tests.pipeline.stores import Store, told
 from tests.pipeline.test_drain_driver import START, Play, bodies
@@ -17,11 +22,16 @@ from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
-from veilmq.pipeline.drain import DirectoryTaken, bad_records, manifests
+from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline import session as sessions
+from veilmq.cli.pipeline.drain import stream_of, written
+from veilmq.cli.pipeline.run import report
+from veilmq.pipeline.drain import DirectoryTaken, bad_records, drain, manifests
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.jobs.health import health
 from veilmq.pipeline.loop import Loop, LoopTaken
 from veilmq.pipeline.places import (
     ObjectPath,
@@ -35,7 +45,7 @@ from veilmq.pipeline.places import (
     put,
     source,
 )
-from veilmq.pipeline.places.days import append_day
+from veilmq.pipeline.places.days import append_day, counted
 from veilmq.pipeline.sinks.queue import replay
 from veilmq.pipeline.tables import compact, load, retain, write
 from veilmq.pipeline.tables import read as read_table
@@ -264,6 +274,37 @@ def test_a_day_that_is_joined_keeps_what_came_meanwhile(directory: ObjectPath, m
     ]
 
 
+def test_what_a_process_wrote_that_slept_past_midnight_counts_once(directory: ObjectPath) -> None:
+    """The next one has read the same events and some more, of the day after: its file has all."""
+    first, second = date(2026, 1, 31), date(2026, 2, 1)
+    spans = ((0, 25, first), (25, 50, first), (50, 120, second), (50, 100, first))
+    for start, stop, day in spans:
+        append_day(pa.table({"n": range(start, stop)}), directory, day, f"offset-{start:020}-{stop:020}")
+
+    def numbers() -> list[int]:
+        return sorted(number for file in counted(directory) for number in pq.read_table(source(file))["n"].to_pylist())
+
+    assert numbers() == list(range(120))
+    assert compact(directory) == 1
+    assert numbers() == list(range(120))
+    assert [each.name for each in listed(directory, "day=*/*")] == [
+        f"offset-{0:020}-{50:020}.parquet", f"offset-{50:020}-{120:020}.parquet",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["request", "answer"])
+def test_a_lock_whose_creation_was_not_answered_is_known_as_ones_own(
+    store: Store, directory: ObjectPath, step: str
+) -> None:
+    store.fault(at=f"lock.{1:012}", do=step)
+    lock = lock_of(directory, "lock", Patience(0))
+    assert not store.is_armed()
+    lock.save(b"{}")
+    with pytest.raises(PlaceTaken, match="pid "):
+        lock_of(directory, "lock", Patience(0))
+    lock.release()
+
+
 def test_bad_records_lie_beside_manifests_in_a_store(directory: ObjectPath) -> None:
     manifest = directory / "00000000000000000001-0123456789abcdef.arrow"
     row = bad_records.BadRecord(id="1", body="b", reason="r")
@@ -309,6 +350,50 @@ def test_a_loop_keeps_its_state_and_tables_in_a_store(spark: Any, s3: Store, tmp
         assert far.loop.cells().empty
 
 
+@pytest.mark.slow
+def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_path: Path) -> None:
+    """Amid its run another one read the same events and some more; its own run then counts for nothing."""
+    with told(s3.environment):
+        directory = place(f"{s3.url}/asleep")
+        here, asleep, awake = (LoopStage(spark, tmp_path / name) for name in ("here", "asleep", "awake"))
+        here.directory.parent.mkdir()
+        for far in (asleep, awake):
+            far.exported = directory / "events"  # type: ignore[assignment]
+            far.loop = Loop(directory / "kept", kind="delta")
+        asleep.grow(0.4)
+        asleep.run()
+        asleep.grow(0.7)
+        real = asleep.loop._take_in
+
+        def sleeps(*given: Any) -> Any:
+            falls_asleep(str(directory / "kept" / "state.json"))
+            awake.grow(1)
+            awake.run()
+            return real(*given)
+
+        asleep.loop._take_in = sleeps  # type: ignore[method-assign]
+        with pytest.raises(LoopTaken):
+            asleep.run()
+        here.grow(1)
+        here.run()
+        assert rows(awake) == rows(here)
+        awake.run()
+        assert rows(awake) == rows(here)
+
+
+def test_tidy_waits_for_a_loops_run(directory: ObjectPath, run: Run) -> None:
+    append_day(pa.table({"n": [1]}), directory / "cells", date(2026, 1, 31), f"offset-{0:020}-{9:020}")
+    lock = lock_of(directory, "state.json", Patience(0))
+    lock.save(b'{"next": 9}')
+    code, _, err = run("pipeline", "tidy", str(directory), "--retention-days", "1")
+    assert (code, "Another run works in" in err) == (1, True), err
+    assert len(listed(directory / "cells", "day=*/*")) == 1
+    lock.release()
+    code, _, err = run("pipeline", "tidy", str(directory), "--retention-days", "1")
+    assert code == 0, err
+    assert not listed(directory / "cells", "day=*/*")
+
+
 def rows(stage: LoopStage) -> list[str]:
     """What its loop has learnt, whatever the order in which numbers were added."""
     return sorted(str(row) for row in stage.loop.cells().round(6).itertuples(index=False))
@@ -329,3 +414,75 @@ def test_a_table_in_a_store_is_replaced_read_and_replayed(spark: Any, s3: Store,
             read_table(spark, f"{table}-parted")
         with pytest.raises(OptionInvalid, match="holds no table that can be read"):
             read_table(spark, f"{table}-none")
+
+
+def test_a_drain_at_a_url_needs_a_place_for_sparks_checkpoint() -> None:
+    with pytest.raises(OptionInvalid, match="Name a place that Spark itself can write"):
+        drain(None, "veil://127.0.0.1:1/q", "delta:s3://b/t", "s3://b/drain")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_drain_keeps_all_but_sparks_checkpoint_in_a_store(spark: Any, s3: Store, stage: Stage) -> None:
+    """Its manifests, its lock and its table; a second call goes on, and another drain is refused meanwhile."""
+    with told(s3.environment), stage.make() as queue:
+        home, table, checkpoint = f"{s3.url}/drained/d", f"{s3.url}/drained/t", stage.directory / "checkpoint"
+        for bodies_now in (bodies(30), bodies(60)[30:]):
+            send(queue, bodies_now)
+            assert drain(spark, stage.url(), f"delta:{table}", home, checkpoint=checkpoint).messages == 30
+        assert sorted(load(table)["body"].to_pylist()) == sorted(bodies(60))
+        assert left(queue) == 0
+        assert any((checkpoint / "commits").glob("1*"))
+        lock = lock_of(place(home), "lock", Patience(0))
+        with pytest.raises(DirectoryTaken, match="Another drain works in"):
+            drain(spark, stage.url(), f"delta:{table}", home, checkpoint=checkpoint)
+        lock.release()
+        # A new checkpoint would begin anew with batch 0, which the table has.
+        with pytest.raises(Exception, match="begins anew"):
+            drain(spark, stage.url(), f"delta:{table}", home, checkpoint=stage.directory / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_health_is_followed_and_a_report_written_into_a_store(
+    spark: Any, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = history([Workload("q", lognormal(3, 0.5), "t", 300)], seed=5)
+    with told(s3.environment):
+        exported = f"{s3.url}/seen/events"
+        export(MadeUp(table), exported)
+        out, checkpoint = Path(f"{s3.url}/seen/out"), tmp_path / "checkpoint"
+        stream = stream_of(out, "delta", checkpoint)
+        source_of = spark.readStream.format("veilmq-events").option("path", exported).load()
+        _until_there(stream.table, lambda: written(spark, health(source_of), stream))
+        spark.sparkContext.setLogLevel("ERROR")
+        assert DeltaTable(stream.table).to_pyarrow_table()["sent"].to_pylist()
+        stream_of(out, "delta", checkpoint)
+        with pytest.raises(OptionInvalid, match="is a table of no stream"):
+            stream_of(out, "delta", tmp_path / "other")
+        asked = Asked(
+            None, Path(exported), None, None, None, None, Path(f"{s3.url}/seen/report"), "delta", False, None, None
+        )
+        monkeypatch.setattr(sessions, "started", lambda where, is_short: nullcontext(spark))
+        report(asked, {})
+        assert f"wrote {s3.url}/seen/report/report.html" in capsys.readouterr().out
+        page = place(f"{s3.url}/seen/report/report.html").read_text()
+        assert "How long should a lease be?" in page
+        assert load(f"{s3.url}/seen/report/timeouts").num_rows == 1
+
+
+def _until_there(table: str, follow: Any) -> None:
+    """Follow until the table has rows; then as if the user pressed Ctrl-C."""
+
+    def watch() -> None:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            if DeltaTable.is_deltatable(table) and DeltaTable(table).to_pyarrow_table().num_rows:
+                break
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    follow()
+    watcher.join()

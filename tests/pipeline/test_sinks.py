@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from pyspark.sql.types import DataType, LongType, MapType, StringType, StructFie
 from tests.pipeline.drain_stage import Stage, left
 
 import veilmq
+from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
+from veilmq.pipeline.drain import drain
 from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.pipeline.options import read_delta_options, read_send_options
+from veilmq.pipeline.places.delta import write_parted
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
 from veilmq.pipeline.sinks.queue import check_columns, send_rows
@@ -408,3 +412,86 @@ def test_a_stream_into_delta_repeats_no_batch(spark: Any, tmp_path: Path) -> Non
     # What the repeated batch wrote is left to a vacuum, and is in no version.
     named = {Path(each).name for each in DeltaTable(table).file_uris()}
     assert named < {each.name for each in table.glob("*.parquet")}
+
+
+PARTED = pa.table(
+    {
+        "kind": ["a/b c", "ä=%2F", None, "", "a/b c"],
+        "day": pa.array([date(2026, 1, 31), date(2026, 2, 1), None, date(2026, 1, 31), date(2026, 1, 31)]),
+        "is_new": [True, False, None, True, True],
+        "n": [1, 2, 3, 4, 5],
+    }
+)
+COLUMNS = ("kind", "day", "is_new")
+
+
+def commit_parted(place: str, rows: pa.Table, batch: int, partitions: Sequence[str] = COLUMNS) -> None:
+    """As a task and the driver do, without Spark."""
+    parts = write_parted(iter(rows.to_batches(max_chunksize=2)), place, rows.schema, partitions, 0)
+    add_files(place, rows.schema, [Written(*part, "q", frozenset(), values) for part, values in parts], "q", batch)
+
+
+def test_a_table_in_partitions_has_each_row_under_its_values(tmp_path: Path) -> None:
+    """Whatever letters they have; of a text, Delta knows no difference between none and an empty one."""
+    place = str(tmp_path / "t")
+    for batch in (0, 1, 1):
+        commit_parted(place, PARTED, batch)
+    table = DeltaTable(place)
+    assert table.metadata().partition_columns == list(COLUMNS)
+    wanted = [row | {"kind": row["kind"] or None} for row in PARTED.to_pylist()] * 2
+    found = table.to_pyarrow_table().select(PARTED.schema.names).to_pylist()
+    assert sorted(map(str, found)) == sorted(map(str, wanted))
+    files = pa.table(table.get_add_actions()).num_rows
+    assert files == 2 * 4, "one for each combination of values and batch"
+    assert not check(place, now=0).missing
+    assert table.to_pyarrow_table(filters=[("kind", "=", "a/b c")]).num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("partitions", "said"),
+    [
+        (["none"], "partitionBy=none: there is no such column"),
+        (["days"], "partitionBy=days: a column of list"),
+        (["id", "days"], "a column of list"),
+    ],
+)
+def test_what_cannot_divide_a_table_is_told(partitions: list[str], said: str) -> None:
+    with pytest.raises(OptionInvalid, match=said):
+        check_place("/nowhere/t", ROWS.schema, partitions)
+
+
+def test_a_table_that_is_divided_otherwise_is_refused(tmp_path: Path) -> None:
+    place = str(tmp_path / "t")
+    commit_parted(place, PARTED, 0, ["kind"])
+    for partitions, said in ((["day"], "is partitioned by kind, and these rows by day"), ([], "partitionBy=kind")):
+        with pytest.raises(DeltaRefused, match=said):
+            check_place(place, PARTED.schema, partitions)
+    with pytest.raises(OptionInvalid, match="names all columns"):
+        check_place(place, pa.schema([("kind", pa.string())]), ["kind"])
+
+
+def test_the_number_of_a_batch_does_not_expire(tmp_path: Path) -> None:
+    """A drain that is resumed after the table's transactions have: it would write its last batch a second time."""
+    place = tmp_path / "t"
+    expires = {"delta.setTransactionRetentionDuration": "interval 0 seconds", "delta.checkpointInterval": "1"}
+    write_deltalake(place, SCHEMA.empty_table(), configuration=expires)
+    for batch in range(3):
+        add_files(str(place), SCHEMA, [written(place, f"{batch}.parquet", [batch])], "app", batch)
+    table = DeltaTable(place)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    assert not add_files(str(place), SCHEMA, [written(place, "again.parquet", [2])], "app", 2)
+    assert sorted(DeltaTable(place).to_pyarrow_table()["n"].to_pylist()) == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_drain_divides_its_table(spark: Any, stage: Stage) -> None:
+    table = stage.directory / "t"
+    with stage.make() as queue:
+        queue.send_batch([Message(f"{n}", type=kind) for n, kind in enumerate(["a", "b", None, "a"])])
+        drain(spark, stage.url(), f"delta:{table}", stage.directory / "d", partition_by=["type"])
+        assert left(queue) == 0
+    rows = DeltaTable(table).to_pyarrow_table().select(["body", "type"]).to_pylist()
+    assert sorted((row["body"], row["type"]) for row in rows) == [("0", "a"), ("1", "b"), ("2", None), ("3", "a")]
+    assert len(list(table.glob("type=*/*.parquet"))) == 3

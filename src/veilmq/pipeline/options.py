@@ -215,6 +215,13 @@ class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the query's transactions, used by no other query; None: the query's id, which its checkpoint keeps."""
     storage: str = "{}"
     """JSON, deltalake's storage options."""
+    partition_by: str = ""
+    """Columns by which the table's files are divided, comma-separated. (Spark passes on no `.partitionBy(...)`.)"""
+
+    @property
+    def partitions(self) -> list[str]:
+        """Those columns."""
+        return [each.strip() for each in self.partition_by.split(",") if each.strip()]
 
 
 def read_send_options(options: Mapping[str, str]) -> SendOptions:
@@ -239,10 +246,11 @@ def read_delta_options(options: Mapping[str, str]) -> DeltaOptions:
 
 
 def _read(options: Mapping[str, str], kind: Any, needed: str, mend: str) -> Any:
-    given = {str(name).lower(): value for name, value in dict(options).items()}
-    known = set(kind.__struct_fields__)
+    names = {name.replace("_", ""): name for name in kind.__struct_fields__}
+    given = {names.get(str(name).lower(), str(name).lower()): value for name, value in dict(options).items()}
+    known = set(names.values())
     for name in given.keys() - known - _SPARK:
-        raise OptionInvalid(f"This sink has no option {name}.", f"It has {', '.join(sorted(known))}.")
+        raise OptionInvalid(f"This sink has no option {name}.", f"It has {', '.join(map(_camel, sorted(known)))}.")
     if not given.get(needed):
         raise OptionInvalid(f"The option {needed} is missing.", mend)
     try:

@@ -18,7 +18,7 @@ from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import alone_in, offset_kept
 from veilmq.pipeline.places import ObjectPath, Place, delta, is_url, listed, remove, source
 from veilmq.pipeline.places import place as placed
-from veilmq.pipeline.places.days import DAY, compact_day
+from veilmq.pipeline.places.days import DAY, compact_day, counted
 from veilmq.store.files import restore, take_place
 
 if TYPE_CHECKING:
@@ -171,7 +171,8 @@ def compact(place: Place, *, files_max: int = 1) -> int:
     with alone_in(place):
         if isinstance(place, Path):
             restore(place)
-        return sum(compact_day(each, files_max) for each in listed(place, f"{DAY}*"))
+        counting = set(counted(place))
+        return sum(compact_day(each, files_max, counting) for each in listed(place, f"{DAY}*"))
 
 
 def check_grows(place: Place) -> None:

@@ -41,6 +41,10 @@ Conf = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the job's tables there.")]
 Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="Of tables: parquet or delta.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", metavar="DIR", help="If --out is a URL: where Spark keeps its progress."),
+]
 Publish = Annotated[
     bool, typer.Option("--publish", help="Tell the server: each queue's `adaptive` says what it makes of that.")
 ]
@@ -209,11 +213,12 @@ def _health(
         int, typer.Option("--failures", metavar="N", help="Stale deletes in a window that raise the timeout.")
     ] = 5,
     follow: Annotated[bool, typer.Option("--follow", help="As a stream into --out, until Ctrl-C.")] = False,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Stale deletes, redeliveries, oldest message and dead letters over time; document 003's threshold rule."""
     from veilmq.cli.pipeline.run import health
 
-    health(asked, os.environ, window, failures, follow=follow)
+    health(asked, os.environ, window, failures, follow=follow, checkpoint=checkpoint)
 
 
 def _audit(asked: Asked) -> None:
@@ -286,6 +291,7 @@ def _archive(
         str | None,
         typer.Option("--queues", metavar="LIST", help="Names and patterns (orders-*); --queue is the account's URL."),
     ] = None,
+    checkpoint: Checkpoint = None,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -294,7 +300,7 @@ def _archive(
     """Drain a queue, or many, into a table, each message once."""
     from veilmq.cli.pipeline.drain import archive
 
-    archive(queue, queues, out, format, until, Where(master, remote, conf), as_json=as_json)
+    archive(queue, queues, out, format, until, checkpoint, Where(master, remote, conf), as_json=as_json)
 
 
 def _replay(

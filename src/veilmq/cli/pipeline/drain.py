@@ -1,33 +1,49 @@
-"""What `veilmq pipeline archive`, `replay` and `check` do.
+"""What `veilmq pipeline archive`, `replay` and `check` do, and the stream of `health --follow`.
 
-Strategy: the queue is checked before Spark starts, so that a wrong URL is reported at once. A check needs no Spark.
+Strategy: the queue is checked before Spark starts, so that a wrong URL is reported at once, and so is the place of a
+stream's table: a job's table and a stream's may not overwrite each other. A check needs no Spark. Of a table at a URL,
+Spark's checkpoint has a place of its own: only Spark writes it, and it may know no store.
 """
 
 import re
+import signal
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
 from veilmq.cli.pipeline import Where
-from veilmq.cli.pipeline.session import make_place, place_of, print_json, reported, started
+from veilmq.cli.pipeline.session import hush, make_place, place_of, print_json, reported, started
 from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.model.errors import VeilError
-from veilmq.pipeline.errors import SourceUnreachable
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.server.clock import wall
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from veilmq.pipeline.sinks.checking import Checked
 
+_TABLE: Final = "health"
+_LOOK_SECONDS: Final = 1
 
 _SECRET: Final = re.compile(r"//.*@")
 """The part of a URL that may contain a secret."""
 
 
 def archive(
-    queue: str, queues: str | None, out: Path, kind: str, until: str | None, where_it_runs: Where, *, as_json: bool
+    queue: str,
+    queues: str | None,
+    out: Path,
+    kind: str,
+    until: str | None,
+    checkpoint: Path | None,
+    where_it_runs: Where,
+    *,
+    as_json: bool,
 ) -> None:
     """Drain a queue, or the `queues` of an account, into `out`/messages. Raises Failure."""
     until_s = None if until is None else seconds("--until", until)
@@ -37,15 +53,38 @@ def archive(
 
         check_format(kind)
         _check(queue, queues)
-        make_place(out)
-        place = out.resolve()
-        many: dict[str, Any] = {} if queues is None else {"queues": queues}
+        place = _place(out, kind)
+        spot = _checkpoint(place, checkpoint)
+        given: dict[str, Any] = {} if queues is None else {"queues": queues}
         with started(where_it_runs) as spark:
-            done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s, **many)
+            table = f"{kind}:{place / 'messages'}"
+            done = drain(spark, queue, table, place / "drain", until=until_s, checkpoint=spot, **given)
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
             print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.bad_records} bad records")
+
+
+def _place(out: Path, kind: str) -> Any:
+    """The local directory, made, or the URL. Raises OptionInvalid, Failure."""
+    from veilmq.pipeline.places import place
+
+    found = place_of(out)
+    if isinstance(found, Path):
+        make_place(out)
+    elif kind != "delta":
+        raise OptionInvalid(
+            f"{found}: Spark writes {kind} there only by a connector of its own.", "Use --format delta."
+        )
+    return place(found)
+
+
+def _checkpoint(out: Any, given: Path | None) -> Path | str | None:
+    """Where Spark keeps a stream's progress; None: in its usual place beside a local table. Raises OptionInvalid."""
+    if given is None and not isinstance(out, Path):
+        mend = "Name a directory with --checkpoint DIR, and keep it: the stream goes on from there."
+        raise OptionInvalid(f"{out} is a URL, and Spark's own progress needs another place.", mend)
+    return None if given is None else place_of(given)
 
 
 def replay(
@@ -87,6 +126,54 @@ def check(table: str, storage: Path | None, *, as_json: bool) -> None:
         lost = f"rows in them: {'unknown' if rows == [None] * len(rows) else known}"
         mend = 'Bring them back from a backup; "Missing files" in docs/pipeline-drain.md says how to read the rest.'
         raise Failure(Exit.WRONG, f"files of {found.table} are missing: {len(rows)}, {lost}", mend)
+
+
+class Stream(NamedTuple):
+    """A stream's table and what goes with it."""
+
+    table: str
+    checkpoint: str
+    form: str
+    """Spark's name for the table's format."""
+
+
+def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
+    """The table of `health --follow` in `out`, checked. Raises OptionInvalid, TableForeign, Failure."""
+    from veilmq.pipeline.drain import check_table
+    from veilmq.pipeline.tables import check_format, checkpoint_of
+
+    check_format(kind)
+    place = _place(out, kind)
+    table = place / _TABLE
+    spot = _checkpoint(place, checkpoint) or checkpoint_of(table)
+    has_begun = not isinstance(spot, Path) or (spot / "offsets").is_dir()
+    if not has_begun and any(table.iterdir() if table.is_dir() else ()):
+        raise OptionInvalid(f"{table} is a table of no stream.", "Name another --out, or take it away.")
+    check_table(kind, str(table), Path(spot))
+    return Stream(str(table), str(spot), {"delta": "veilmq-delta"}.get(kind, kind))
+
+
+def written(spark: "SparkSession", rows: "DataFrame", stream: Stream) -> None:
+    """Write the rows as they come, until Ctrl-C."""
+    query = (
+        rows.writeStream.format(stream.form)
+        .outputMode("append")
+        .option("path", stream.table)
+        .option("checkpointLocation", stream.checkpoint)
+        .trigger(processingTime="10 seconds")
+        .start()
+    )
+    is_over = threading.Event()
+    # Poll in short calls: interrupting a call leaves Spark's gateway in a bad state.
+    handler = signal.signal(signal.SIGINT, lambda *_: is_over.set())
+    try:
+        while not is_over.is_set() and not query.awaitTermination(_LOOK_SECONDS):
+            pass
+        if is_over.is_set():
+            hush(spark)
+            query.stop()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def show(found: "Checked") -> None:

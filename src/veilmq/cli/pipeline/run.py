@@ -1,16 +1,13 @@
 """The work of the pipeline's commands on the history, once or in a loop, and of `veilmq events export`.
 
-Strategy: what all share is in session.py. `--out` gets tables and, of `report`, a page. `health --follow` checks before
-Spark starts that the table is a stream's and not a job's: neither may overwrite the other.
+Strategy: what all share is in session.py. `--out` gets tables and, of `report`, a page.
 
 A loop has one Spark session for all runs. If the first run is refused, the command ends, because the setup is wrong. A
 later failure is reported on stderr and the next run tries again, because a restarting server is no reason to stop.
 metrics.prom shows how long ago the last run succeeded.
 """
 
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -22,16 +19,15 @@ from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
 from veilmq.cli.output import bar
 from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline.drain import stream_of, written
 from veilmq.cli.pipeline.session import (
     JOB_CODES,
     PLACE,
     ROWS_SHOWN,
     SERVER_DEFAULT,
     as_url,
-    check_local,
     dicts,
     history_of,
-    hush,
     keeper,
     make_place,
     options_of,
@@ -75,8 +71,6 @@ _SHOWN: Final = {
     "audit": ("rule", "offset", "queue", "sequence", "attempt", "said"),
 }  # fmt: skip
 _EXPORT_CODES: Final = {**JOB_CODES, "TokenRefused": Exit.USAGE, "SourceUnreachable": Exit.ADDRESS}
-TABLE: Final = "health"
-_LOOK_SECONDS: Final = 1
 
 
 def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
@@ -181,11 +175,11 @@ def _by_type(given: str) -> tuple[str, str, str]:
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
     """All analyses, and a page. Raises Failure."""
+    from veilmq.pipeline.places import place
     from veilmq.pipeline.report import Analysis, page
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
-    check_local(asked.out, "--out")
     with reported():
         _check_replaced(asked, ("survival", "quantiles", "timeouts", "redelivery", "split", "health"))
     with session(asked, environment) as (spark, events, seen):
@@ -194,17 +188,24 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         source = str(asked.path or server_of(asked, environment))
         deleted = [queue[-1] for queue in found.left_out]
         text = page(found, source=source, offsets=(seen.start, seen.stop), now=wall() / 1e6, left_out=deleted)
-        (asked.out / "report.html").write_text(text)
+        file = place(place_of(asked.out)) / "report.html"
+        file.write_bytes(text.encode())
         show(asked, records(found.timeouts), _SHOWN["timeouts"])
         _tell_left_out(found)
     if not asked.as_json:
-        print(f"wrote {asked.out / 'report.html'}")
+        print(f"wrote {file}")
 
 
-def health(asked: Asked, environment: Mapping[str, str], window: str, failures: int, *, follow: bool) -> None:
+def health(
+    asked: Asked,
+    environment: Mapping[str, str],
+    window: str,
+    failures: int,
+    *,
+    follow: bool,
+    checkpoint: Path | None = None,
+) -> None:
     """See `veilmq.pipeline.jobs.health`. Raises Failure."""
-    from veilmq.cli.pipeline.run import check_place
-    from veilmq.cli.pipeline.run import follow as follow_health
     from veilmq.pipeline.jobs import health as job
 
     window_ms = round(seconds("--window", window) * 1_000)
@@ -212,15 +213,18 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
         raise Failure(Exit.USAGE, "--window: must be above 0")
     if follow and asked.out is None:
         raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
+    if checkpoint is not None and not follow:
+        raise Failure(Exit.USAGE, "--checkpoint is for --follow")
+    stream = None
     with reported():
         if follow and asked.out is not None:
-            check_local(asked.out, "--out")
-            check_place(asked.out, asked.format)
+            stream = stream_of(asked.out, asked.format, checkpoint)
         elif asked.out is not None:
             _check_replaced(asked, ("health",))
     with session(asked, environment, hold=not follow) as (spark, events, _):
-        if follow:
-            follow_health(asked, environment, spark, f"{window_ms} milliseconds", failures)
+        if stream is not None:
+            source = spark.readStream.format("veilmq-events").options(**options_of(asked, environment)).load()
+            written(spark, job.health(source, window=f"{window_ms} milliseconds", failures=failures), stream)
             return
         looked_at = events(job.KINDS)
         found = job.health(looked_at, window=f"{window_ms} milliseconds", failures=failures)
@@ -357,50 +361,6 @@ def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
 
     assert asked.out is not None
     write(frame, place(place_of(asked.out)) / name, asked.format)
-
-
-def check_place(out: Path, kind: str) -> None:
-    """Check that the stream may write its table there. Raises OptionInvalid, TableForeign."""
-    from veilmq.pipeline.drain import check_table
-    from veilmq.pipeline.tables import checkpoint_of
-
-    place = out.resolve() / TABLE
-    checkpoint = checkpoint_of(place)
-    has_begun = (checkpoint / "offsets").is_dir()
-    if not has_begun and place.is_dir() and any(place.iterdir()):
-        raise OptionInvalid(f"{place} is a table of no stream.", "Name another --out, or take it away.")
-    check_table(kind, str(place), checkpoint)
-
-
-def follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", window: str, failures: int) -> None:
-    """The windows of `asked` as they come, until Ctrl-C."""
-    from veilmq.pipeline.jobs import health as job
-    from veilmq.pipeline.tables import checkpoint_of
-
-    assert asked.out is not None
-    place = asked.out / TABLE
-    stream = spark.readStream.format("veilmq-events").options(**options_of(asked, environment)).load()
-    kind = {"delta": "veilmq-delta"}.get(asked.format, asked.format)
-    query = (
-        job.health(stream, window=window, failures=failures)
-        .writeStream.format(kind)
-        .outputMode("append")
-        .option("path", str(place))
-        .option("checkpointLocation", str(checkpoint_of(place)))
-        .trigger(processingTime="10 seconds")
-        .start()
-    )
-    is_over = threading.Event()
-    # Poll in short calls: interrupting a call leaves Spark's gateway in a bad state.
-    handler = signal.signal(signal.SIGINT, lambda *_: is_over.set())
-    try:
-        while not is_over.is_set() and not query.awaitTermination(_LOOK_SECONDS):
-            pass
-        if is_over.is_set():
-            hush(spark)
-            query.stop()
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 _PAUSE_MIN_S: Final = 1.0

@@ -276,8 +276,11 @@ class ObjectStorage(OwnedStorage):
         generation = before[-1] + 1 if before else 1
         try:
             self._files.pipe_file(self._object(generation), closed(self._watch.owner(), None), mode="create")
-        except FileExistsError:
-            raise self._held() from None
+        except Exception as error:  # a store may raise anything, also after it has created the object
+            if not self._has_created(generation):
+                if isinstance(error, FileExistsError):
+                    raise self._held() from None
+                raise
         # A predecessor that died between its creation and its first save left no state: use the one before it.
         with self._gone_is_held():
             self._state = self._newest(before)
@@ -286,6 +289,14 @@ class ObjectStorage(OwnedStorage):
         for each in before:
             with suppress(FileNotFoundError):  # a successor has removed it already
                 self._files.rm_file(self._object(each))
+
+    def _has_created(self, generation: int) -> bool:
+        """Whether the object is this holder's: the answer to its creation was lost, and perhaps it was tried again."""
+        try:
+            self._watch.check(self._read(generation).owner)
+        except (StorageLost, FileNotFoundError):
+            return False
+        return True
 
     def _give_up(self) -> None:
         if self._generation and self._generations()[-1:] == [self._generation]:

@@ -23,7 +23,7 @@ Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,9 +48,8 @@ from veilmq.pipeline.errors import (
     TableForeign,
 )
 from veilmq.pipeline.options import DrainOptions, read_options
-from veilmq.pipeline.places import is_url
+from veilmq.pipeline.places import Place, alone, make, place
 from veilmq.pipeline.sinks.delta import check_place
-from veilmq.store.files import locked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,60 +109,64 @@ def drain(
     schema: str | None = None,
     transform: "Callable[[DataFrame], DataFrame] | None" = None,
     name: str | None = None,
+    checkpoint: Path | str | None = None,
+    partition_by: Sequence[str] = (),
     **options: Any,
 ) -> Drained:
     """Drain the queue `url` into `sink`; return once the queue is empty and all deletes are confirmed.
 
     sink: `delta:/path` or `parquet:/path`, each exactly once; or a function of (frame, batch number) that Spark calls
-    once per micro-batch, and again with the same number and rows after a crash. directory: absolute, used by this query
-    only, kept between calls: manifests, checkpoint, bad records. until: seconds after which DrainUnfinished is raised.
-    schema: of JSON bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the
-    query, in Spark's UI and in metrics. options: those of the source, in snake case (`max_rows=...`); with `queues`,
-    `url` is the account's.
+    once per micro-batch, and again with the same number and rows after a crash. directory: absolute or a URL, used by
+    this query only, kept between calls: manifests, bad records, and Spark's checkpoint, unless `checkpoint` names
+    another place for that, which a URL needs. until: seconds after which DrainUnfinished is raised. schema: of JSON
+    bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the query, in Spark's UI
+    and in metrics. partition_by: columns by which the table's files are divided. options: those of the source, in snake
+    case (`max_rows=...`); with `queues`, `url` is the account's.
 
     Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
     """
-    register(spark)
     started = SYSTEM.monotonic()
-    if is_url(directory):
-        mend = (
-            "It keeps Spark's checkpoint, too: name a local one, or run a query of your own with its manifests there."
-        )
-        raise OptionInvalid(f"directory={str(directory)!r} is a URL.", mend)
-    directory = Path(directory)
+    home = place(directory)
+    if checkpoint is None and not isinstance(home, Path):
+        mend = "Name a place that Spark itself can write: checkpoint='/var/lib/drain/orders'."
+        raise OptionInvalid(f"directory={str(directory)!r} is a URL, and Spark's checkpoint cannot be there.", mend)
+    progress = str(home / "checkpoint" if checkpoint is None else checkpoint)
     given = {_camel(name): _text(value) for name, value in options.items()}
-    given |= {"url": url, "directory": str(directory / "manifests")}
+    given |= {"url": url, "directory": str(home / "manifests")}
     read = read_options(given)
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory / "lock", DirectoryTaken, "Another drain"):
-        clear_checkpoint(directory / "checkpoint", directory / "manifests")
+    register(spark)
+    make(home)
+    with alone(home, "lock", DirectoryTaken, "Another drain"):
+        clear_checkpoint(Path(progress), home / "manifests")
         messages = batches = runs = 0
         while True:
             reader = spark.readStream.format("veilmq").options(**given)
             frame = (reader if schema is None else reader.schema(schema)).load()
-            query = _started(spark, frame if transform is None else transform(frame), sink, directory, name)
+            query = _started(
+                spark, frame if transform is None else transform(frame), sink, progress, name, partition_by
+            )
             rows = _counted(spark, query)
             runs += 1
             messages += sum(rows)
             batches += sum(1 for each in rows if each)
             left = _left(read)
-            if not total(left) and not any((directory / "manifests").glob("*.arrow")):
+            if not total(left) and not any((home / "manifests").glob("*.arrow")):
                 break
             if until is not None and SYSTEM.monotonic() - started > until:
                 state = f"{left.visible} messages wait, {left.in_flight or 0} are in flight"
                 raise DrainUnfinished(f"The queue is not empty after {until:g} s: {state}.", _HELD)
             time.sleep(_PAUSE_SECONDS)
-    bad = len(read_bad_records(directory / "manifests"))
+    bad = len(read_bad_records(home / "manifests"))
     return Drained(messages, batches, bad, runs, SYSTEM.monotonic() - started)
 
 
 def _started(
-    spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path,
-    name: str | None,
+    spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", checkpoint: str,
+    name: str | None, partitions: Sequence[str],
 ) -> Any:  # fmt: skip
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
+    writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint)
     if name is not None:
         writer = writer.queryName(name)
     if not isinstance(sink, str):
@@ -171,13 +174,17 @@ def _started(
     kind, colon, path = sink.partition(":")
     if not colon or kind not in _FORMATS:
         raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
-    check_table(kind, path, directory / "checkpoint")
+    check_table(kind, path, Path(checkpoint))
     if kind == "delta":
-        check_place(path, to_arrow_schema(frame.schema, timezone="UTC"))
+        check_place(path, to_arrow_schema(frame.schema, timezone="UTC"), partitions)
+    elif partitions:
+        writer = writer.partitionBy(*partitions)
     # Spark finds a sink written in Python only through the thread's active session, and other threads than the one that
     # made the session have none. This makes it the active one.
     spark.createDataFrame([], "nothing int")
     form, options = _FORMATS[kind]
+    if kind == "delta":
+        options = options | {"partitionBy": ",".join(partitions)}
     return writer.format(form).options(**options).option("path", path).start()
 
 
@@ -219,7 +226,7 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def clear_checkpoint(checkpoint: Path, manifests: Path) -> None:
+def clear_checkpoint(checkpoint: Path, manifests: Place) -> None:
     """Remove the unfinished entries of a first batch that was never logged."""
     logged = checkpoint / "offsets"
     if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or is_taken(manifests):

@@ -73,6 +73,7 @@ class Driver:
         )
         self._batches: dict[int, Batch] = {}
         self._remembered = Remembered()
+        self._remember_s = REMEMBER_SECONDS
         self._lock = threading.Lock()
         self._target: int | None = None
         self._emitted = 0
@@ -107,6 +108,8 @@ class Driver:
         self._start = start
         self.directory.begin(start)
         self._adopt(start)
+        with self._lock:
+            self._remembered.expire(self._clock.wall() - self._remember_s)
         self.committed(start)
         wanted = self._wanted(rows)
         fresh = self._fresh(wanted) if wanted else {}
@@ -258,12 +261,9 @@ class Driver:
                 batch = batches.load(seq, path, self._queue, self._options.lease, self._clock)
                 self._take_up(batch)
                 self._batches[seq] = batch
-        remember = self._remember_seconds()
+        self._remember_s = self._remember_seconds()
         for _, path in self.directory.files("ids"):
-            if self._clock.wall() - modified(path) > remember:
-                path.unlink()
-            else:
-                self._remembered.add(path, path.read_text().split("\n"))
+            self._remembered.add(path, path.read_text().split("\n"), modified(path))
         self._is_adopted = True
 
     def _take_up(self, batch: Batch) -> None:
@@ -301,7 +301,7 @@ class Driver:
         ids = sorted(batch.doubtful)
         self.directory.keep_ids(batch.path, ids)
         with self._lock:
-            self._remembered.add(batch.path.with_suffix(".ids"), ids)
+            self._remembered.add(batch.path.with_suffix(".ids"), ids, self._clock.wall())
             self._batches.pop(batch.seq, None)
 
     def _remember_seconds(self) -> float:

@@ -282,9 +282,9 @@ def open_manifest(path: Place) -> Any:
         raise ManifestDamaged(f"{path} cannot be read: {error}.", _MEND) from None
 
 
-def is_taken(path: Path) -> bool:
+def is_taken(path: Place) -> bool:
     """Whether a query is using the manifests there."""
-    if not (path / places.LOCK).exists():
+    if isinstance(path, Path) and not (path / places.LOCK).exists():
         return False
     try:
         places.lock_of(path, OWNER, places.Patience(0)).release()

@@ -42,7 +42,7 @@ from veilmq.pipeline.places import (
     source,
     whole,
 )
-from veilmq.pipeline.places.days import DAY, append_day, covering
+from veilmq.pipeline.places.days import append_day, counted, covering
 from veilmq.store.files import restore, sync_tree
 
 if TYPE_CHECKING:
@@ -267,8 +267,7 @@ class Loop:
         """All rows of a table that grows, as a pandas frame."""
         import pandas as pd
 
-        table = self.directory / name
-        files = [file for day in listed(table, f"{DAY}*") for file in covering(listed(day, "[!.]*.parquet"))]
+        files = counted(self.directory / name)
         if not files:
             return pd.DataFrame(columns=[part.split()[0] for part in schema.split(", ")])
         return pa.concat_tables([pq.ParquetFile(source(file)).read() for file in files]).to_pandas()
@@ -284,6 +283,7 @@ class Loop:
         import pandas as pd
 
         learnt = self.cells()
+        self._forget(state, learnt)
         if learnt.empty:
             return 0, 0, 0
         gone = {_queue(name) for name in state.deleted}
@@ -317,6 +317,17 @@ class Loop:
             tables.write(frame.coalesce(1), self.timeouts, self._kind)
         state.unplanned = {_name(key): fresh[key] for key, _ in found if key not in grown and fresh[key]}
         return len(grown), len(found), left_out
+
+    def _forget(self, state: _State, learnt: Any) -> None:
+        """The state names only queues of which leases are kept."""
+        names = set(learnt[list(timeouts.QUEUE)].itertuples(index=False, name=None))
+        left = self._left(state)
+        if left is not None:
+            waiting = tables.load(left).select(list(timeouts.QUEUE)).group_by(list(timeouts.QUEUE)).aggregate([])
+            names |= {tuple(row[name] for name in timeouts.QUEUE) for row in waiting.to_pylist()}
+        known = set(map("/".join, names))
+        state.deleted &= known
+        state.floors_us = {name: floor_us for name, floor_us in state.floors_us.items() if name in known}
 
     def _recommended(self, spark: "SparkSession", groups: list[Any], costs: "Costs | None") -> Any:
         import pandas as pd
@@ -388,8 +399,10 @@ def _clear(directory: Place, lock: Lock, state: _State) -> None:
             restore(directory / name)
     gone = [each for each in directory.glob("pending-*") if each.name != state.pending]
     for name in _GROWING:
-        files = (directory / name).glob("day=*/offset-*.parquet")
-        gone += [each for each in files if int(each.stem.rpartition("-")[2]) > (state.next or 0)]
+        files = listed(directory / name, "day=*/offset-*.parquet")
+        settled = [each for each in files if int(each.stem.rpartition("-")[2]) <= (state.next or 0)]
+        counting = set(covering(settled))
+        gone += [each for each in files if each not in counting]
     if gone and not isinstance(directory, Path):
         lock.save(msgspec.json.encode(state))  # a process that slept learns that another one has taken over
     for each in gone:

@@ -2,12 +2,13 @@
 
 Strategy: a reader sees a day's files before or after. A local day is replaced at once: its new file first is in a
 directory that readers ignore. In an object store the merged file is there before its parts go; the offsets in their
-names (`offset-FROM-UNTIL`) say that it has theirs, and `covering` leaves them out.
+names (`offset-FROM-UNTIL`) say that it has theirs, and `covering` leaves them out. So does it with what a process wrote
+that slept while another one took over, which may be in another day.
 """
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +33,15 @@ def append_day(rows: Any, place: Place, day: date, name: str) -> None:
         pq.write_table(rows, part, compression="zstd")
 
 
-def compact_day(directory: Place, files_max: int) -> int:
-    """Merge the day's files if there are more; returns how many were removed."""
+def counted(table: Place) -> list[Place]:
+    """The files of all days that count."""
+    return covering(file for day in listed(table, f"{DAY}*") for file in listed(day, "[!.]*.parquet"))
+
+
+def compact_day(directory: Place, files_max: int, counting: Container[Place]) -> int:
+    """Merge the day's files if there are more; returns how many were removed. counting: those that count."""
     there = listed(directory, "[!.]*.parquet")
-    files = covering(there)
+    files = [each for each in there if each in counting]
     if len(files) <= files_max:
         return 0
     if not isinstance(directory, Path):
@@ -55,8 +61,8 @@ def compact_day(directory: Place, files_max: int) -> int:
 
 
 def covering(files: Iterable[Place]) -> list[Place]:
-    """The files of a day in an object store without those whose offsets another has: a process died before it removed
-    them. A local day has none."""
+    """The files of an object store without those whose offsets another has: a process died before it removed them, or
+    slept and wrote what another one had written. A local directory has none."""
     files = list(files)
     if any(isinstance(each, Path) for each in files):
         return files

@@ -6,13 +6,14 @@ A replacement is one transaction: a reader sees the old table or the new one. Cr
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -83,6 +84,75 @@ def write_part(batches: Iterator[Any], path: str, schema: Any, number: int) -> P
         sync_file(Path(root, name))
         sync_directory(root)
     return Part(name, int(files.get_file_info(f"{root}/{name}").size), rows)
+
+
+_PARTED: Final = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date32)
+"""Types of columns whose values can be the name of a directory, and are texts in the log as Python writes them."""
+
+
+def write_parted(
+    batches: Iterator[Any], path: str, schema: Any, partitions: Sequence[str], number: int
+) -> list[tuple[Part, dict[str, str | None]]]:
+    """Write record batches as files of the table, one for each combination of the partition columns' values: each file
+    with those values, durably. number: of the task. Raises OSError, OptionInvalid."""
+    files, root = files_of(path)
+    columns = pa.schema([schema.field(name) for name in partitions])
+    layout = pyarrow.dataset.partitioning(columns, flavor="hive")
+    found: list[tuple[Part, dict[str, str | None]]] = []
+
+    def note(file: Any) -> None:
+        below = file.path[len(root) + 1 :] if file.path.startswith(f"{root}/") else file.path
+        values = pyarrow.dataset.get_partition_keys(layout.parse(below))
+        found.append(
+            (
+                Part(below, int(file.size), file.metadata.num_rows),
+                {name: _told(values.get(name)) for name in partitions},
+            )
+        )
+
+    pyarrow.dataset.write_dataset(
+        pa.RecordBatchReader.from_batches(schema, (each for each in batches if each.num_rows)),
+        root,
+        basename_template=f"part-{number:05}-{secrets.token_hex(16)}-{{i}}.zstd.parquet",
+        format=pyarrow.dataset.ParquetFileFormat(),
+        file_options=pyarrow.dataset.ParquetFileFormat().make_write_options(compression="zstd"),
+        filesystem=files,
+        partitioning=layout,
+        max_rows_per_group=_ROWS_FLUSHED,
+        existing_data_behavior="overwrite_or_ignore",
+        file_visitor=note,
+    )
+    if isinstance(files, pyarrow.fs.LocalFileSystem):
+        made = {Path(root)}
+        for part, _ in found:
+            sync_file(Path(root, part.name))
+            made |= {each for each in Path(root, part.name).parents if each.is_relative_to(root)}
+        for directory in sorted(made, key=lambda each: len(each.parts), reverse=True):
+            sync_directory(directory)
+    return found
+
+
+def check_partitions(schema: Any, partitions: Sequence[str]) -> None:
+    """Raises OptionInvalid unless rows of that Arrow schema can be divided by these columns."""
+    for name in partitions:
+        if name not in schema.names:
+            raise OptionInvalid(
+                f"partitionBy={name}: there is no such column.", f"There are {', '.join(schema.names)}."
+            )
+        if not any(is_kind(schema.field(name).type) for is_kind in _PARTED):
+            raise OptionInvalid(
+                f"partitionBy={name}: a column of {schema.field(name).type} cannot be.",
+                "Use a text, an integer, a boolean or a date.",
+            )
+    if len(partitions) == len(schema.names):
+        raise OptionInvalid("partitionBy names all columns.", "A file needs one of its own.")
+
+
+def _told(value: Any) -> str | None:
+    """A partition column's value as the log has it (Delta protocol, "Partition Value Serialization")."""
+    if value is None or value == "":
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def added(parts: Iterator[Part]) -> list[Any]:

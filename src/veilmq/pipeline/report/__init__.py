@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.pipeline import publish
 from veilmq.pipeline.estimates import buckets
-from veilmq.pipeline.jobs import attempts, health, split, survival, timeouts
+from veilmq.pipeline.jobs import attempts, health, helped, split, survival, timeouts
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import say
 
@@ -105,6 +105,20 @@ class Analysis:
         return split.split(self._current, self._costs).orderBy("account", "region", "queue", "part").toPandas()
 
     @cached_property
+    def helped(self) -> Any:
+        """See `helped.helped`. A history without a plan costs a look for one."""
+        import pandas as pd
+
+        changed = helped.changes(self._of([helped.KIND])).persist()
+        try:
+            if changed.isEmpty():
+                return pd.DataFrame(columns=[part.split()[0] for part in helped.SCHEMA.split(", ")])
+            leases = attempts.attempts(self._of(attempts.KINDS), self._until)
+            return helped.helped(helped.hours(leases), changed, self._costs).orderBy(*timeouts.QUEUE).toPandas()
+        finally:
+            changed.unpersist()
+
+    @cached_property
     def floors(self) -> Any:
         """See `publish.floors`."""
         return publish.floors(self._of(publish.SIGNS)).toPandas()
@@ -165,6 +179,7 @@ for (const slider of document.querySelectorAll("input[type=range]")) {{
   }});
 }}
 """
+_CHANGED: Final = {"reverted": "was taken back", "reconsidered": "came with new settings"}
 _WORTH: Final = 0.02
 """Share of today's cost: a change that saves less gets no card."""
 
@@ -209,13 +224,14 @@ def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, 
         f"events of {escape(source)}. {when}.</p>",
         f"<p>Left out, for they were deleted: {escape(', '.join(left_out))}.</p>" if left_out else "",
         _cards(timeouts),
+        _outcomes(found.helped),
         *_figures(found),
         _table(
             "All queues and types: what is recommended",
             timeouts,
             ("attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_low_s", "timeout_high_s",
              "timeout_at_least_s", "timeout_cost", "first_lease_s", "first_lease_low_s", "first_lease_high_s",
-             "renew_after_s", "cost", "cost_low", "cost_high", "basis"),
+             "renew_after_s", "cost", "cost_low", "cost_high", "basis", "silent_were"),
         ),
         _table(
             "All queues and types: how long work takes",
@@ -283,6 +299,42 @@ def _card(row: Any) -> str:
     return (
         f'<div class="to"><span class="from">{escape(now)}</span>; <span class="new">{escape(head)}</span></div>'
         f"<small>{escape(rest)}.</small>"
+    )
+
+
+def _outcomes(rows: Any) -> str:
+    """A card for each queue whose plan changed: what a message cost before and since."""
+    if not len(rows):
+        return ""
+    words = (
+        "The hours since the plan in force last changed, each beside the same hour of the week or day before. It cannot"
+        " know why: a release of the workers in the same hour looks like the plan's doing."
+    )
+    cards = "".join(_outcome(row) for _, row in figures.told_apart(rows.assign(type=None), rows).iterrows())
+    return f'<section><h2>Did it help?</h2><p>{words}</p><div class="cards">{cards}</div></section>'
+
+
+def _outcome(row: Any) -> str:
+    name, when = escape(figures.label_of(row)), datetime.fromtimestamp(row.changed / 1e6, UTC)
+    told = _CHANGED.get(row.what, "came into force")
+    number = (
+        f"{row.hours:.0f} matched hours, with {row.messages_before:,.0f} messages before and"
+        f" {row.messages_after:,.0f} since"
+    )
+    before, after = _known(row.cost_before), _known(row.cost_after)
+    if before is None or after is None:
+        head, rest = escape(row.verdict), number
+    else:
+        color = {"better": "new", "worse": "from"}.get(row.verdict, "")
+        head = f'a message cost {before:.3g}; <span class="{color}">{after:.3g} since: {escape(row.verdict)}</span>'
+        rest = (
+            f"95 % sure: {row.change_low:+.3g} to {row.change_high:+.3g}; {number}; started twice"
+            f" {figures.percent(row.duplicates_before)}, {figures.percent(row.duplicates_after)} since; a dead worker's"
+            f" message back after {say(_known(row.recovery_before_s))}, {say(_known(row.recovery_after_s))} since"
+        )
+    return (
+        f'<div class="card outcome" data-name="{name.lower()}"><b>{name}</b><div class="to">{head}</div>'
+        f"<small>The plan {told} at {when:%Y-%m-%d %H:%M} UTC. {escape(rest)}.</small></div>"
     )
 
 

@@ -22,7 +22,7 @@ Source: the Delta protocol, "Transaction Identifiers", "Column Mapping", "CHECK 
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +36,7 @@ from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import DeltaOptions, read_delta_options
 from veilmq.pipeline.places import is_url
-from veilmq.pipeline.places.delta import ARROWS_OWN, files_of, write_part
+from veilmq.pipeline.places.delta import ARROWS_OWN, check_partitions, files_of, write_part, write_parted
 from veilmq.store.files import sync_directory, sync_file
 
 _ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")
@@ -76,10 +76,17 @@ class Written(WriterCommitMessage):
 
     def __init__(
         self, name: str, size_bytes: int, rows: int, query: str, nulls: frozenset[str] = frozenset(),
-        partition: dict[str, str] | None = None, stats: dict[str, Any] | None = None,
+        partition: Mapping[str, str | None] | None = None, stats: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.name, self.size_bytes, self.rows, self.query, self.nulls = name, size_bytes, rows, query, nulls
-        self.partition, self.stats = partition or {}, stats or {}
+        self.partition, self.stats = dict(partition or {}), stats or {}
+
+
+class Several(WriterCommitMessage):
+    """The files of a task of a table with partitions."""
+
+    def __init__(self, files: list[Written]) -> None:
+        self.files = files
 
 
 def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
@@ -138,7 +145,7 @@ def _commit(
         if each.name:
             told = json.dumps({"numRecords": each.rows, **each.stats})
             actions.append(AddAction(each.name, each.size_bytes, each.partition, now_ms, True, told))
-    partitions = list(files[0].partition)
+    partitions = next((list(each.partition) for each in files if each.name), [])
     if not DeltaTable.is_deltatable(path, storage):
         write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
@@ -188,17 +195,18 @@ def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
     return SourceUnreachable(wrong, "Run the query again: it asks the table, and goes on.")
 
 
-def check_place(path: str, schema: Any) -> None:
+def check_place(path: str, schema: Any, partitions: Sequence[str] = ()) -> None:
     """Check what can be known of a table's path before there are rows. Raises OptionInvalid, DeltaRefused."""
     from deltalake import DeltaTable
 
+    check_partitions(schema, partitions)
     if path.startswith(_ELSEWHERE):
         return
     files, root = files_of(path)
     if files.get_file_info(root).is_file:
         raise OptionInvalid(f"path={path!r} cannot be: it is a file.", "It is a directory.")
     if DeltaTable.is_deltatable(path):
-        check_fits(DeltaTable(path), schema)
+        check_fits(DeltaTable(path), schema, partitions)
 
 
 def _has(table: Any, app: str, batch: int) -> bool:
@@ -240,9 +248,11 @@ class DeltaWriter(DataSourceStreamArrowWriter):
 
         self._options = options
         self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._partitions = options.partitions
+        check_partitions(self._schema, self._partitions)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Write one file per task."""
+        """Write one file per task, or of a table with partitions one for each of those that the task has rows of."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -255,12 +265,17 @@ class DeltaWriter(DataSourceStreamArrowWriter):
                 nulls.update(nulls_of(batch := pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)))
                 yield batch
 
-        part = write_part(named(), self._options.path, self._schema, context.partitionId())
+        where = self._options.path, self._schema
+        if self._partitions:
+            parts = write_parted(named(), *where, self._partitions, context.partitionId())
+            return Several([Written(*part, query, frozenset(nulls), values) for part, values in parts])
+        part = write_part(named(), *where, context.partitionId())
         return Written(*part, query, frozenset(nulls))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Add all files of the micro-batch, or none if the table has the batch."""
         files = [each for each in messages if isinstance(each, Written)]
+        files += [file for each in messages if isinstance(each, Several) for file in each.files]
         if not any(each.name for each in files):
             return
         app = self._options.app or files[0].query
@@ -347,8 +362,9 @@ def _check_wants(table: Any, partitions: Sequence[str]) -> None:
     """Check what the table requires of files and rows beyond their columns. Raises DeltaRefused."""
     path, metadata = table.table_uri, table.metadata()
     if list(metadata.partition_columns) != list(partitions):
-        names = ", ".join(metadata.partition_columns) or "nothing"
-        raise DeltaRefused(f"The table {path} is partitioned by {names}, and veilmq-delta writes no partitions.", _MEND)
+        names, ours = (",".join(each) or "nothing" for each in (metadata.partition_columns, partitions))
+        mend = f"Give the option partitionBy={names}." if metadata.partition_columns else "Leave partitionBy out."
+        raise DeltaRefused(f"The table {path} is partitioned by {names}, and these rows by {ours}.", mend)
     strange = sorted(set(table.protocol().writer_features or ()) - _FEATURES)
     if strange:
         raise DeltaRefused(f"The table {path} has {', '.join(strange)}, which veilmq-delta does not know.", _MEND)

@@ -177,13 +177,16 @@ class Remembered:
 
     def __init__(self) -> None:
         self._paths: dict[str, Place] = {}
-        self._left: dict[Place, int] = {}
+        self._left: dict[Place, set[str]] = {}
+        self._written: dict[Place, float] = {}
+        """In the order of time."""
 
-    def add(self, path: Place, ids: Iterable[str]) -> None:
-        """Add ids that the file `path` keeps."""
-        for each in ids:
-            self._paths[each] = path
-            self._left[path] = self._left.get(path, 0) + 1
+    def add(self, path: Place, ids: Iterable[str], written: float) -> None:
+        """Add ids that the file `path` keeps. written: when it was, in Unix seconds."""
+        found = set(ids)
+        if found:
+            self._paths |= dict.fromkeys(found, path)
+            self._left[path], self._written[path] = found, written
 
     def __contains__(self, message: str) -> bool:
         return message in self._paths
@@ -191,9 +194,24 @@ class Remembered:
     def settle(self, message: str) -> None:
         """The message was deleted for good; the file goes with its last id."""
         path = self._paths.pop(message)
-        self._left[path] -= 1
+        self._left[path].discard(message)
         if not self._left[path]:
-            path.unlink(missing_ok=True)
+            self._drop(path)
+
+    def expire(self, before: float) -> None:
+        """Forget the ids of files that were written before that."""
+        while self._written:
+            path, written = next(iter(self._written.items()))
+            if written >= before:
+                return
+            self._drop(path)
+
+    def _drop(self, path: Place) -> None:
+        for each in self._left.pop(path):
+            if self._paths.get(each) == path:
+                del self._paths[each]
+        del self._written[path]
+        path.unlink(missing_ok=True)
 
 
 def load(seq: int, path: Place, queue: Queue, lease: float, clock: Clock) -> Batch:
