@@ -15,6 +15,7 @@ from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.azurite import azurite
 from tests.support.commands import Run
 
+from veilmq.client.adapters.cloud import encode_base64
 from veilmq.client.adapters.connect import connect
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Message
@@ -51,6 +52,15 @@ class TestDryRun:
         with connect(data + "from") as queue:
             assert queue.account.names() == ["from", "to"]
             assert [message.receive_count for message in queue.receive(3)] == [1, 1, 1]
+
+    def test_does_not_make_a_data_directory(self, run: Run, data: str, tmp_path: Path) -> None:
+        ended = run("bridge", data + "from", f"veil://{tmp_path / 'new'}?queue=z.fifo&create=1", "--dry-run")
+        assert (ended.code, ended.err) == (0, "")
+        assert "to    z.fifo (embedded): would be created\n" in ended.out
+        assert "a group of its own" in ended.out
+        assert not (tmp_path / "new").exists()
+        ended = run("bridge", data + "from", f"veil://{tmp_path / 'no' / 'new'}?queue=z&create=1", "--dry-run")
+        assert (ended.code, "mkdir -p" in ended.err) == (2, True)
 
     def test_tells_in_json(self, run: Run, data: str) -> None:
         (shown,) = run("bridge", data + "from", data + "to", "--dry-run", "--json").json
@@ -109,6 +119,55 @@ def test_wrong_input_moves_nothing(run: Run, data: str, arguments: list[str], sa
     assert ended.code == 2
     assert said in ended.err
     assert held(data + "from") == (3, 0, 0)
+
+
+class TestVariables:
+    """They keep a secret out of the list of processes."""
+
+    @pytest.mark.parametrize(
+        ("variables", "arguments"),
+        [({"FROM": "from"}, ["to"]), ({"TO": "to"}, ["from"]), ({"FROM": "from", "TO": "to"}, [])],
+    )
+    def test_stand_for_the_url_that_is_not_given(
+        self,
+        run: Run,
+        data: str,
+        monkeypatch: pytest.MonkeyPatch,
+        variables: dict[str, str],
+        arguments: list[str],
+    ) -> None:
+        for name, queue in variables.items():
+            monkeypatch.setenv(f"VEILMQ_{name}", data + queue)
+        ended = run("bridge", *(data + queue for queue in arguments), "--dry-run")
+        assert [line.split()[:2] for line in ended.out.splitlines()[:2]] == [["from", "from"], ["to", "to"]], ended.err
+
+    @pytest.mark.parametrize(
+        ("variables", "count", "said"),
+        [({}, 1, "TO is missing"), ({"TO": "to"}, 0, "FROM is missing"), ({"FROM": "a", "TO": "b"}, 1, "both set")],
+    )
+    def test_leave_no_doubt(
+        self, run: Run, data: str, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: int, said: str
+    ) -> None:
+        for name, queue in variables.items():
+            monkeypatch.setenv(f"VEILMQ_{name}", data + queue)
+        ended = run("bridge", *[data + "from"] * count, "--until-empty")
+        assert (ended.code, said in ended.err) == (2, True), ended.err
+        assert held(data + "from") == (3, 0, 0)
+
+
+def test_a_body_that_cannot_be_decoded_is_refused_and_told(run: Run, veilmq_server: LocalServer) -> None:
+    source = veilmq_server.connect("from")
+    source.send_batch(["no base64", *map(encode_base64, (b"one", b"\xff", b"two"))])
+    where = veilmq_server.mns_url.replace("http://", "mns://any:any@", 1).rstrip("/") + "/from"
+    goal = veilmq_server.queue_url("goal") + "?create=1"
+    ended = run("bridge", where, goal, "--until-empty", "--yes", "--json")
+    (counts,) = ended.json
+    assert (ended.code, counts["sent"], counts["refused"], counts["received"]) == (1, 2, 2, 4)
+    ((reason, number),) = counts["reasons"].items()
+    assert (number, "base64=0" in reason) == (2, True)
+    wait_until(lambda: source.stats().visible == 2)  # MNS gives back with a delay of a second
+    left = source.receive(10)
+    assert [message.receive_count for message in left] == [2, 2], "received once by the bridge, and given back"
 
 
 def test_a_url_is_never_shown(run: Run, data: str) -> None:

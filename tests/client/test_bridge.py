@@ -1,6 +1,7 @@
 """A bridge between real queues: what goes over, what stays, and what happens when a queue does not answer."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.bridge import BATCH, Bridge, Options, Pace
 from veilmq.client.bridge.carrying import carried, differences
 from veilmq.client.clock import SYSTEM, Stop
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import CapabilityMissing, LeaseTaken, ParameterInvalid, VeilError
+from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, ParameterInvalid, VeilError
 from veilmq.testing.client_contract.stage import MovableClock
 from veilmq.testing.local import LocalServer
 
@@ -61,7 +62,8 @@ class Faulty(Wrapping):
         if not self.faults:
             return self.inner.delete_batch(handles)
         for handle in handles:
-            self.inner.release(handle)
+            with suppress(LeaseError):  # asked again, it has gone back already
+                self.inner.release(handle)
         return [self.faults.pop()] * len(handles)
 
     def _raise(self) -> list[Sent | VeilError]:
@@ -70,6 +72,15 @@ class Faulty(Wrapping):
 
 LOST = TransportError(reason="the answer was lost", may_have_happened=True)
 AWAY = TransportError(reason="nobody answers", may_have_happened=False)
+DENIED = ServiceError(code="AccessDenied", status=403, request_id="r", message="sqs:DeleteMessage")
+BROKEN = ServiceError(code="InternalError", status=500, request_id="r", message="again")
+
+
+def bridged_fast(source: Queue, target: Queue, **options: Any) -> Any:
+    """As `bridged`, on a clock that runs five times as fast."""
+    clock = MovableClock()
+    run = Bridge(source, target, Options(**{"lease": 300, "until_empty": True} | options), clock)
+    return run.run(lambda counts: clock.advance(0.4))
 
 
 def test_moves_a_message_with_all_that_both_queues_can_carry(account: EmbeddedAccount) -> None:
@@ -115,6 +126,30 @@ class TestFifo:
                     came.setdefault(message.group, []).append(int(message.body))
                 target.delete_batch([message.handle for message in messages])
         assert came == {f"g{group}": list(range(group, 60, 3)) for group in range(3)}
+
+    def test_keeps_the_order_when_one_message_must_be_sent_again(self, account: EmbeddedAccount) -> None:
+        class Stumbling(Wrapping):
+            """Does not take the first message of the first batch, but the others."""
+
+            stumbled = False
+
+            def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+                if self.stumbled:
+                    return self.inner.send_batch(messages)
+                self.stumbled = True
+                return [AWAY, *self.inner.send_batch(messages[1:])]
+
+        with account.queue("from.fifo") as source, account.queue("to.fifo") as target:
+            source.send_batch(
+                [Message(body, group=body[0], deduplication_id=body) for body in ("a1", "a2", "b1", "a3")]
+            )
+            assert bridged(source, Stumbling(target), limit=4, workers=1).sent == 4
+            came = []
+            while messages := target.receive(1):
+                came.append(messages[0].body)
+                target.delete(messages[0].handle)
+        assert [body for body in came if body[0] == "a"] == ["a1", "a2", "a3"]
+        assert came[0] == "b1"
 
     def test_absorbs_what_was_sent_again(self, account: EmbeddedAccount) -> None:
         with account.queue("from") as source, account.queue("to.fifo") as target:
@@ -170,6 +205,12 @@ class TestWhenAQueueDoesNotAnswer:
             assert (counts.sent, counts.uncertain) == (1, 0)
             assert bodies(target) == ["one"]
 
+    def test_it_is_asked_again_though_the_source_is_empty(self, account: EmbeddedAccount) -> None:
+        with account.queue("from") as source, account.queue("to") as target:
+            source.send("one")
+            assert bridged_fast(source, Faulty(target, [AWAY] * 6)).sent == 1
+            assert bodies(target) == ["one"]
+
     def test_it_gives_up_and_gives_back(self, account: EmbeddedAccount) -> None:
         with account.queue("from") as source, account.queue("to") as target:
             source.send("one")
@@ -196,7 +237,18 @@ class TestWhenAQueueDoesNotAnswer:
         with account.queue("from") as source, account.queue("to") as target:
             source.send("one")
             counts = bridged(Faulty(source, [LeaseTaken(sequence=0, attempt=0)]), target)
-            assert (counts.sent, counts.received, counts.deleted, counts.undeleted) == (1, 2, 1, 1)
+            assert (counts.sent, counts.received, counts.deleted, counts.undeleted) == (1, 2, 1, 0)
+
+    @pytest.mark.parametrize(("fault", "many"), [(DENIED, 3), (BROKEN, 200)])
+    def test_it_ends_if_the_source_lets_nothing_be_deleted(
+        self, account: EmbeddedAccount, fault: VeilError, many: int
+    ) -> None:
+        """Else it would receive the same messages again and again."""
+        with account.queue("from") as source, account.queue("to") as target:
+            source.send("one")
+            with pytest.raises(ServiceError):
+                bridged_fast(Faulty(source, [fault] * many), target, lease=4, give_up_after=3, workers=1)
+            assert (source.stats().visible, target.stats().visible) == (1, 1)
 
 
 def test_a_stop_settles_what_is_in_hand(account: EmbeddedAccount) -> None:

@@ -11,17 +11,18 @@ import typer
 from veilmq.cli.options import Yes
 
 Source = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="FROM", envvar="VEILMQ_FROM", show_envvar=False, show_default=False,
-        help="sqs://..., azure://..., mns://..., amqp://..., veil://HOST:PORT/NAME, veil:///DIR?queue=NAME.",
+        metavar="[FROM]", show_default=False,
+        help="sqs://..., azure://..., mns://..., amqp://..., veil://HOST:PORT/NAME, veil:///DIR?queue=NAME."
+        " Or VEILMQ_FROM, then the only URL is TO.",
     ),
 ]  # fmt: skip
 Target = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="TO", envvar="VEILMQ_TO", show_envvar=False, show_default=False,
-        help="Likewise, with create=1 to create the queue; or VEILMQ_TO.",
+        metavar="[TO]", show_default=False,
+        help="Likewise, with create=1 to create the queue. Or VEILMQ_TO, then the only URL is FROM.",
     ),
 ]  # fmt: skip
 
@@ -33,8 +34,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _bridge(
-    source: Source,
-    target: Target,
+    source: Source = None,
+    target: Target = None,
     copies: Annotated[
         bool, typer.Option("--copy", help="Leave the messages at the source, leased until the end, then given back.")
     ] = False,

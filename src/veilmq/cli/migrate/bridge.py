@@ -4,26 +4,30 @@ Strategy: everything that is shown before the first receive comes from the queue
 run is the same code without the run. URLs may hold secrets, and are shown nowhere.
 """
 
+import os
 import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
 import msgspec
 
-from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.failures import Exit, Failure, check_directory
 from veilmq.cli.options import confirm, seconds
 from veilmq.cli.output import bar, print_json, printable
 from veilmq.client.adapters.connect import open_address, parse_url
-from veilmq.client.bridge import Bridge, Counts, Options, check
+from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.bridge import Bridge, Counts, Options, SetAside, check
 from veilmq.client.bridge.carrying import Difference, differences
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Stats
 from veilmq.client.queue import Account, Capabilities, Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
+from veilmq.store.directory import holds_database
 
 _OF_SERVER: Final = re.compile("veil://[^/]")
 
@@ -35,16 +39,17 @@ def bridge(given: Mapping[str, Any]) -> Exit:
         rate=given["rate"], limit=given["limit"], until_empty=given["until_empty"], group=given["group"],
         give_up_after=seconds("--give-up-after", given["give_up_after"]), named=given["admin"] is not None,
     )  # fmt: skip
+    urls, aside = _urls(given["source"], given["target"], os.environ), SetAside()
     with ExitStack() as stack:
         with _failing("FROM"):
-            start = stack.enter_context(_Side(given["source"]))
+            start = stack.enter_context(_Side(urls[0], aside))
             source = stack.enter_context(start.queue())
             check(source, options)
             before = source.stats()
-        if given["admin"] is not None and not _OF_SERVER.match(given["target"]):
+        if given["admin"] is not None and not _OF_SERVER.match(urls[1]):
             raise Failure(Exit.USAGE, "--admin: TO must be a queue of a VeilMQ server, veil://HOST:PORT/NAME")
         with _failing("TO"):
-            end = stack.enter_context(_Side(given["target"], may_be_missing=True, creates=not given["dry_run"]))
+            end = stack.enter_context(_Side(urls[1], aside, may_be_missing=True, creates=not given["dry_run"]))
             there = end.stats()
         lost = differences(source.capabilities, end.capabilities, options.group, copies=options.copies)
         if given["dry_run"]:
@@ -57,7 +62,7 @@ def bridge(given: Mapping[str, Any]) -> Exit:
                 from veilmq.cli.migrate.once import once
 
                 target = stack.enter_context(once(target, given["admin"], given["token_file"], end.place))
-            run = Bridge(source, target, options)
+            run = Bridge(source, target, options, aside=aside)
         with _failing(""):
             counts = _run(run, before)
             after = source.stats() if given["until_empty"] else None
@@ -65,11 +70,28 @@ def bridge(given: Mapping[str, Any]) -> Exit:
     return Exit.WRONG if counts.refused or counts.undeleted else Exit.DONE
 
 
+def _urls(first: str | None, second: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
+    """FROM and TO: as given, and what is not given from the variables. Raises Failure."""
+    start, end = environment.get("VEILMQ_FROM"), environment.get("VEILMQ_TO")
+    if first and second:
+        return first, second
+    if first and start and end:
+        text = "one URL is given, but VEILMQ_FROM and VEILMQ_TO are both set: is it FROM or TO?"
+        raise Failure(Exit.USAGE, text, "Give both URLs, none, or unset one of the variables.")
+    found = (start, first or end) if start else (first, end)
+    if not (found[0] and found[1]):
+        missing = "TO" if found[0] else "FROM"
+        text = f"{missing} is missing: veilmq bridge FROM TO"
+        raise Failure(Exit.USAGE, text, "A URL with a secret can be given as VEILMQ_FROM or VEILMQ_TO.")
+    return found[0], found[1]
+
+
 class _Side:
     """One end of a bridge: its account, and its queue, which need not be there yet. Raises what `connect` does."""
 
-    def __init__(self, url: str, *, may_be_missing: bool = False, creates: bool = False) -> None:
-        self._account: Account
+    def __init__(self, url: str, aside: SetAside, *, may_be_missing: bool = False, creates: bool = False) -> None:
+        """creates: a data directory may be made now; False: one that is missing is only described."""
+        self._account: Account | type[EmbeddedAccount]
         self.place: tuple[str | None, str | None] = (None, None)
         """Account and region, where the URL names them."""
         if url.startswith(("amqp://", "amqps://")):
@@ -79,9 +101,14 @@ class _Side:
         else:
             address = parse_url(url)
             name, create, self.place = address.queue, address.create, (address.account, address.region)
-            self._account = open_address(msgspec.structs.replace(address, create=create and creates))
+            self._account = EmbeddedAccount
+            directory = None if address.directory is None else Path(address.directory)
+            if directory is not None and create and not creates and not holds_database(directory):
+                check_directory(directory, "TO")
+            else:
+                self._account = open_address(msgspec.structs.replace(address, create=create and creates), aside)
         if name is None:
-            self._account.close()
+            self._close()
             raise ParameterInvalid(parameter="url", reason="names no queue")
         self.name, self._may_be_missing = name, may_be_missing and create
 
@@ -89,7 +116,11 @@ class _Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._account.close()
+        self._close()
+
+    def _close(self) -> None:
+        if not isinstance(self._account, type):
+            self._account.close()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -98,6 +129,8 @@ class _Side:
 
     def stats(self) -> Stats | None:
         """None if it is not there and may be created. Raises QueueMissing."""
+        if isinstance(self._account, type):
+            return None
         try:
             with self._account.queue(self.name) as queue:
                 return queue.stats()
@@ -108,6 +141,7 @@ class _Side:
 
     def queue(self) -> Queue:
         """The queue, created if it may be missing and its URL says so. Raises QueueMissing."""
+        assert not isinstance(self._account, type), "a dry run opens no queue"
         try:
             return self._account.queue(self.name)
         except QueueMissing:

@@ -27,6 +27,7 @@ import msgspec
 from veilmq.client.adapters.cloud import client_name, is_here
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
+from veilmq.client.unreadable import Policy, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.model.settings.access import HOME_REGION_DEFAULT
@@ -288,10 +289,12 @@ def _sole_name(address: Address, queue: str | None) -> str:
     return name
 
 
-def open_address(address: Address) -> Account:
-    """The account of an address, whose queue is neither looked for nor created. Raises as `connect`."""
+def open_address(address: Address, unreadable: Policy = keep) -> Account:
+    """The account of an address, whose queue is neither looked for nor created. unreadable: where bodies may travel in
+    base64, the policy for those that do not. Raises as `connect`."""
+    given = {"unreadable": unreadable} if "base64" in _FORMS[address.kind].parameters else {}
     try:
-        return OPENERS[address.kind](address)
+        return OPENERS[address.kind](address, **given)
     except ModuleNotFoundError as error:
         raise _sdk_missing(address.kind, error) from error
 
@@ -329,7 +332,7 @@ def _sqs(address: Address) -> Account:
     return SqsAccount(client, owner=address.account, owns_client=True)
 
 
-def _azure(address: Address) -> Account:
+def _azure(address: Address, unreadable: Policy) -> Account:
     from azure.storage.queue import QueueServiceClient
 
     from veilmq.client.adapters.azure import AzureAccount
@@ -350,7 +353,7 @@ def _azure(address: Address) -> Account:
         )  # fmt: skip
     except ValueError as error:
         raise ParameterInvalid(parameter="url", reason="azure-storage-queue does not take it") from error
-    return AzureAccount(client, base64=bool(address.base64), owns_client=True)
+    return AzureAccount(client, base64=bool(address.base64), unreadable=unreadable, owns_client=True)
 
 
 def _azure_identity() -> Any:
@@ -361,7 +364,7 @@ def _azure_identity() -> Any:
         raise ParameterInvalid(parameter="url", reason=reason) from None
 
 
-def _mns(address: Address) -> Account:
+def _mns(address: Address, unreadable: Policy) -> Account:
     from mns.account import Account as SdkAccount  # type: ignore[import-untyped]
 
     from veilmq.client.adapters.mns import MnsAccount
@@ -370,7 +373,8 @@ def _mns(address: Address) -> Account:
         reason = "has no credentials (mns://ID:SECRET@...); with others than these, hand over an mns.account.Account"
         raise ParameterInvalid(parameter="url", reason=reason)
     account = SdkAccount(_endpoint(address, tls=bool(address.tls)), address.key, address.secret)
-    return MnsAccount(account, base64=address.base64 is not False, retries=address.retries)
+    encodes = address.base64 is not False
+    return MnsAccount(account, base64=encodes, unreadable=unreadable, retries=address.retries)
 
 
 def _endpoint(address: Address, *, tls: bool) -> str:
@@ -379,7 +383,7 @@ def _endpoint(address: Address, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{host}" + (f":{address.port}" if address.port else "")
 
 
-OPENERS: Final[dict[str, Callable[[Address], Account]]] = {
+OPENERS: Final[dict[str, Callable[..., Account]]] = {
     "embedded": _embedded,
     "veil": _veil,
     "sqs": _sqs,

@@ -14,7 +14,6 @@ Sources: AMQP 0-9-1; RabbitMQ's "Consumer Acknowledgements and Publisher Confirm
 """
 
 import base64
-import hashlib
 import json
 import struct
 import threading
@@ -386,12 +385,6 @@ def received_of(
         handle=handle,
         lease_end=lease_end,
     )
-
-
-def _id_of(message_id: str | None, body: bytes) -> str:
-    if not message_id:
-        return uuid.uuid4().hex
-    return hashlib.sha256(message_id.encode() + b"\0" + body).hexdigest()
 
 
 def value_of(value: Any) -> Any:

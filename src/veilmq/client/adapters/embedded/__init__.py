@@ -406,7 +406,8 @@ class EmbeddedAccount(Closing):
             self._queues.add(queue)
         return queue
 
-    def capabilities(self, name: str) -> Capabilities:
+    @staticmethod
+    def capabilities(name: str) -> Capabilities:
         """See `Account.capabilities`; with the default largest body."""
         return translation.capabilities_of(QueueSettings(fifo=name.endswith(FIFO_SUFFIX)))
 
