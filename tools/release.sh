@@ -17,5 +17,6 @@ env PYTHONPATH= PIP_DISABLE_PIP_VERSION_CHECK=1 "$installed/bin/python" -m pip -
 env PYTHONPATH= "$installed/bin/python" -m pip --quiet uninstall --yes pip setuptools
 .tools/release/cyclonedx/bin/cyclonedx-py environment "$installed/bin/python" --pyproject pyproject.toml --output-reproducible \
     --output-file "dist/veilmq-$version.cdx.json"
+.venv/bin/python tools/bill.py "dist/veilmq-$version.cdx.json" "$version"
 (cd dist && sha256sum veilmq-* > SHA256SUMS)
 cat dist/SHA256SUMS

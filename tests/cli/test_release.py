@@ -10,6 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 from tests.support.commands import Run
+from tests.users import other_user
 
 import veilmq
 from veilmq import accelerator
@@ -109,6 +110,26 @@ def test_what_is_no_data_directory_is_told(run: Run, tmp_path: Path) -> None:
     assert run("upgrade").code == 2
     assert "when it starts" in run("upgrade").err
     assert not os.listdir(tmp_path / "other")[1:]
+
+
+def test_data_that_this_user_may_not_see_is_told(run: Run, data: Data) -> None:
+    """As that of a service, asked for by whoever reports a bug."""
+    there = data(STATE_FORMAT)
+    there.chmod(0)
+    assert run("version", "--data", "nowhere").code == 0  # with root's rights, for what is imported late
+    with other_user():
+        found = json.loads(run("version", "--data", str(there), "--json").out)
+        refused = run("upgrade", "--check", "--data", str(there))
+    assert "cannot be read: " in found["data"]
+    assert "is closed to this user" in found["data"]
+    assert refused.code == 3
+    assert "is closed to this user" in refused.err
+    assert "as the server's user" in refused.err
+    there.chmod(0o700)
+
+
+def test_a_path_that_cannot_be_one_is_told(run: Run) -> None:
+    assert "cannot be read: " in run("version", "--data", "x" * 5_000).out
 
 
 @pytest.mark.slow

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import veilmq
+from veilmq.client.bridge import Bridge, Options
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Message
-from veilmq.client.queue import Queue
+from veilmq.client.messages import Message, Sent
+from veilmq.client.queue import Queue, identity_of
 from veilmq.client.tracing import TracedQueue
 from veilmq.client.worker import Worker
+from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
 from veilmq.testing.local import LocalServer
 
@@ -32,6 +36,13 @@ class Traces:
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+class Loud(Wrapping):
+    """A pattern that changes bodies."""
+
+    def send(self, message: str | Message) -> Sent:
+        return self.inner.send(str(message).upper())
 
 
 @pytest.fixture
@@ -103,6 +114,44 @@ def test_a_context_that_a_message_has_is_kept_and_ten_attributes_stay_ten(queue:
     first, second = queue.receive(2)
     assert first.attributes == {"traceparent": parent}
     assert len(second.attributes) == 10
+
+
+def test_only_the_trace_travels_and_not_what_else_the_context_holds(queue: Queue, traces: Traces) -> None:
+    """Whatever the process's propagators write and read: baggage is the user's, and a message is stored."""
+    state = trace.TraceState([("vendor", "x")])
+    span = trace.NonRecordingSpan(trace.SpanContext(1, 2, True, trace.TraceFlags(1), state))
+    traced, usual = TracedQueue(queue, traces.tracer), propagate.get_global_textmap()
+    token = context.attach(baggage.set_baggage("user", "x@y", trace.set_span_in_context(span)))
+    try:
+        traced.send("a")
+        context.detach(token)
+        propagate.set_global_textmap(CompositePropagator([]))
+        traced.send("b")
+        assert [set(each.attributes) for each in queue.peek(2)] == [{"traceparent", "tracestate"}, {"traceparent"}]
+        Worker(queue, lambda job: None, tracer=traces.tracer, wait=1).run(until_empty=True)
+    finally:
+        propagate.set_global_textmap(usual)
+    sends = {span.get_span_context().span_id for span in traces.named("send orders")}
+    assert {link.context.span_id for span in traces.named("process orders") for link in span.links} == sends
+
+
+def test_it_is_the_queue_that_it_wraps(queue: Queue, traces: Traces, tmp_path: Path) -> None:
+    """To a worker that names a queue for dead letters, to receivers that share a poll, and to a bridge."""
+
+    def fail(job: object) -> None:
+        raise ValueError
+
+    traced = TracedQueue(queue, traces.tracer)
+    traced.send("order 7")
+    worker = Worker(traced, fail, tracer=traces.tracer, wait=0.1, poison_after=1, dead_letter_queue="failed")
+    with veilmq.connect(f"veil://{tmp_path}/data?queue=failed&create=1") as failed:
+        worker.run(until_empty=True)
+        assert [each.body for each in failed.receive()] == ["order 7"]
+    assert identity_of(TracedQueue(traced)) == identity_of(queue)
+    with pytest.raises(ParameterInvalid, match="the same queue as the source"):
+        Bridge(traced, queue, Options())
+    with pytest.raises(ParameterInvalid, match="bodies go through Loud"):
+        Worker(TracedQueue(Loud(queue)), fail, dead_letter_queue="failed")
 
 
 def test_what_fails_is_an_error_on_the_span(queue: Queue, traces: Traces) -> None:

@@ -276,6 +276,15 @@ def test_a_link_signs_in_once_and_soon(server: Any, api: Api) -> None:
     assert (wrong.status_code, wrong.json()["error"]) == (401, "not_authenticated")
 
 
+def test_a_link_is_made_at_a_name_of_a_private_network(tmp_path: Path) -> None:
+    """As `veilmq console --admin http://elasticmq:9325` asks for one."""
+    asks = {"authorization": f"Bearer {admin.TOKEN}", "host": "elasticmq:9325"}
+    with admin.running(tmp_path / "data", settings=Settings(dev_host=("elasticmq",))) as server:
+        made = httpx.post(f"{server.url}/console/links", headers=asks)
+        assert made.status_code == 200, made.text
+        assert httpx.get(server.url + made.json()["path"], headers={"host": "elasticmq:9325"}).status_code == 200
+
+
 def test_guessing_gets_slower_and_a_link_still_works(server: Any, api: Api) -> None:
     with Visitor(server) as visitor:
         answers = [visitor.sign_in(secret=f"guess {number}").status_code for number in range(FREE_FAILURES + 1)]

@@ -149,6 +149,25 @@ def test_the_source_distribution_is_complete_and_makes_the_same_bytes_again(tmp_
     }
 
 
+def test_the_bill_of_materials_says_of_which_release_it_is_and_what_runs(tmp_path: Path) -> None:
+    """In the form in which cyclonedx-py makes it."""
+    needs = {"root-component": ["aiohttp==3"], "aiohttp==3": ["yarl==1", "idna==3"], "yarl==1": ["idna==3"]}
+    needs |= {"idna==3": [], "hatchling==1": ["pluggy==1", "idna==3"], "pluggy==1": []}
+    bill = {
+        "metadata": {"component": {"bom-ref": "root-component", "name": "veilmq", "type": "application"}},
+        "components": [{"bom-ref": ref, "name": ref.partition("=")[0]} for ref in needs if "==" in ref],
+        "dependencies": [{"ref": ref} | ({"dependsOn": refs} if refs else {}) for ref, refs in needs.items()],
+    }
+    file = tmp_path / "bill.json"
+    file.write_text(json.dumps(bill))
+    assert "tools/bill.py" in (ROOT / "tools" / "release.sh").read_text()
+    subprocess.run([sys.executable, str(ROOT / "tools" / "bill.py"), str(file), "1.2.3"], check=True, timeout=60)
+    made = json.loads(file.read_text())
+    assert (made["metadata"]["component"]["name"], made["metadata"]["component"]["version"]) == ("veilmq", "1.2.3")
+    assert [each["name"] for each in made["components"]] == ["aiohttp", "yarl", "idna"]
+    assert [each["ref"] for each in made["dependencies"]] == ["root-component", "aiohttp==3", "yarl==1", "idna==3"]
+
+
 def test_importing_the_package_needs_no_dependency() -> None:
     script = "import sys, veilmq; print(sorted({'apsw', 'msgspec', 'asyncio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

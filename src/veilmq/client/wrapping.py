@@ -13,7 +13,7 @@ clouds charge for and most of a delete's cost for client and server.
 
 import threading
 from collections.abc import Hashable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
@@ -25,6 +25,9 @@ from veilmq.model.messages.reports import Failure
 
 class Wrapping(Closing):
     """A `Queue` that does what `inner` does."""
+
+    changes_bodies: ClassVar[bool] = True
+    """Whether a pattern that overrides `send` changes what is sent, so that only the same pattern can read it."""
 
     def __init__(self, inner: Queue) -> None:
         self.inner = inner

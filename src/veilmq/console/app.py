@@ -74,7 +74,7 @@ class KeptNews:
 
 def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> ASGIApp:
     """The application of everything below /console. api: the admin application; `token` may do everything there."""
-    access = Access(api, token, lambda: service.keyring, settings.base_domain)
+    access = Access(api, token, lambda: service.keyring, settings.base_domain, names=settings.dev_host)
     entrance = Entrance(service, settings, access, token)
 
     def visit_of(request: Request, session: Session) -> Visit:

@@ -89,14 +89,10 @@ def _version_of(package: str) -> str | None:
 
 
 def _data(data: Path) -> str:
-    from veilmq.store.directory import DATABASE
-
-    if not (data / DATABASE).exists():
-        return f"none in {data}"
     try:
         return f"state format {_look(data).format} in {data}"
     except Failure as failure:
-        return str(failure)
+        return f"none in {data}" if failure.code is Exit.USAGE else str(failure)
 
 
 class _Found(NamedTuple):
@@ -115,9 +111,12 @@ def _look(data: Path) -> _Found:
     from veilmq.store.sqlite.tools import format_of
 
     database = data / DATABASE
-    if not database.exists():
-        raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", closed_to_user(database) or "Check --data DIR.")
+    if closed := closed_to_user(database):
+        advice = "Run the command as the server's user."
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {closed.rstrip('.')}", advice)
     try:
+        if not database.exists():
+            raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", "Check --data DIR.")
         number, follows = format_of(database)
         return _Found(number, "", follows)
     except (SchemaNewer, SchemaUnreleased) as error:
@@ -125,7 +124,7 @@ def _look(data: Path) -> _Found:
     except NotOurs as error:
         raise foreign(data, error) from None
     except (DatabaseFailed, OSError) as error:
-        raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {error}", closed_to_user(database)) from None
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {error}") from None
 
 
 def _upgrade(

@@ -9,13 +9,13 @@ Source: OpenTelemetry semantic conventions, "Messaging spans".
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from veilmq.client.messages import ATTRIBUTES_MAX, Message, Received, Sent, with_fields
-from veilmq.client.queue import Capabilities, Queue
+from veilmq.client.queue import Capabilities, Queue, identity_of
 from veilmq.client.shared.batches import attempt, send_prepared
 from veilmq.client.shared.checks import as_message
 from veilmq.client.wrapping import Wrapping
@@ -40,9 +40,10 @@ class Tracing:
         self._system = _SYSTEMS.get(protocol, "veilmq")
         try:
             from opentelemetry import propagate, trace
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise CapabilityMissing(capability="tracer (pip install 'veilmq[telemetry]')") from error
-        self._propagate, self.trace = propagate, trace
+        self._propagate, self._w3c, self.trace = propagate, TraceContextTextMapPropagator(), trace
         self._tracer: Tracer = trace.get_tracer("veilmq") if isinstance(tracer, bool) else tracer
 
     def begin(
@@ -67,11 +68,9 @@ class Tracing:
         )
 
     def contexts(self, messages: Sequence[Received]) -> "list[Context]":
-        """The context in which each message was sent."""
-        return [
-            self._propagate.extract({name: text for name, text in each.attributes.items() if isinstance(text, str)})
-            for each in messages
-        ]
+        """The context in which each message was sent: by W3C, or else as the process's own propagators read it."""
+        fields = [{name: text for name, text in each.attributes.items() if isinstance(text, str)} for each in messages]
+        return [self._w3c.extract(each, self._propagate.extract(each)) for each in fields]
 
     def links(self, contexts: "Sequence[Context]") -> "list[Link]":
         """Links to the spans of the contexts that have one."""
@@ -84,11 +83,14 @@ class Tracing:
         span.set_attribute("error.type", error)
 
     def carried(self, message: Message, span: "Span", able: Capabilities) -> Message:
-        """The message with the span's context, if the queue has attributes and there is room for it."""
+        """The message with the span's context, if the queue has attributes and there is room for it.
+
+        Only W3C's trace context: the process's own propagators may add baggage, which is the user's and may be large.
+        """
         if not able.attributes or _PARENT in message.attributes or len(with_fields(message)) >= ATTRIBUTES_MAX:
             return message
         fields: dict[str, str] = {}
-        self._propagate.inject(fields, context=self.trace.set_span_in_context(span))
+        self._w3c.inject(fields, context=self.trace.set_span_in_context(span))
         room = ATTRIBUTES_MAX - len(with_fields(message))
         more = {name: fields[name] for name in sorted(fields, key=lambda name: name != _PARENT)[:room] if fields[name]}
         return msgspec.structs.replace(message, attributes={**message.attributes, **more})
@@ -102,9 +104,16 @@ class TracedQueue(Wrapping):
     opentelemetry-api is not installed.
     """
 
+    changes_bodies = False
+
     def __init__(self, inner: Queue, tracer: "Tracer | bool" = True) -> None:
         super().__init__(inner)
         self._tracing = Tracing(inner.name, inner.capabilities.protocol, tracer)
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.queue`: a receive returns what one of `inner` does."""
+        return identity_of(self.inner)
 
     @contextlib.contextmanager
     def _span(self, **more: Any) -> "Iterator[Span]":

@@ -243,7 +243,7 @@ def check_queue(options: Options, queue: Queue) -> None:
 def _changing_bodies(queue: Queue) -> str | None:
     """The pattern around the queue that transforms what is sent; None: there is none."""
     while isinstance(queue, Wrapping):
-        if type(queue).send is not Wrapping.send:
+        if type(queue).send is not Wrapping.send and queue.changes_bodies:
             return type(queue).__name__
         queue = queue.inner
     return None
