@@ -22,7 +22,7 @@ ACCELERATOR := tools/accelerator.py $(wildcard src/veilmq/accelerator/*.[ch])
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
-	.tools/axe/.installed .tools/notebook/.installed
+	.tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
 
 .PHONY: help setup setup-test setup-clients run accelerator sanitized wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
@@ -88,7 +88,6 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/need.sh chromium chromium
 	@tools/need.sh zsh zsh
 	@tools/need.sh fish fish
-	@tools/need.sh promtool prometheus
 
 .tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/query.txt $(@D)
@@ -117,6 +116,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 .tools/azurite/.installed: tests/clients/azurite/package.json tests/clients/azurite/package-lock.json tools/install-npm.sh .tools/node
 	@tools/install-npm.sh tests/clients/azurite $(@D)
 	@touch $@
+
+# It checks the alarms.
+.tools/promtool/promtool: tools/install-promtool.sh
+	@tools/install-promtool.sh $(@D)
+	@touch -h $@
 
 # What the browser tests look at the console's pages with.
 .tools/axe/.installed: tests/clients/axe/package.json tests/clients/axe/package-lock.json tools/install-npm.sh .tools/node
