@@ -76,9 +76,7 @@ def dearer(law: Law, rate: float, number: int, lease: float, extend: float | Non
     found = []
     for _ in range(DRAWS):
         row = recommend(cells(law, rate, number, lease, extend, random), BELIEVED)
-        # Where more than a twentieth ran out and nobody was late, what is sure is "at least".
-        timeout = row["timeout_s"] or row["timeout_at_least_s"]
-        cost = timeout_price(alive, rate, np.array([best, timeout])).cost(true)
+        cost = timeout_price(alive, rate, np.array([best, row["timeout_s"]])).cost(true)
         found.append(cost[1] / cost[0])
     return np.array(found)
 
@@ -270,7 +268,7 @@ def test_a_lease_without_a_sign_is_read_as_the_servers_estimate_reads_it(case: s
     assert (planned["silent_were"], other["silent_were"]) == (reading, "crashes" if reading != "none" else "none")
     if reading == "unknown":
         assert found.p99_low_s <= crashed.low, "all of them may have crashed"
-        assert (planned["timeout_s"], planned["timeout_at_least_s"]) == (None, other["timeout_s"])
+        assert (planned["timeout_s"], planned["timeout_high_s"]) == (other["timeout_s"], None)
 
 
 class TestCrashRate:

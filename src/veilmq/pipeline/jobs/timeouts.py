@@ -163,8 +163,8 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     resampled = curves, crash_rate(crashes, curve.sample.exposure_s, (given or Costs()).crashes_per_second)
     plain, doubt = _plain(curve, alive, resampled, costs), doubted(rows)
     if reading == "unknown":
-        # Work that was slow and silent needs more than this. Workers that extend are not silent: theirs is known.
-        plain = {"timeout_at_least_s": plain.get("timeout_s", plain.get("timeout_at_least_s"))}
+        # The best if they were crashes: work that was slow and silent needs more.
+        plain["timeout_high_s"] = None
     elif doubt is not None and "timeout_at_least_s" in plain:
         plain["timeout_at_least_s"] = min(plain["timeout_at_least_s"], _at_least(doubt, rated(doubt.sample, given)))
     return row | _today(rows, curve, costs) | plain | _kept(alive, resampled, costs)
