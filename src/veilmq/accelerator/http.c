@@ -12,7 +12,7 @@ static void mark(const char *bytes, uint8_t kind)
         kinds[(uint8_t)*bytes] |= kind;
 }
 
-/* Names that requests have. The value of REPEATING ones is remembered: the next request has it, too. */
+/* Names that requests have. The value of REPEATING ones is remembered: the next request has it, too. No secret is one. */
 enum { TO_LLHTTP = 1, REPEATING = 2 };
 enum { HOST, CONNECTION, CONTENT_LENGTH };
 static const struct {
@@ -25,7 +25,7 @@ static const struct {
     NAME("accept", REPEATING),
     NAME("accept-encoding", REPEATING), NAME("authorization", 0), NAME("x-amz-date", REPEATING),
     NAME("x-amz-target", REPEATING), NAME("x-amz-content-sha256", 0), NAME("x-amz-user-agent", REPEATING),
-    NAME("x-amz-security-token", REPEATING), NAME("x-amzn-query-mode", REPEATING), NAME("amz-sdk-request", REPEATING),
+    NAME("x-amz-security-token", 0), NAME("x-amzn-query-mode", REPEATING), NAME("amz-sdk-request", REPEATING),
     NAME("amz-sdk-invocation-id", 0), NAME("x-ms-version", REPEATING), NAME("x-ms-date", REPEATING),
     NAME("x-ms-client-request-id", 0), NAME("x-mns-version", REPEATING), NAME("date", REPEATING),
     NAME("content-md5", 0), NAME("transfer-encoding", TO_LLHTTP), NAME("upgrade", TO_LLHTTP),
