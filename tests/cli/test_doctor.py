@@ -3,6 +3,8 @@
 import datetime
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from tests.cli.test_certificate import make_pair
 from tests.support.commands import Ended, Run
 from tests.support.embedded import EmbeddedClient
 
+from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.store.synchronised import is_synchronised
 from veilmq.testing.local import ServerProcess
 
@@ -104,6 +107,15 @@ class TestDirectory:
         assert text == f"{stopped} belongs to uid 0, and veilmq.db in it does not"
         assert fix == f"chown -R 0 {stopped}"
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+    def test_of_another_user_stays_that_users(self, doctor: Any, stopped: Path) -> None:
+        """Else a server that runs as that user could not start again."""
+        for each in (stopped, *stopped.iterdir()):
+            os.chown(each, 65_534, 65_534)
+        assert doctor("queues")[1][0][0] == "ok"
+        assert {each.name for each in stopped.iterdir() if each.stat().st_uid != 65_534} == set()
+        assert doctor("directory")[1][0][0] == "ok"
+
     def test_of_another_release(self, doctor: Any, tmp_path: Path) -> None:
         (tmp_path / "data").mkdir(mode=0o700)
         (tmp_path / "data" / "veilmq.db").write_bytes(b"no database" * 100)
@@ -125,6 +137,29 @@ def test_a_port_in_use_names_who_has_it(doctor: Any) -> None:
     assert code == 2
     assert wrong[1].startswith(f"--sqs: {where} is in use by pid {os.getpid()} (")
     assert wrong[2] == "End that program, or choose another port: --sqs 127.0.0.1:0"
+
+
+AS_SYSTEMD = """
+import socket
+with open("/proc/self/comm", "w") as name:
+    name.write("systemd")
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    print(taken.getsockname()[1], flush=True)
+    input()
+"""
+
+
+def test_a_port_that_systemd_holds_for_the_server_is_no_fault(doctor: Any) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", AS_SYSTEMD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        where = f"127.0.0.1:{process.stdout.readline().strip()}"
+        code, found = doctor("ports", "--sqs", where)
+        process.stdin.close()
+    assert (code, {level for level, _, _ in found}) == (WELL, {"ok"})
+    assert any(text.startswith(f"sqs: pid {process.pid} (systemd) holds {where}") for _, text, _ in found)
 
 
 def test_an_address_of_another_machine(doctor: Any) -> None:
@@ -157,6 +192,17 @@ class TestCredentials:
         assert (code, level) == (2, "error")
         assert text == "the secret of key AKWEAK0000000000 has 4 characters and can be guessed"
 
+    @pytest.mark.parametrize(
+        ("key", "said"),
+        [(DEVELOPMENT_KEYS["devstoreaccount1"], "is the public one of Azurite"), ("c2hvcnQ=", "has 5 bytes")],
+    )
+    def test_a_key_of_azure_that_can_be_guessed(self, doctor: Any, tmp_path: Path, key: str, said: str) -> None:
+        path = tmp_path / "credentials.toml"
+        path.write_text(f'[[account]]\nid = "111111111111"\nazure_name = "ours"\nazure_keys = ["{key}"]\n')
+        path.chmod(0o600)
+        code, ((level, text, _),) = doctor("credentials", "--credentials", str(path))
+        assert (code, level, said in text) == (2, "error", True), text
+
     def test_a_file_that_others_can_read(self, run: Run, doctor: Any, tmp_path: Path) -> None:
         path = tmp_path / "credentials.toml"
         run("keys", "new", "--into", str(path))
@@ -180,6 +226,8 @@ def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: 
     assert (found, said in text) == (level, True)
     (tmp_path / "mq.key").write_bytes(make_pair("other")[1])
     assert doctor("certificate", *files)[1][0][0] == "error"
+    (tmp_path / "mq.key").unlink()
+    assert doctor("certificate", *files)[1][0][:2] == ("error", f"{tmp_path / 'mq.key'} is not there")
 
 
 def test_a_clock_that_was_ahead(doctor: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`veilmq import`: queues of ElasticMQ, Azurite, `aws` and SQS endpoints, printed as a queues file and created."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from tests.support.azurite import azurite
 from tests.support.commands import Run
 
 from veilmq.client.adapters.connect import connect, connect_account
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Message, Template
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.server.auth import Account
@@ -113,6 +115,36 @@ def test_azurites_database_is_read_with_its_messages(run: Run, tmp_path: Path) -
     with connect(f"veil://{tmp_path / 'data'}?queue=orders") as queue:
         assert queue.stats().delayed == 1
         assert sorted(message.body for message in queue.receive(10)) == ["held", "plain", "with <b> & ä"]
+
+
+def test_a_message_that_is_refused_does_not_keep_back_the_others(run: Run, tmp_path: Path) -> None:
+    kept = tmp_path / "azurite"
+    bodies = ["small"] * 150 + ["x" * 3_000] + ["last"]
+    (kept / "__queuestorage__").mkdir(parents=True)
+    (kept / "__queuestorage__" / "extent").write_text("".join(bodies))
+    whose = {"accountName": "devstoreaccount1", "queueName": "orders", "dequeueCount": 0, "timeNextVisible": 0}
+    starts = itertools.accumulate(map(len, bodies), initial=0)
+    messages = [
+        whose | {"expirationTime": "2999-01-01T00:00:00Z", "persistency": {"id": "e", "offset": at, "count": len(body)}}
+        for at, body in zip(starts, bodies, strict=False)
+    ]
+    tables = {
+        "__azurite_db_queue__.json": {
+            "$QUEUES_COLLECTION$": [{"accountName": "devstoreaccount1", "name": "orders"}],
+            "$MESSAGES_COLLECTION$": messages,
+        },
+        "__azurite_db_queue_extent__.json": {"$EXTENTS_COLLECTION$": [{"id": "e", "path": "extent"}]},
+    }
+    for name, collections in tables.items():
+        rows = [{"name": each, "data": data} for each, data in collections.items()]
+        (kept / name).write_text(json.dumps({"collections": rows}))
+    with EmbeddedAccount(tmp_path / "data") as account:
+        account.create("orders", Template(message_bytes_max=2_000))
+    ended = run("import", str(kept), "--to", f"veil://{tmp_path / 'data'}", "--messages")
+    assert (ended.code, ended.out) == (1, "created 0 of 1 queues, sent 151 messages, refused 1\n")
+    assert "refused: queue orders: 1 messages: MessageTooLarge" in ended.err
+    with connect(f"veil://{tmp_path / 'data'}?queue=orders") as queue:
+        assert queue.stats().visible == 151
 
 
 @pytest.mark.parametrize(

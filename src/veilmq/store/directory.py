@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from veilmq.store.disk import REAL, Disk
+from veilmq.store.files import give_to_owner_of
 
 _UNRELEASED_READER: Final = "73ed122d7"
 """The last revision that reads a file from before the first release."""
@@ -233,6 +234,7 @@ class DataDirectory:
             if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
                 raise
             return False
+        give_to_owner_of(self.path, descriptor)
         try:
             os.posix_fallocate(descriptor, 0, self._reserve_bytes)
         except OSError as error:
@@ -294,6 +296,7 @@ def _take_directory(path: Path) -> int | None:
 
 def _take_lock(path: Path) -> int:
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    give_to_owner_of(path, descriptor)
     for _ in range(_LOOKERS_MAX):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

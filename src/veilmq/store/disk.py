@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from veilmq.store.files import sync_directory
+from veilmq.store.files import give_to_owner_of, sync_directory
 
 Bytes = bytes | memoryview
 
@@ -107,7 +107,9 @@ class RealDisk:
 
     def make(self, path: Path) -> RawFile:
         """See `Disk.make`."""
-        return _Cached(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        give_to_owner_of(path.parent, descriptor)
+        return _Cached(descriptor)
 
     def open(self, path: Path) -> RawFile:
         """See `Disk.open`."""

@@ -46,7 +46,7 @@ def durable_write(
     try:
         with open(os.open(beside, flags, mode), "wb") as file:
             if keeps_owner:
-                _give_to_owner_of(path, file.fileno())
+                give_to_owner_of(path, file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -94,8 +94,9 @@ def sync_directory(path: Path | str) -> None:
         os.close(descriptor)
 
 
-def _give_to_owner_of(path: Path, descriptor: int) -> None:
-    """Keep the owner: root may add a key to a file that a service's user reads."""
+def give_to_owner_of(path: Path, descriptor: int) -> None:
+    """Give an open file the owner of `path`, where the system allows it: root may add a key to a file that a service's
+    user reads, or a file to its data directory (as SQLite does with its own files)."""
     with suppress(OSError):
         found = path.stat()
         if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):

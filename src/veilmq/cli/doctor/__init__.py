@@ -1,9 +1,10 @@
 """`veilmq doctor`: what is wrong with an installation, in words, each with what to do; and what `veilmq` alone says.
 
 Strategy: a check is a generator of `Finding`s about one thing, from the settings that `serve` would have. Those on the
-machine are in machine.py, those on the data and on what is configured in installation.py. A check never changes
-anything but one small file, by whose sync the disk is measured. Beside a running server the queues are looked at
-through its admin port; a directory that nobody holds is opened as the other commands do.
+machine are in machine.py, those on the data and on what is configured in installation.py. A check writes one small
+file, by whose sync the disk is measured. Beside a running server the queues are looked at through its admin port; a
+directory that nobody holds is opened as the other commands do, which changes its files but no message, and leaves them
+to the directory's owner.
 """
 
 import inspect

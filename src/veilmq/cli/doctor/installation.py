@@ -3,6 +3,7 @@
 Strategy: as in machine.py. Secrets are measured and compared, never shown.
 """
 
+import base64
 import json
 import os
 import ssl
@@ -19,18 +20,21 @@ from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
 from veilmq.cli.failures import check_directory
 from veilmq.cli.output import duration
+from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.settings.queue import is_alias
 from veilmq.protocols.mns.limits import NAME_WHOLE
 from veilmq.protocols.sqs.limits import FIFO_QUEUE_NAME, QUEUE_NAME
-from veilmq.server.auth import Credentials
+from veilmq.server.auth import Account, Credentials
 from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Settings
 from veilmq.store.directory import Holder, is_held, read_holder
 
 _SECRET_CHARACTERS_MIN: Final = 16
 _WELL_KNOWN: Final = frozenset({"test", "secret", "password", "minioadmin", "localstack", "x", "any", "changeme"})
+_PUBLIC: Final = frozenset(map(base64.b64decode, DEVELOPMENT_KEYS.values()))
+"""Keys of Azure accounts that are printed in documentation."""
 _ENDS_SOON_S: Final = 14 * 86_400
 _SHOWN: Final = 5
 _HEALTH_S: Final = 5
@@ -103,14 +107,26 @@ def credentials(settings: Settings) -> Iterator[Finding]:
             weak += 1
             text = f"the secret of key {key.id} has {len(key.secret)} characters and can be guessed"
             yield Finding("credentials", Level.ERROR, text, new)
+    for text in (text for account in accounts for text in _guessed_azure(account)):
+        weak += 1
+        fix = f"Make one with `openssl rand -base64 64`, and put it into azure_keys in {path}"
+        yield Finding("credentials", Level.ERROR, text, fix)
     if not any(account.keys or account.azure_keys or account.identities for account in accounts):
         weak += 1
         yield Finding(
             "credentials", Level.ERROR, f"{path} has no key: nobody gets in", f"veilmq keys new --into {path}"
         )
     if not weak:
-        keys = sum(len(account.keys) for account in accounts)
+        keys = sum(len(account.keys) + len(account.azure_keys) for account in accounts)
         yield Finding("credentials", Level.OK, f"{len(accounts)} accounts, {keys} keys")
+
+
+def _guessed_azure(account: Account) -> Iterator[str]:
+    for number, key in enumerate(account.azure_keys, 1):
+        if key in _PUBLIC:
+            yield f"azure_keys of {account.azure_name}: key {number} is the public one of Azurite"
+        elif len(key) < _SECRET_CHARACTERS_MIN:
+            yield f"azure_keys of {account.azure_name}: key {number} has {len(key)} bytes and can be guessed"
 
 
 def certificate(settings: Settings) -> Iterator[Finding]:
@@ -121,6 +137,13 @@ def certificate(settings: Settings) -> Iterator[Finding]:
             text = f"none: what goes to {', '.join(open_ports)} can be read on the way"
             yield Finding("certificate", Level.WARNING, text, "--tls-cert FILE --tls-key FILE, or end TLS in a proxy.")
         return
+    for each in (settings.tls_cert, settings.tls_key):
+        try:
+            each.open("rb").close()
+        except FileNotFoundError:
+            fix = "--tls-cert FILE and --tls-key FILE: check the path."
+            yield Finding("certificate", Level.ERROR, f"{each} is not there", fix)
+            return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password=b"")
     except ssl.SSLError as error:

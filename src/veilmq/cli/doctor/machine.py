@@ -39,6 +39,8 @@ _REMOTE: Final = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster")
 _PRIVILEGED: Final = 1_024
 _LISTENS: Final = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
+_SOCKET_UNIT: Final = "(systemd)"
+"""End of `listener_of` for the port of a socket unit."""
 _THROUGH: Final = ("127.0.0.1", "localhost")
 
 
@@ -180,8 +182,15 @@ def _refused(name: str, address: Address, error: OSError) -> Finding:
     flag, other = f"--{name}", f"{address.host}:0"
     if error.errno == errno.EADDRINUSE:
         owner = listener_of(address.port)
+        if owner.endswith(_SOCKET_UNIT):
+            text = f"{name}: {owner} holds {address}, and starts the server when a client comes"
+            return Finding("ports", Level.OK, text)
         text = f"{flag}: {address} is in use" + (f" by {owner}" if owner else "")
-        return Finding("ports", Level.ERROR, text, f"End that program, or choose another port: {flag} {other}")
+        fix = f"End that program, or choose another port: {flag} {other}"
+        if not owner:
+            look = f"See who has it: sudo ss -ltnp sport = :{address.port} (systemd, for veilmq.socket: all is well)"
+            fix = f"{look}. {fix}"
+        return Finding("ports", Level.ERROR, text, fix)
     if error.errno == errno.EACCES and address.port < _PRIVILEGED:
         text = f"{flag}: {address} may be opened by root alone"
         return Finding(

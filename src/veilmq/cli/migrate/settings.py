@@ -9,6 +9,7 @@ its extents; GetQueueAttributes in the SQS API Reference, as `aws` prints it.
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -38,6 +39,8 @@ _EXTENTS: Final = "__azurite_db_queue_extent__.json"
 _EXTENT_DIRECTORY: Final = "__queuestorage__"
 _DEVELOPMENT: Final = "devstoreaccount1"
 _SENT_TOGETHER: Final = 100
+_REASONS_MAX: Final = 10
+"""Different reasons why a queue refused messages, that are told."""
 _SECONDS: Final = {
     "VisibilityTimeout": "visibility_timeout",
     "DelaySeconds": "delay",
@@ -322,30 +325,48 @@ def _text(value: str) -> str:
     return re.sub(r"\x7f", r"\\u007f", json.dumps(value, ensure_ascii=False))
 
 
+class _Done:
+    """What --to did so far."""
+
+    def __init__(self) -> None:
+        self.created = self.sent = self.refused = self.wrong = 0
+
+    def text(self, queues: int, *, with_messages: bool) -> str:
+        """For people."""
+        refused = f", refused {self.refused}" if self.refused else ""
+        sent = f", sent {self.sent} messages{refused}" if with_messages else ""
+        return f"created {self.created} of {queues} queues{sent}"
+
+
 def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> Exit:
-    wrong = sent = created = 0
+    done, failure = _Done(), None
     for each in found:
         try:
-            if account.create(each.name, each.template):
-                created += 1
+            done.created += account.create(each.name, each.template)
             if with_messages and each.messages:
                 with account.queue(each.name) as queue:
-                    sent += _send(queue, each)
+                    _send(queue, each, done)
         except QueueExists as error:
-            wrong += 1
+            done.wrong += 1
             print(f"left alone: queue {printable(each.name)} exists with another {error.setting}", file=sys.stderr)
         except TransportError as error:
-            raise Failure(Exit.ADDRESS, f"queue {each.name}: {error}") from None
+            advice = "A second run with --messages sends again what was sent." if done.sent else ""
+            failure = Failure(Exit.ADDRESS, f"queue {each.name}: {error}", advice)
+            break
         except VeilError as error:
-            wrong += 1
+            done.wrong += 1
             print(f"refused: queue {printable(each.name)}: {error}", file=sys.stderr)
-    print(f"created {created} of {len(found)} queues" + (f", sent {sent} messages" if with_messages else ""))
-    return Exit.WRONG if wrong else Exit.DONE
+    print(done.text(len(found), with_messages=with_messages))
+    if failure is not None:
+        raise failure
+    return Exit.WRONG if done.wrong or done.refused else Exit.DONE
 
 
-def _send(queue: Queue, found: Found) -> int:
-    """How many the queue took. Raises VeilError for the first that it refused."""
-    can, count = queue.capabilities, 0
+def _send(queue: Queue, found: Found, done: _Done) -> None:
+    """Send them all but those that the queue refuses; these are counted and their reasons told. Raises TransportError,
+    when the others of its batch are counted."""
+    can = queue.capabilities
+    reasons: Counter[str] = Counter()
     fitting = [
         msgspec.structs.replace(
             each,
@@ -354,10 +375,19 @@ def _send(queue: Queue, found: Found) -> int:
         )
         for each in found.messages
     ]
+    lost: TransportError | None = None
     for batch in split(fitting, _SENT_TOGETHER, 0, lambda message: 0):
-        outcomes = queue.send_batch(batch)
-        count += sum(not isinstance(outcome, VeilError) for outcome in outcomes)
-        for outcome in outcomes:
-            if isinstance(outcome, VeilError):
-                raise outcome
-    return count
+        for outcome in queue.send_batch(batch):
+            if isinstance(outcome, TransportError):
+                lost = outcome
+            elif isinstance(outcome, VeilError):
+                reasons[f"{type(outcome).__name__}: {outcome}"] += 1
+            else:
+                done.sent += 1
+        if lost is not None:
+            break
+    done.refused += reasons.total()
+    for reason, count in reasons.most_common(_REASONS_MAX):
+        print(f"refused: queue {printable(found.name)}: {count} messages: {printable(reason)}", file=sys.stderr)
+    if lost is not None:
+        raise lost
