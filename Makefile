@@ -24,7 +24,7 @@ NODE_VERSION := 22.23.3
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
 
-.PHONY: help setup setup-test setup-clients run accelerator sanitized wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run accelerator accelerator-later sanitized wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
@@ -56,11 +56,16 @@ help:
 	@echo 'make lock               resolve requirements/*.txt again'
 	@echo 'make clean              remove everything that make made (not veilmq-data)'
 
-setup: $(RUN_STAMP)
+setup: $(RUN_STAMP) accelerator-later
 	@:
 
+# A compiler may come after the first set-up, which said what was missing: this says nothing.
+accelerator-later:
+	@set -- src/veilmq/accelerator/_native*.so $${CC:-cc}; [ -e "$$1" ] || ! command -v "$$2" >/dev/null || \
+		$(BIN)/python tools/accelerator.py --later
+
 # The default Java of Debian: 17 on Debian 12, 21 on Debian 13.
-setup-test: $(TEST_STAMP) .tools/docs/.installed
+setup-test: $(TEST_STAMP) accelerator-later .tools/docs/.installed
 	@tools/need.sh strace strace
 	@tools/need.sh openssl openssl
 	@tools/need.sh groff groff-base

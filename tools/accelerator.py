@@ -2,11 +2,12 @@
 
     python tools/accelerator.py                   in place, or says in one line why not
     python tools/accelerator.py --must            the same, but without it the exit code is 1
+    python tools/accelerator.py --later           as above, but says nothing: `make setup` again
     python tools/accelerator.py --sanitized DIR   a copy of the sources, built with ASan and UBSan: `make sanitized`
 
 Without a compiler or Python's headers VeilMQ is plain Python, and does the same. A wheel is plain, too, so that one is
 for every machine and a release has the same bytes each time. With `VEILMQ_ACCELERATOR=on` a wheel has the accelerator,
-for this Python and processor, and it fails if it cannot; with `auto` it then is a plain one.
+for this Python and processor, and it fails if it cannot; with `auto` it then is a plain one. Other values are refused.
 """
 
 import argparse
@@ -28,37 +29,63 @@ FAST = ["-O3", "-DNDEBUG"]
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
+LOAD = """
+import sys
+from importlib import machinery, util
+util.module_from_spec(util.spec_from_loader("_native", machinery.ExtensionFileLoader("_native", sys.argv[1])))
+"""
+
+
 class NotBuilt(Exception):
-    """The reason is in one line."""
+    """The reason, in one line where it is ours."""
+
+
+class NotHere(NotBuilt):
+    """No compiler will help."""
 
 
 def build(root: Path, *flags: str) -> Path:
     """Compile the sources below root, in place; returns the module's file. Raises NotBuilt."""
     include = Path(sysconfig.get_path("include"))
     if sys.implementation.name != "cpython" or not sys.platform.startswith("linux"):
-        raise NotBuilt(f"it is for CPython on Linux, not {sys.implementation.name} on {sys.platform}")
+        raise NotHere(f"it is for CPython on Linux, not {sys.implementation.name} on {sys.platform}")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise NotBuilt("it is not for a Python without the interpreter lock")
+        raise NotHere("it is not for a Python without the interpreter lock")
     if not (include / "Python.h").exists():
         raise NotBuilt(f"{include}/Python.h is missing (on Debian: apt-get install python3-dev)")
     made = root / SOURCES / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     aside = made.with_name(f"{made.name}.{os.getpid()}")
-    compiler = shlex.split(os.environ.get("CC") or "cc")
-    files = sorted((root / SOURCES).glob("*.[ch]"))
-    checksum = f"-DVEILMQ_SOURCES={crc32(b''.join(path.read_bytes() for path in files))}L"
-    sources = [str(path) for path in files if path.suffix == ".c"]
     try:
-        subprocess.run(
-            [*compiler, *FLAGS, *flags, checksum, f"-I{include}", "-o", str(aside), *sources],
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        raise NotBuilt(f"there is no C compiler `{compiler[0]}` (on Debian: apt-get install gcc libc6-dev)") from None
-    except subprocess.CalledProcessError as error:
-        raise NotBuilt(f"the compiler failed: {error.stderr.decode().strip() or error}") from None
-    aside.replace(made)  # in one step: a server may have the older one open
+        compiler = shlex.split(os.environ.get("CC") or "") or ["cc"]
+    except ValueError as error:
+        raise NotBuilt(f"CC is {os.environ['CC']!r}, which is no command: {error}") from None
+    if shutil.which(compiler[0]) is None and not Path(compiler[0]).exists():
+        raise NotBuilt(f"there is no C compiler `{compiler[0]}` (on Debian: apt-get install gcc libc6-dev)")
+    try:
+        files = sorted((root / SOURCES).glob("[!.]*.[ch]"))
+        checksum = f"-DVEILMQ_SOURCES={crc32(b''.join(path.read_bytes() for path in files)) & 0x7FFFFFFF}L"
+        sources = [str(path) for path in files if path.suffix == ".c"]
+        command = [*compiler, *FLAGS, *flags, checksum, f"-I{include}", "-o", str(aside), *sources]
+        done = subprocess.run(command, check=False, capture_output=True)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            raise NotBuilt(f"the compiler failed: {said or f'exit code {done.returncode}'}")
+        if list(flags) != SANITIZED:  # those libraries come first in a process, or it does not load
+            _load(aside)
+        aside.replace(made)  # in one step: a server may have the older one open
+    except OSError as error:
+        raise NotBuilt(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+    finally:
+        aside.unlink(missing_ok=True)
     return made
+
+
+def _load(made: Path) -> None:
+    """Load the module in a process of its own. Raises NotBuilt."""
+    done = subprocess.run([sys.executable, "-c", LOAD, str(made)], check=False, capture_output=True)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise NotBuilt(f"what the compiler made cannot be loaded: {said.splitlines()[-1]}")
 
 
 try:
@@ -72,7 +99,10 @@ else:
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             """Called before the wheel is put together. version: `editable` for an install of a checkout."""
-            wanted = os.environ.get("VEILMQ_ACCELERATOR") or "off"
+            given = os.environ.get("VEILMQ_ACCELERATOR") or "off"
+            wanted = given.lower()
+            if wanted not in {"auto", "on", "off"}:
+                raise NotBuilt(f"VEILMQ_ACCELERATOR is {given!r}: it may be auto, on or off")
             if wanted == "off" or version == "editable":  # tools/install.sh builds it in place
                 return
             try:
@@ -90,16 +120,22 @@ else:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--must", action="store_true", help="exit with 1 if it was not built")
+    parser.add_argument("--later", action="store_true", help="say nothing if it was not built")
     parser.add_argument("--sanitized", type=Path, metavar="DIR", help="a copy in DIR/src, with ASan and UBSan")
     options = parser.parse_args()
     try:
         if options.sanitized is None:
             build(ROOT, *FAST)
         else:
-            shutil.copytree(ROOT / "src", options.sanitized / "src", dirs_exist_ok=True)
+            shutil.copytree(
+                ROOT / "src", options.sanitized / "src", ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True
+            )
             build(options.sanitized, *SANITIZED)
     except NotBuilt as reason:
-        print(f"veilmq: without the accelerator, which only makes it faster: {reason}", file=sys.stderr)
+        again = "make sanitized" if options.sanitized else "make accelerator"
+        then = "" if isinstance(reason, NotHere) else f"; then `{again}`"
+        if not options.later:
+            print(f"veilmq: without the accelerator, which only makes it faster: {reason}{then}", file=sys.stderr)
         sys.exit(1 if options.must or options.sanitized else 0)
 
 

@@ -7,7 +7,7 @@ set -eu
 
 cd "$(dirname "$0")/.."
 rm -rf dist
-.venv/bin/python -m hatchling build --target wheel --target sdist
+VEILMQ_ACCELERATOR=off .venv/bin/python -m hatchling build --target wheel --target sdist
 version=$(.venv/bin/python -c 'import veilmq; print(veilmq.__version__)')
 cp requirements/run.txt "dist/veilmq-$version-run.txt"
 

@@ -100,9 +100,8 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(accelerator.status != "on", reason=f"the accelerator is {accelerator.status}")
-def test_a_wheel_can_have_the_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(accelerator.VARIABLE, "on")
-    (wheel,) = build(ROOT, tmp_path, "wheel")
+def test_a_wheel_can_have_the_accelerator(tmp_path: Path) -> None:
+    (wheel,) = build(ROOT, tmp_path, "wheel", wanted="ON")
     assert re.search(r"-(cp3\d+)-\1-linux_\w+\.whl$", wheel.name)
     with zipfile.ZipFile(wheel) as content:
         names = [name for name in content.namelist() if name.startswith("veilmq/accelerator/")]
@@ -110,11 +109,19 @@ def test_a_wheel_can_have_the_accelerator(tmp_path: Path, monkeypatch: pytest.Mo
     assert names[1].endswith(".so")
 
 
-def build(source: Path, into: Path, *targets: str) -> list[Path]:
-    """What hatchling builds of a tree."""
+def test_a_wheel_with_something_else_is_refused_and_a_release_is_plain(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="VEILMQ_ACCELERATOR is 'Yes': it may be auto, on or off"):
+        build(ROOT, tmp_path, "wheel", wanted="Yes")
+    assert list(tmp_path.iterdir()) == []
+    assert "\nVEILMQ_ACCELERATOR=off .venv/bin/python -m hatchling" in (ROOT / "tools" / "release.sh").read_text()
+
+
+def build(source: Path, into: Path, *targets: str, wanted: str = "off") -> list[Path]:
+    """What hatchling builds of a tree. wanted: of the accelerator."""
+    environment = os.environ | {accelerator.VARIABLE: wanted}
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(into)]
     command += [word for target in targets for word in ("--target", target)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(into.iterdir())
 

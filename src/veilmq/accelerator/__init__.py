@@ -9,6 +9,8 @@ begins, by the environment variable `VEILMQ_ACCELERATOR`:
     on     the same, but `veilmq serve` refuses to start without it
     off    do not use it
 
+In any case of letters; with another value whatever would use it refuses.
+
 Before changing it: bytes from outside are read in C. `make fuzz` and `make sanitized` look for what is wrong.
 """
 
@@ -24,7 +26,7 @@ VARIABLE: Final = "VEILMQ_ACCELERATOR"
 
 
 class AcceleratorMissing(Exception):
-    """It is asked for, but this Python has none; or the variable has a value that it may not have."""
+    """It is asked for, but it cannot be used here; or the variable has a value that it may not have."""
 
 
 def _load(wanted: str) -> tuple[ModuleType | None, str]:
@@ -33,23 +35,35 @@ def _load(wanted: str) -> tuple[ModuleType | None, str]:
         return None, f"off ({VARIABLE})"
     try:
         native = importlib.import_module("veilmq.accelerator._native")
-    except ImportError:
+    except ModuleNotFoundError:
         return None, "off (not built)"
-    sources = sorted(Path(__file__).parent.glob("*.[ch]"))  # none in a wheel
-    if sources and native.sources != crc32(b"".join(path.read_bytes() for path in sources)):
+    except ImportError as error:
+        return None, f"off (cannot be loaded: {error})"
+    sources = sorted(Path(__file__).parent.glob("[!.]*.[ch]"))  # none in a wheel, and an editor's hidden files are none
+    try:
+        checksum = crc32(b"".join(path.read_bytes() for path in sources)) & 0x7FFFFFFF
+    except OSError as error:
+        return None, f"off (its sources cannot be read: {error})"
+    if sources and native.sources != checksum:
         return None, "off (built from other sources: make accelerator)"
     return native, "on"
 
 
-_wanted = os.environ.get(VARIABLE) or "auto"
+_given = os.environ.get(VARIABLE) or "auto"
+_wanted = _given.lower()
 _native, status = _load(_wanted)
 """status: `on`, or `off` with the reason in brackets."""
 
 
+def check_value() -> None:
+    """Raises AcceleratorMissing for a value that the variable may not have."""
+    if _wanted not in {"auto", "on", "off"}:
+        raise AcceleratorMissing(f"{VARIABLE} is {_given!r}: it may be auto, on or off")
+
+
 def check() -> None:
     """Raises AcceleratorMissing, which says what to do."""
-    if _wanted not in {"auto", "on", "off"}:
-        raise AcceleratorMissing(f"{VARIABLE} is {_wanted!r}: it may be auto, on or off")
+    check_value()
     if _wanted == "on" and _native is None:
         build = "`make accelerator` in a checkout builds it, with a C compiler and Python's headers"
         raise AcceleratorMissing(f"{VARIABLE} is on, but the accelerator is {status}: {build}")
@@ -83,5 +97,6 @@ def accelerated(*constants: object) -> Callable[[Function], Function]:
 
 
 def shortcut(name: str, *constants: object) -> Callable[..., Any] | None:
-    """The function of that name in C; None without it."""
+    """The function of that name in C; None without it. Raises AcceleratorMissing as `check_value` does."""
+    check_value()
     return None if _native is None else _native.bind(name, constants)

@@ -88,6 +88,7 @@ FUNCTION(accel_plain_scheme)
     PyObject *request = args[0], *headers, *target, *body;
     if (!is_a(request, CONSTANT(0)) || field(request, METHOD) != CONSTANT(2) || !is_none(request, AUTHORITY)
         || !(target = field(request, TARGET)) || !PyBytes_CheckExact(target) || PyBytes_GET_SIZE(target) != 1
+        || *PyBytes_AS_STRING(target) != '/'
         || !(headers = field(request, HEADERS)) || !PyDict_CheckExact(headers)
         || !(body = field(request, BODY)) || !PyBytes_CheckExact(body)
         || PyDict_Contains(headers, CONSTANT(6)))

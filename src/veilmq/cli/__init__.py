@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import veilmq
+from veilmq import accelerator
 from veilmq.cli.failures import Exit, Failure, end, end_without
 from veilmq.cli.output import OUTPUT_FULL, drop_output, flush_output, prepare_output
 
@@ -102,6 +103,8 @@ def main() -> None:
             flush_output()
     except Failure as failure:
         end(failure)
+    except accelerator.AcceleratorMissing as missing:
+        end(Failure(Exit.USAGE, str(missing)))
     except ModuleNotFoundError as error:
         end_without(error)
     except BrokenPipeError:  # the reader of our output has gone
@@ -116,9 +119,8 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from veilmq.accelerator import status
-
-        print(f"veilmq {veilmq.__version__}, accelerator {status}")
+        accelerator.check_value()
+        print(f"veilmq {veilmq.__version__}, accelerator {accelerator.status}")
         raise typer.Exit
 
 

@@ -48,17 +48,18 @@ def _version(data: Data = Path("veilmq-data"), as_json: Json = False) -> None:
 
 def installed() -> dict[str, Any]:
     """Release, interpreter, machine, the database's engine, event loop, accelerator, what each extra lacks."""
-    from veilmq.accelerator import status
+    from veilmq import accelerator
     from veilmq.engine.directory import STATE_FORMAT
     from veilmq.store.sqlite.tools import SQLITE
 
+    accelerator.check_value()
     return {
         "veilmq": f"{veilmq.__version__} (state format {STATE_FORMAT}) in {Path(veilmq.__file__).parent}",
         "python": f"{platform.python_version()} ({platform.python_implementation()}) in {sys.prefix}",
         "platform": f"{platform.platform()} ({os.cpu_count()} cores)",
         "sqlite": SQLITE,
         "loop": f"uvloop {version}" if (version := _version_of("uvloop")) else "asyncio's own",
-        "accelerator": status,
+        "accelerator": accelerator.status,
         "extras": [f"{name}: {_shown(packages)}" for name, packages in sorted(_extras().items())],
     }
 

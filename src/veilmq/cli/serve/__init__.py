@@ -83,16 +83,13 @@ _TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 def serve(resolved: Resolved, manager: Manager) -> Exit:
     """Serve until a signal or a failed store; tell the service manager of start and stop.
 
-    Raises Failure if it cannot start.
+    Raises Failure or AcceleratorMissing if it cannot start.
     """
     settings, sockets = manager.ports(resolved.settings)
     if manager.watchdog_s is not None:
         faulthandler.enable()  # its SIGABRT then tells where each thread hung
     set_up(settings.log_format, settings.log_level)
-    try:
-        accelerator.check()
-    except accelerator.AcceleratorMissing as missing:
-        raise Failure(Exit.USAGE, str(missing)) from None
+    accelerator.check()
     release = f"{veilmq.__version__} (accelerator {accelerator.status})"
     log.info("VeilMQ %s, pid %d, data in %s", release, os.getpid(), settings.data.absolute())
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))

@@ -294,13 +294,16 @@ class _Appending:
         For each it does what `append` does."""
         if _PLAIN_ROWS is None or not commands:
             return []
-        writer, sender = self._writer, commands[0].origin
+        writer, opening = self._writer, commands[0]
+        sender = opening.origin
         queue = writer.queue(commands[0].queue)
         if queue is None or queue.groups is not None or writer.disk_low is not None or writer.types.reads_bodies:
             return []
         settings, room = queue.settings, self._depth - queue.visible
         if room <= 0 or settings.fifo or settings.delay_us:
             return []
+        if opening.size_bytes > settings.message_bytes_max or opening.from_xml or opening.must_appear:
+            return []  # it may be refused, and then its sender is not recorded
         self._meet(queue, sender)
         now, expires, before = writer.now, self._expires, writer.mark.sequence
         shared = (
