@@ -14,6 +14,7 @@ from veilmq.admin.history.feed import Feed
 from veilmq.cli.serve import admin_port
 from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX
 from veilmq.model.events import HistoryTrimmed
+from veilmq.testing.for_each import for_each
 
 READ_BYTES_MAX = 256 * 1024
 """What uvloop or asyncio hands over at once."""
@@ -124,7 +125,7 @@ def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPat
         assert client.recv(15) == b"HTTP/1.1 200 OK"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("head", "status"),
     [
         (b"GET /health/live HTTP/1.0\r\n", 200),

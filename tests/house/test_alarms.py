@@ -20,6 +20,7 @@ from tests.cli.test_certificate import make_pair
 from tests.house.test_site import tool
 
 from veilmq.server.logs import Json
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +116,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
     return [*found, Series("up", {"job": "veilmq", "instance": "127.0.0.1:9325"})]
 
 
-@pytest.mark.parametrize("rule", alarms(), ids=lambda rule: str(rule["alert"]))
+@for_each("rule", alarms(), ids=lambda rule: str(rule["alert"]))
 def test_an_alarm_looks_at_what_is_shown(rule: dict[str, Any], shown: list[Series]) -> None:
     assert _SELECTOR.search(rule["expr"])
     assert unseen(rule, shown) == []
@@ -131,7 +132,7 @@ def test_the_reference_lists_every_metric_with_its_labels(shown: list[Series]) -
     assert sorted(listed.keys() - found.keys()) == []
 
 
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: str(panel["title"]))
+@for_each("panel", panels(), ids=lambda panel: str(panel["title"]))
 def test_a_panel_looks_at_what_is_shown(panel: dict[str, Any], shown: list[Series]) -> None:
     """Those of a cluster are held against the code's names."""
     assert panel["targets"]

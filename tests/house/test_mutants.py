@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from veilmq.testing.for_each import for_each
+
 ROOT = Path(__file__).parents[2]
 PATCHES_MIN = 60
 ROOMS = {"model", "store", "engine", "sqs", "azure", "mns", "server", "push", "admin", "client", "pipeline"}
@@ -72,7 +74,7 @@ def test_every_patch_applies_and_its_tests_exist(run: ModuleType) -> None:
     assert {mutant.name.partition("/")[0] for mutant in good} >= ROOMS
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "wrong"),
     [
         (patch(*HALF), []),

@@ -6,8 +6,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from veilmq.client.encrypted import EncryptedQueue
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue, ObjectStore
@@ -20,6 +18,7 @@ from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, Thresh
 from veilmq.client.topics import create_pull_topic
 from veilmq.client.transaction import Times, TransactionQueue
 from veilmq.client.worker import Backoff, Options
+from veilmq.testing.for_each import for_each
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- parameters of {} -->\n", "<!-- end of parameters -->"
@@ -77,7 +76,7 @@ def rows(page: str, title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("page", "title"), [(page, title) for page, titles in TABLES.items() for title in titles])
+@for_each(("page", "title"), [(page, title) for page, titles in TABLES.items() for title in titles])
 def test_a_table_has_every_parameter_with_its_default(page: str, title: str) -> None:
     found = rows(page, title)
     assert [(name.strip("`"), default) for name, default, _ in found] == list(wanted(TABLES[page][title]))

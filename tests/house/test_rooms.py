@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from veilmq.testing.for_each import for_each
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -127,7 +129,7 @@ def test_there_is_something_to_check() -> None:
     assert MODULES
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "banned", "found"),
     [
         ("import time\nnow = time.time()", CLOCKS, ["2: time.time"]),

@@ -10,6 +10,7 @@ from veilmq.model.commands import Send
 from veilmq.model.message_type import BODY_CHARACTERS_MAX, MessageTypes, parse_pointer
 from veilmq.model.messages import NO_EXTRAS, Attribute, Extras
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 
@@ -22,7 +23,7 @@ def with_attribute(name: str, kind: str, value: str | bytes) -> Extras:
     return Extras(attributes=(Attribute("first", "String", "1"), Attribute(name, kind, value)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pointer", "body", "found"),
     [
         ("/type", '{"type": "resize"}', "resize"),

@@ -15,6 +15,7 @@ from veilmq.model.messages.reports import (
     read_header,
     write_header,
 )
+from veilmq.testing.for_each import for_each
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_what_a_header_says(header: bytes, report: Report) -> None:
     assert read_header(header) == report
 
 
-@pytest.mark.parametrize(
+@for_each(
     "header",
     [
         None,

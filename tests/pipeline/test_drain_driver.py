@@ -23,6 +23,7 @@ from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, 
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
 from veilmq.pipeline.places import place
+from veilmq.testing.for_each import for_each
 
 START = Offset()
 
@@ -448,7 +449,7 @@ def test_half_a_manifest_of_a_crash_is_no_manifest(stage: Stage) -> None:
         play.driver.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"lease": "0"}, "lease=0"),

@@ -28,6 +28,7 @@ from veilmq.pipeline import tables
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.report import Analysis
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ
 
 NO_SPARK = {"JAVA_HOME": "/nowhere"}
@@ -45,7 +46,7 @@ def content(place: Path) -> dict[str, bytes]:
     return {str(each.relative_to(place)): each.read_bytes() for each in place.rglob("*") if each.is_file()}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "said"),
     [
         (["tidy", "events", "--retention-days", "-1"], "--retention-days"),
@@ -65,7 +66,7 @@ def content(place: Path) -> dict[str, bytes]:
 def test_what_cannot_be_is_refused_and_changes_nothing(
     exported: Path, tmp_path: Path, run: Run, arguments: list[str], said: str
 ) -> None:
-    (tmp_path / "archive" / "messages").mkdir(parents=True)
+    (tmp_path / "archive" / "messages").mkdir(parents=True, exist_ok=True)
     before = content(exported)
     code, out, err = run("pipeline", *arguments)
     assert (code, out) == (2, "")
