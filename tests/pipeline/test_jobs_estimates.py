@@ -5,23 +5,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.estimate.test_estimate import READINGS
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Law, Workload, bimodal, history, lognormal, pareto
 
 from veilmq.client.timeouts import Costs
-from veilmq.estimate import Ended, Estimate
-from veilmq.pipeline.estimates import Curve, reading_of, sample_of, timeout_price
-from veilmq.pipeline.estimates.buckets import (
-    AGAIN_CRASHED,
-    BOUNDS,
-    CRASHED,
-    DONE,
-    SCHEMA,
-    WATCHED,
-    bucket_of,
-    histogram,
-)
+from veilmq.pipeline.estimates import Curve, sample_of, timeout_price
+from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of, histogram
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.survival import _quantiles, quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
@@ -236,39 +225,6 @@ def test_at_least_holds_where_a_crash_cannot_be_told_from_long_work(rate: float)
     planned = recommend(rows, None)
     best, _ = best_timeout(np.asarray(law.survival(BOUNDS), float), Costs(crashes_per_second=rate), 43_200)
     assert 0.3 * best < planned["timeout_at_least_s"] < 1.1 * best
-
-
-@for_each("case", READINGS)
-def test_a_lease_without_a_sign_is_read_as_the_servers_estimate_reads_it(case: str) -> None:
-    """Decision 0026: as crashes, as slow work, or as either; what both say of the median and the tail is alike."""
-    leases, reading = READINGS[case]
-    ends = {(Ended.DONE, True): DONE, (Ended.SILENT, True): CRASHED, (Ended.SILENT, False): AGAIN_CRASHED}
-    values = {
-        "ended": [ends[each.ended, each.attempt == 1] for each in leases],
-        "bucket": bucket_of([each.alive_s for each in leases]),
-        "until": bucket_of([each.until_s if each.ended is Ended.SILENT else 0 for each in leases]),
-        "lease": bucket_of([each.until_s for each in leases]),
-        "leases": 1.0,
-        "held_s": [each.alive_s for each in leases],
-    }
-    named = dict(zip(("account", "region", "queue", "type"), ("0", "r", "q", "t"), strict=True))
-    sums = dict.fromkeys(("lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares"), 0.0)
-    rows = pd.DataFrame(named | values | sums)
-    assert reading_of(rows) == reading
-    estimate, found = Estimate(leases), _quantiles(rows).iloc[0]
-    assert found.silent_were == reading
-    assert found.p50_s == pytest.approx(estimate.quantiles["p50"].value, rel=0.1)
-    crashed = Curve(sample_of(rows, "crashes")).quantile(0.99)
-    if reading in ("slow", "unknown"):
-        # Nobody saw how long the work takes; a law may say it.
-        assert estimate.quantiles["p99"].high is None
-        assert found.p99_basis != "curve"
-        assert found.p99_high_s is None or found.p99_high_s > 30 > crashed.low
-    planned, other = recommend(rows, BELIEVED), recommend(rows.assign(redone=1.0), BELIEVED)
-    assert (planned["silent_were"], other["silent_were"]) == (reading, "crashes" if reading != "none" else "none")
-    if reading == "unknown":
-        assert found.p99_low_s <= crashed.low, "all of them may have crashed"
-        assert (planned["timeout_s"], planned["timeout_high_s"]) == (other["timeout_s"], None)
 
 
 class TestCrashRate:

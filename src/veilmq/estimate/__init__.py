@@ -107,36 +107,6 @@ class Effect(msgspec.Struct, frozen=True):
     """Whether leases were long enough to show it; if not, `duplicates` is an upper bound."""
 
 
-class Silence(NamedTuple):
-    """What is known of leases that ran out without a sign of their worker, and of the others beside them."""
-
-    never_extended: float
-    """Messages whose first lease ended so and was never extended ..."""
-    extended: float
-    """... or had been extended."""
-    messages: float
-    slow: float
-    """Messages whose first lease ended with the work, later than half of the shortest lease that nobody extended."""
-    again: float
-    """Leases of messages that were received again ..."""
-    again_silent: float
-    """... and those of them that ended so once more."""
-    any_late: bool
-    """Whether some worker was heard of after its lease had ended."""
-
-    def reading(self) -> str:
-        """What they were: `none` there are, `crashes`, `slow` or `unknown`."""
-        if not self.never_extended:
-            return "crashes" if self.extended else "none"
-        if self.any_late:
-            return "crashes"
-        if self.again and 2 * self.again_silent >= self.again:
-            return "slow"
-        # Of work that goes on so long about as much ends in the second half of a lease as after its end, or more.
-        are_few = self.never_extended <= _CRASHES_AT_ONCE * self.messages
-        return "crashes" if are_few and _RARE * self.slow <= self.never_extended else "unknown"
-
-
 class Estimate:
     """What the leases of one queue, or of one type, say."""
 
@@ -261,13 +231,21 @@ def _sample(lease: Lease) -> Sample:
 
 
 def _reading(firsts: Sequence[Lease], again: Sequence[Lease], leases: Sequence[Lease]) -> str:
+    """What silent leases were: `none` there are, `crashes`, `slow` or `unknown`."""
     every = [each for each in firsts if each.ended is Ended.SILENT]
     silent = [each for each in every if not each.extended]
+    if not silent:
+        return "crashes" if every else "none"
+    if any(each.late for each in leases):
+        return "crashes"
     over = [each.ended is Ended.SILENT for each in again if each.ended is not Ended.OPEN]
-    half_s = min((each.until_s for each in silent), default=0.0) / 2
+    if over and 2 * sum(over) >= len(over):
+        return "slow"
+    # Of work that goes on so long about as much ends in the second half of a lease as after its end, or more.
+    half_s = min(each.until_s for each in silent) / 2
     slow = sum(each.ended is Ended.DONE and each.alive_s > half_s for each in firsts)
-    late = any(each.late for each in leases)
-    return Silence(len(silent), len(every) - len(silent), len(firsts), slow, len(over), sum(over), late).reading()
+    are_few = len(silent) <= _CRASHES_AT_ONCE * len(firsts)
+    return "crashes" if are_few and _RARE * slow <= len(silent) else "unknown"
 
 
 def _with_crashes(firsts: Sequence[Lease], slow: list[Sample]) -> tuple[list[Sample], int]:

@@ -193,7 +193,7 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         show(asked, records(found.timeouts), _SHOWN["timeouts"])
         _tell_left_out(found)
     if not asked.as_json:
-        print(f"wrote {file}")
+        print(f"wrote {asked.out}/report.html")
 
 
 def health(

@@ -19,18 +19,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from veilmq.estimate import Silence
 from veilmq.estimate.schedule import Costs, Schedule
 from veilmq.pipeline.estimates import laws
 from veilmq.pipeline.estimates.buckets import (
     AGAIN,
-    AGAIN_CRASHED,
     AGAIN_DONE,
     BOUNDS,
     CRASHED,
     DONE,
     LAST,
-    LATER,
     MIDDLES,
     STOPPED,
     WATCHED,
@@ -79,55 +76,8 @@ class Sample(NamedTuple):
         return self.crashes / self.exposure_s if self.exposure_s > 0 else 0.0
 
 
-def reading_of(rows: Any) -> str:
-    """What the leases were that ran out without a sign, from histogram rows: `none`, `crashes`, `slow`, `unknown`.
-
-    By the rule of the server's estimate (`Silence`).
-    """
-    silent = rows[rows.ended == CRASHED]
-    plain = silent[silent.bucket == 0]
-    later = rows[rows.ended.isin(LATER)]
-    done = rows[rows.ended == DONE]
-    half_s = BOUNDS[int(plain.until.min())] / 2 if len(plain) else 0.0
-    is_over = rows.ended.isin((DONE, STOPPED, AGAIN, AGAIN_DONE)) & (rows.renewals < rows.leases)
-    return Silence(
-        never_extended=float(plain.leases.sum()),
-        extended=float(silent.leases.sum() - plain.leases.sum()),
-        messages=float(rows.leases.sum() - later.leases.sum()),
-        slow=float(done.leases[done.held_s > half_s * done.leases].sum()),
-        again=float(later.leases.sum()),
-        again_silent=float(later.leases[later.ended == AGAIN_CRASHED].sum()),
-        any_late=bool((rows.redone > 0).any() or (is_over & (rows.bucket > rows.lease)).any()),
-    ).reading()
-
-
-def sample_of(rows: Any, reading: str | None = None) -> Sample:
-    """From histogram rows (a pandas frame with the columns of `buckets.SCHEMA`).
-
-    reading: what the leases were that ran out without a sign, if not `reading_of` the rows. `crashes` and `unknown`
-    count as crashes; see `slowest`.
-    """
-    return _slow(rows) if (reading or reading_of(rows)) == "slow" else _sample(rows)
-
-
-def slowest(rows: Any) -> "Curve":
-    """The curve if all leases were slow work of which nobody knows what they were. No law goes on beyond it: it would
-    make long work, that nobody has seen, of what may be crashes."""
-    return Curve(_slow(rows), with_laws=False)
-
-
-def _slow(rows: Any) -> Sample:
-    is_slow = (rows.ended == CRASHED) & (rows.bucket == 0)
-    return _sample(
-        rows.assign(
-            ended=rows.ended.where(~is_slow, STOPPED),
-            bucket=rows.bucket.where(~is_slow, rows.until),
-            held_s=rows.held_s.where(~is_slow, rows.leases * BOUNDS[rows.until.to_numpy()]),
-        )
-    )
-
-
-def _sample(rows: Any) -> Sample:
+def sample_of(rows: Any) -> Sample:
+    """From histogram rows (a pandas frame with the columns of `buckets.SCHEMA`)."""
     finished, stopped = np.zeros(LAST + 1), np.zeros(LAST + 1)
     for ended, into in ((DONE, finished), (STOPPED, stopped)):
         part = rows[rows.ended == ended]
@@ -148,27 +98,25 @@ def _sample(rows: Any) -> Sample:
 
 
 def doubted(rows: Any) -> "Curve | None":
-    """The curve if all attempts had crashed that may have; None unless crashes and long work look alike.
+    """The curve if all attempts whose lease runs on had crashed; None unless crashes and long work look alike.
 
-    They look alike where leases outlast the history and none has expired in it, and where nobody knows what those were
-    that ran out. Work takes at least as long as this curve.
+    They look alike where leases outlast the history and none has expired in it. Work takes at least as long as this
+    curve.
     """
-    if reading_of(rows) == "unknown":
-        return Curve(sample_of(rows, "crashes"))
     watched = rows.ended == WATCHED
     if not watched.any() or (rows.ended == CRASHED).any():
         return None
-    return Curve(sample_of(rows.assign(ended=rows.ended.where(~watched, CRASHED)), "crashes"))
+    return Curve(sample_of(rows.assign(ended=rows.ended.where(~watched, CRASHED))))
 
 
 def length_of(rows: Any) -> tuple[str | None, float | None]:
     """Whose the length of work is, from histogram rows: `message` if messages that were received again take longer than
     others, else `attempt`; None: too few were. And the median if each lease counted (None: nobody knows)."""
     done, cut, done_again, cut_again = (np.zeros(LAST + 1) for _ in range(4))
-    for ended, into in ((DONE, done), (AGAIN_DONE, done_again), (AGAIN, cut_again), (AGAIN_CRASHED, cut_again)):
+    for ended, into in ((DONE, done), (AGAIN_DONE, done_again), (AGAIN, cut_again)):
         part = rows[rows.ended == ended]
         np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
-    others = rows[~rows.ended.isin((DONE, *LATER))]
+    others = rows[~rows.ended.isin((DONE, AGAIN, AGAIN_DONE))]
     np.add.at(cut, others.bucket.to_numpy(), others.leases.to_numpy())
     median = _within(kaplan_meier(done + done_again, cut + cut_again), 0.5)
     if done_again.sum() < _AGAIN_MIN:
@@ -235,7 +183,7 @@ class Quantile(NamedTuple):
 class Curve:
     """A survival curve with its reach, its error and, if one fits, the law behind it."""
 
-    def __init__(self, sample: Sample, *, with_laws: bool = True) -> None:
+    def __init__(self, sample: Sample) -> None:
         self.sample = sample
         finished, censored = sample.finished, sample.censored
         self.alive = kaplan_meier(finished, censored)
@@ -253,7 +201,7 @@ class Curve:
         """No attempt beyond was censored: the curve comes down to its end."""
         if self.comes_down:
             self.last = int(np.flatnonzero(finished + censored)[-1])
-        several = with_laws and len(np.flatnonzero(finished)) > 1 and self.finished >= FINISHED_MIN
+        several = len(np.flatnonzero(finished)) > 1 and self.finished >= FINISHED_MIN
         self._counts = laws.Counts(finished, censored, self.alive, self.error) if several else None
         found = [] if self._counts is None else laws.fitted(self._counts)
         self.laws = [each for each in found if self._agrees(each)]

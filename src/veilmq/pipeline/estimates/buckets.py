@@ -28,13 +28,10 @@ BOUNDS: Final = SHORTEST * np.exp(STEP * np.arange(LAST + 1))
 MIDDLES: Final = np.concatenate([[SHORTEST / 2], np.sqrt(BOUNDS[1:] * BOUNDS[:-1])])
 
 GROUP: Final = ("account", "region", "queue", "type")
-DONE, STOPPED, CRASHED, WATCHED = "done", "stopped", "crashed", "watched"
-"""Took exactly that long; was alive at that time; was alive at that time, and the lease ran out without another sign;
-was alive at that time, and the lease runs on."""
-AGAIN, AGAIN_DONE, AGAIN_CRASHED = "again", "again_done", "again_crashed"
-"""Not the message's first, so it says nothing about how long messages take (`veilmq.estimate`): alive at that time,
-took exactly that long, or ran out without a sign."""
-LATER: Final = (AGAIN, AGAIN_DONE, AGAIN_CRASHED)
+DONE, STOPPED, CRASHED, WATCHED, AGAIN, AGAIN_DONE = "done", "stopped", "crashed", "watched", "again", "again_done"
+"""Took exactly that long; was alive at that time; was alive at that time and crashed before the next sign of life was
+due; was alive at that time, and is still working or crashed since. Not the message's first, so it says nothing about
+how long messages take (`veilmq.estimate`): alive at that time, or took exactly that long."""
 CELL: Final = ("ended", "bucket", "until", "lease")
 SUMS: Final = ("leases", "held_s", "lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares")
 SCHEMA: Final = (
@@ -161,7 +158,7 @@ def histogram(leases: "DataFrame") -> "DataFrame":
     crashed, watched = F.col("outcome") == "crashed", F.col("watched_us").isNotNull()
     again = F.col("attempt") > 1
     ended = (
-        F.when(again, F.when(F.col("exact"), AGAIN_DONE).when(crashed, AGAIN_CRASHED).otherwise(AGAIN))
+        F.when(again, F.when(F.col("exact"), AGAIN_DONE).otherwise(AGAIN))
         .when(F.col("exact"), DONE)
         .when(crashed, CRASHED)
         .when(watched, WATCHED)

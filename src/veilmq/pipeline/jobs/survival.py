@@ -30,8 +30,7 @@ QUANTILES_SCHEMA: Final = (
     " p90_s double, p90_low_s double, p90_high_s double, p90_basis string,"
     " p99_s double, p99_low_s double, p99_high_s double, p99_basis string,"
     " at_least_s double, law string, law_median_s double, law_spread double,"
-    " length_of string, by_attempt_p50_s double, redelivered_share double, redone_share double,"
-    " silent_were string"
+    " length_of string, by_attempt_p50_s double, redelivered_share double, redone_share double"
 )
 
 
@@ -79,7 +78,6 @@ def quantiles(cells: "DataFrame") -> "DataFrame":
     `at least`: then it is null, and the work takes `at_least_s` or more. Its 95 % interval is `low` to `high`; a high
     of null is longer than anything seen. length_of: `message` if messages that were received again take longer than
     others, else `attempt`; null if too few were. by_attempt_p50_s: the median if each lease counted, for comparison.
-    silent_were: what leases that ran out without a sign of their worker count as (`veilmq.estimate.Silence`).
     """
     return by_group(cells, GROUP, _quantiles, QUANTILES_SCHEMA)
 
@@ -88,11 +86,10 @@ def _placed(rows: Any) -> Any:
     import numpy as np
     import pandas as pd
 
-    from veilmq.pipeline.estimates import Curve, reading_of, sample_of, slowest
+    from veilmq.pipeline.estimates import Curve, sample_of
     from veilmq.pipeline.estimates.buckets import BOUNDS
 
-    reading = reading_of(rows)
-    found = slowest(rows) if reading == "unknown" else Curve(sample_of(rows, reading))
+    found = Curve(sample_of(rows))
     sample = found.sample
     seen = np.flatnonzero(sample.finished + sample.censored > 0)
     bucket = np.arange(seen[0], seen[-1] + 1) if len(seen) else np.arange(0)
@@ -114,10 +111,9 @@ def _placed(rows: Any) -> Any:
 def _quantiles(rows: Any) -> Any:
     import pandas as pd
 
-    from veilmq.pipeline.estimates import Curve, doubted, length_of, reading_of, sample_of, slowest
+    from veilmq.pipeline.estimates import Curve, doubted, length_of, sample_of
 
-    reading = reading_of(rows)
-    found = slowest(rows) if reading == "unknown" else Curve(sample_of(rows, reading))
+    found = Curve(sample_of(rows))
     doubt = doubted(rows)
     whose, by_attempt = length_of(rows)
     row: dict[str, Any] = names_of(rows) | {
@@ -135,7 +131,6 @@ def _quantiles(rows: Any) -> Any:
         "by_attempt_p50_s": by_attempt,
         "redelivered_share": float(rows.redeliveries.sum() / max(rows.leases.sum(), 1.0)),
         "redone_share": float(rows.redone.sum() / max(rows.leases.sum(), 1.0)),
-        "silent_were": reading,
     }
     for share in QUANTILES:
         name = f"p{round(share * 100)}"

@@ -31,7 +31,7 @@ SCHEMA: Final = (
     " timeout_cost_high double, timeout_redelivered double, timeout_recovery_s double,"
     " first_lease_s double, first_lease_low_s double, first_lease_high_s double, renew_after_s double,"
     " margin_s double, cost double, cost_low double, cost_high double, redelivered double, recovery_s double,"
-    " extensions double, silent_were string, note string"
+    " extensions double, note string"
 )
 CURVE_SCHEMA: Final = (
     "account string, region string, queue string, type string, timeout_s double, redelivered double, low double,"
@@ -66,7 +66,6 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
     Both leases have a 95 % interval, by a bootstrap of the messages; a high of null is beyond what was seen. today_*:
     as leases were granted, extended or not. redelivered: started again under a living worker. recovery_s: from a crash
     to the next start, on the average.
-    silent_were: what leases without a sign of their worker count as (`Silence`).
     basis: `curve`, a law's name (the tail is the fitted law's), `level` (beyond the reach nothing is known: the keeper
     goes on as if work there never ended), `too few`.
     """
@@ -140,11 +139,10 @@ def plan(alive: Any, costs: "Costs", margins: Sequence[float] | None = None) -> 
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.estimate.schedule import Costs
-    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, reading_of, sample_of
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, sample_of
     from veilmq.pipeline.estimates.buckets import names_of
 
-    reading = reading_of(rows)
-    curve = Curve(sample_of(rows, reading))
+    curve = Curve(sample_of(rows))
     costs = rated(curve.sample, given)
     row: dict[str, Any] = dict.fromkeys(part.split()[0] for part in SCHEMA.split(", "))
     row |= names_of(rows) | {
@@ -153,7 +151,6 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
         "crashes_per_second": curve.sample.crashes_per_second,
         "reach_s": curve.reach_s,
         "basis": "too few",
-        "silent_were": reading,
     }
     if curve.finished < FINISHED_MIN:
         return row | {"note": f"{curve.finished:.0f} finished attempts: {FINISHED_MIN:.0f} are needed"}
@@ -161,11 +158,9 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     row["basis"] = curve.law.name if curve.law else "level" if alive[-1] > 1e-3 else "curve"
     curves, crashes = curve.resampled
     resampled = curves, crash_rate(crashes, curve.sample.exposure_s, (given or Costs()).crashes_per_second)
-    plain, doubt = _plain(curve, alive, resampled, costs), doubted(rows)
-    if reading == "unknown":
-        # The best if they were crashes: work that was slow and silent needs more.
-        plain["timeout_high_s"] = None
-    elif doubt is not None and "timeout_at_least_s" in plain:
+    plain = _plain(curve, alive, resampled, costs)
+    doubt = doubted(rows)
+    if doubt is not None and "timeout_at_least_s" in plain:
         plain["timeout_at_least_s"] = min(plain["timeout_at_least_s"], _at_least(doubt, rated(doubt.sample, given)))
     return row | _today(rows, curve, costs) | plain | _kept(alive, resampled, costs)
 
