@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import apsw
 from tests.support.sqlite import SMALL, SqliteFactory
@@ -82,6 +83,10 @@ Apply = Callable[[Sequence[AnyCommand], Instant], Applied]
 TwinsApply = Callable[[SqliteStore, Sequence[AnyCommand], Instant], Applied]
 
 
+_IDS: Final = 4_096
+"""More than a batch draws."""
+
+
 class FollowedStore(SqliteStore):
     """Compares the follower after each commit, and the twin after each batch."""
 
@@ -95,9 +100,6 @@ class FollowedStore(SqliteStore):
         super().__init__(path, options, at_point, self.followed)
         self.followed.compare(self._writer.connection)
         self._twin: SqliteStore | None = SqliteStore(_copied_directory(path, self._writer.connection), self.options)
-        self._next_id, self._ids = self._writer.next_id, deque[bytes]()
-        self._writer.next_id = self._drawn_id  # type: ignore[method-assign]
-        self._twin._writer.next_id = self._ids.popleft  # type: ignore[method-assign]
         self._rollback = self._writer.rollback
         self._writer.rollback = self._rollback_both  # type: ignore[method-assign]
 
@@ -112,11 +114,12 @@ class FollowedStore(SqliteStore):
         return self._both(super().apply_each, SqliteStore.apply_each, commands, now)
 
     def _both(self, ours: Apply, theirs: TwinsApply, commands: Sequence[AnyCommand], now: Instant) -> Applied:
-        self._ids.clear()
+        ids = list(self._writer.ids(_IDS))
         self._within_apply = True
         applied = ours(commands, now)
         self._within_apply = False
         if self._twin is not None:
+            self._twin._writer._ids = ids
             assert theirs(self._twin, list(commands), now) == applied
             if not self._writer.open and self._is_whole():
                 compare(self._writer.connection, self._twin._writer.connection)
@@ -127,11 +130,6 @@ class FollowedStore(SqliteStore):
         if self.followed.records % 3 == 0:
             self.apply_log()
         return not self._writer.redo.unapplied
-
-    def _drawn_id(self) -> bytes:
-        drawn = self._next_id()
-        self._ids.append(drawn)
-        return drawn
 
     def _commit_batch(self) -> None:
         super()._commit_batch()
