@@ -209,16 +209,19 @@ def _row(
 
 
 def _with_interval(name: str, values: Any) -> dict[str, float | None]:
-    """The value, which is the first, and the interval of the others."""
+    """The value, which is the first, and the interval in which another period of this length would have it.
+
+    The others vary as this period does; another one varies, too, so their distance is widened by the root of 2.
+    """
     import numpy as np
 
     known = values[1:][np.isfinite(values[1:])]
     if not np.isfinite(values[0]) or not len(known):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    low, high = np.quantile(known, [0.025, 0.975])
+    low, high = values[0] + np.sqrt(2) * (np.quantile(known, [0.025, 0.975]) - values[0])
     return {
         name: float(values[0]),
-        f"{name}_low": min(float(low), values[0]),
+        f"{name}_low": max(0.0, min(float(low), values[0])),
         f"{name}_high": max(float(high), values[0]),
     }
 
