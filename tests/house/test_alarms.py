@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.test_certificate import make_pair
-from tests.house.test_site import tool
+from tests.house.test_docs import tool
 
 from veilmq.server.logs import Json
 from veilmq.testing.for_each import for_each

@@ -4,9 +4,10 @@ The pages are read with a CommonMark parser. A link into the checkout must name 
 fragment, a heading of that page; links to other sites are not followed, a test has no network.
 """
 
-import itertools
-import re
+import importlib
+import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from markdown_it import MarkdownIt
@@ -16,20 +17,18 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
+def tool(name: str) -> Any:
+    """A module of tools/site."""
+    sys.path.insert(0, str(ROOT / "tools" / "site"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "tools" / "site"))
+
+
 def anchors(page: Path) -> set[str]:
     """The fragments that a page of Markdown answers to, as code hosts make them from its headings."""
-    tokens = MarkdownIt().parse(page.read_text())
-    found: set[str] = set()
-    for heading, inline in itertools.pairwise(tokens):
-        if heading.type != "heading_open":
-            continue
-        text = "".join(child.content for child in inline.children or [] if child.type in {"text", "code_inline"})
-        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-        number = 0
-        while (name := slug if number == 0 else f"{slug}-{number}") in found:
-            number += 1
-        found.add(name)
-    return found
+    return set(tool("build").slugs(MarkdownIt().parse(page.read_text())))
 
 
 def links(page: Path) -> list[str]:

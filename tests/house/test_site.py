@@ -5,11 +5,9 @@ here; these look at what came out: every link and every anchor of every page lea
 loads by itself is elsewhere.
 """
 
-import importlib
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,22 +17,13 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from tests.console.browsing import chromium
 from tests.house.test_cli_page import COMMANDS
-from tests.house.test_docs import anchors
+from tests.house.test_docs import anchors, tool
 
 from veilmq.model.errors import leaves
 from veilmq.server.config.settings import FIELDS
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("site")
-
-
-def tool(name: str) -> Any:
-    """A module of tools/site."""
-    sys.path.insert(0, str(ROOT / "tools" / "site"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ROOT / "tools" / "site"))
 
 
 class Page(HTMLParser):

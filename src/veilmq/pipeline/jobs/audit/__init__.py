@@ -19,10 +19,10 @@ Source: docs/how-it-works.md; docs/admin-api.md, "Snapshots in the history"; dec
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.model.events import Part
 
@@ -212,22 +212,20 @@ def _is(*kinds: str, of: str = "bit") -> "Column":
 
 def _bit_of(kind: "Column") -> "Column":
     """The bit of a kind in words; null if it is none of a message's."""
-    from pyspark.sql import functions as F
-
-    (first, bit), *others = _BITS.items()
-    found = F.when(kind == first, bit)
-    for name, bit in others:
-        found = found.when(kind == name, bit)
-    return found
+    return _looked_up(kind, _BITS)
 
 
 def _kind_of(bit: "Column") -> "Column":
+    return _looked_up(bit, {bit: kind for kind, bit in _BITS.items()})
+
+
+def _looked_up(key: "Column", values: Mapping[Any, Any]) -> "Column":
     from pyspark.sql import functions as F
 
-    (first, one), *others = _BITS.items()
-    found = F.when(bit == one, first)
-    for name, each in others:
-        found = found.when(bit == each, name)
+    (first, value), *others = values.items()
+    found = F.when(key == first, value)
+    for other, value in others:
+        found = found.when(key == other, value)
     return found
 
 

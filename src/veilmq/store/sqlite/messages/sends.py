@@ -296,7 +296,7 @@ class _Appending:
             return []
         writer, opening = self._writer, commands[0]
         sender = opening.origin
-        queue = writer.queue(commands[0].queue)
+        queue = writer.queue(opening.queue)
         if queue is None or queue.groups is not None or writer.disk_low is not None or writer.types.reads_bodies:
             return []
         settings, room = queue.settings, self._depth - queue.visible
@@ -307,7 +307,7 @@ class _Appending:
         self._meet(queue, sender)
         now, expires, before = writer.now, self._expires, writer.mark.sequence
         shared = (
-            commands[0].queue, sender, queue.generation, queue.incarnation, self._origin, sender.principal, now,
+            opening.queue, sender, queue.generation, queue.incarnation, self._origin, sender.principal, now,
             expires, before, min(MESSAGE_BYTES_MAX, settings.message_bytes_max),
         )  # fmt: skip
         first = commands if len(commands) <= room else commands[:room]
