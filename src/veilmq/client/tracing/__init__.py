@@ -9,7 +9,8 @@ Source: OpenTelemetry semantic conventions, "Messaging spans".
 """
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _SYSTEMS: Final = {"sqs": "aws_sqs", "azure": "azure_queue", "mns": "aliyun_mns"}
 _PARENT: Final = "traceparent"
+ID: Final = "messaging.message.id"
+COUNT: Final = "messaging.batch.message_count"
 
 
 class Tracing:
@@ -50,18 +53,18 @@ class Tracing:
         self,
         operation: str,
         kind: "SpanKind",
+        more: Mapping[str, Any] = MappingProxyType({}),
         *,
         parent: "Context | None" = None,
         links: "Sequence[Link]" = (),
-        **more: Any,
     ) -> "Span":
-        """A span of a `send`, `receive` or `process`, which the caller ends. more: attributes, `__` for a dot."""
+        """A span of a `send`, `receive` or `process`, which the caller ends. more: attributes beside those of all."""
         attributes = {
             "messaging.system": self._system,
             "messaging.destination.name": self._queue,
             "messaging.operation.name": operation,
             "messaging.operation.type": operation,
-            **{name.replace("__", "."): value for name, value in more.items()},
+            **more,
         }
         return self._tracer.start_span(
             f"{operation} {self._queue}", context=parent, kind=kind, attributes=attributes, links=list(links)
@@ -87,11 +90,11 @@ class Tracing:
 
         Only W3C's trace context: the process's own propagators may add baggage, which is the user's and may be large.
         """
-        if not able.attributes or _PARENT in message.attributes or len(with_fields(message)) >= ATTRIBUTES_MAX:
+        room = ATTRIBUTES_MAX - len(with_fields(message))
+        if not able.attributes or _PARENT in message.attributes or room <= 0:
             return message
         fields: dict[str, str] = {}
         self._w3c.inject(fields, context=self.trace.set_span_in_context(span))
-        room = ATTRIBUTES_MAX - len(with_fields(message))
         more = {name: fields[name] for name in sorted(fields, key=lambda name: name != _PARENT)[:room] if fields[name]}
         return msgspec.structs.replace(message, attributes={**message.attributes, **more})
 
@@ -116,9 +119,9 @@ class TracedQueue(Wrapping):
         return identity_of(self.inner)
 
     @contextlib.contextmanager
-    def _span(self, **more: Any) -> "Iterator[Span]":
+    def _span(self, more: Mapping[str, Any] = MappingProxyType({})) -> "Iterator[Span]":
         tracing = self._tracing
-        span = tracing.begin("send", tracing.trace.SpanKind.PRODUCER, **more)
+        span = tracing.begin("send", tracing.trace.SpanKind.PRODUCER, more)
         try:
             yield span
         except VeilError as error:
@@ -131,12 +134,12 @@ class TracedQueue(Wrapping):
         """See `Queue.send`."""
         with self._span() as span:
             sent = self.inner.send(self._tracing.carried(as_message(message), span, self.capabilities))
-            span.set_attribute("messaging.message.id", sent.id)
+            span.set_attribute(ID, sent.id)
         return sent
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`. One span, whose context every message carries."""
-        with self._span(messaging__batch__message_count=len(messages)) as span:
+        with self._span({COUNT: len(messages)}) as span:
             able = self.capabilities
 
             def carry(given: str | Message) -> Message:
@@ -161,6 +164,6 @@ class TracedQueue(Wrapping):
         if found:  # a span that is never ended is never exported
             for link in tracing.links(tracing.contexts(found)):
                 span.add_link(link.context)
-            span.set_attribute("messaging.batch.message_count", len(found))
+            span.set_attribute(COUNT, len(found))
             span.end()
         return found

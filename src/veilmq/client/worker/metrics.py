@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
-from veilmq.client.tracing import Tracing
+from veilmq.client.tracing import COUNT, ID, Tracing
 from veilmq.client.worker.job import Result, Verdict
 from veilmq.model.errors import CapabilityMissing
 
@@ -204,11 +204,11 @@ class Spans:
             yield None
             return
         contexts = tracing.contexts(messages)
-        more: dict[str, Any] = {"messaging__batch__message_count": len(messages)}
+        more: dict[str, Any] = {COUNT: len(messages)}
         if is_single := len(messages) == 1:
-            more = {"messaging__message__id": messages[0].id, "veilmq__receive_count": messages[0].receive_count}
+            more = {ID: messages[0].id, "veilmq.receive_count": messages[0].receive_count}
         kind, parent = tracing.trace.SpanKind.CONSUMER, contexts[0] if is_single else None
-        span = tracing.begin("process", kind, parent=parent, links=tracing.links(contexts), **more)
+        span = tracing.begin("process", kind, more, parent=parent, links=tracing.links(contexts))
         with tracing.trace.use_span(span, end_on_exit=True):
             yield span
 
