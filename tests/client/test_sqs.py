@@ -378,17 +378,21 @@ class Wall:
         self._steps = steps
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        if not steps:
+            self._listener.close()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
-        for step in self._steps:
+        """Nobody listens any more once the last connection is accepted: what comes after it is always refused."""
+        for number, step in enumerate(self._steps, 1):
             connection, _ = self._listener.accept()
+            if number == len(self._steps):
+                self._listener.close()
             with connection:
                 connection.recv(65536)
                 self.requests += 1
                 step(connection)
-        self._listener.close()
 
     def close(self) -> None:
         self._thread.join(30)

@@ -188,12 +188,12 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         source = str(asked.path or server_of(asked, environment))
         deleted = [queue[-1] for queue in found.left_out]
         text = page(found, source=source, offsets=(seen.start, seen.stop), now=wall() / 1e6, left_out=deleted)
-        file = place(place_of(asked.out)) / "report.html"
-        file.write_bytes(text.encode())
+        out = place_of(asked.out)
+        (place(out) / "report.html").write_bytes(text.encode())
         show(asked, records(found.timeouts), _SHOWN["timeouts"])
         _tell_left_out(found)
     if not asked.as_json:
-        print(f"wrote {asked.out}/report.html")
+        print(f"wrote {out if isinstance(out, str) else asked.out}/report.html")
 
 
 def health(
