@@ -78,6 +78,13 @@ def test_sqlite_is_past_the_corruption() -> None:
     assert tuple(map(int, apsw.sqlite_lib_version().split("."))) >= (3, 51, 3)
 
 
+def test_pythons_are_those_that_were_tried() -> None:
+    named = {each.rpartition(" ")[2] for each in PROJECT["project"]["classifiers"] if "Python :: 3." in each}
+    page = (ROOT / "docs" / "releases.md").read_text()
+    rows = re.findall(r"^\|.*Python (3\.\d+).*\| (.*) \|$", page, re.MULTILINE)
+    assert {version for version, said in rows if not said.startswith("not tried")} == named
+
+
 def test_every_dependency_is_explained() -> None:
     note = (ROOT / "docs/decisions/0001-dependencies.md").read_text()
     asked = {Requirement(one).name for one in [*BASE, *BUILD, *(one for extra in EXTRAS.values() for one in extra)]}

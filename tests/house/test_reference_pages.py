@@ -1,19 +1,27 @@
-"""What the code offers by name is on a page: options, kinds of events, metrics, routes, actions, tables, variables.
+"""What the code offers by name is on a page: options, kinds of events, metrics, routes, actions, tables, variables. And
+what a release offered is still there.
 
 Strategy: the names are read off the code, and looked for where a reader would look. A name in the docs that the code
-does not know is found the other way round, where names can be told from words (`VEILMQ_...`).
+does not know is found the other way round, where names can be told from words (`VEILMQ_...`). The names of a release
+are in `released/VERSION.txt`, which is written when the release is cut:
+
+    python -m tests.house.test_reference_pages > tests/house/released/VERSION.txt
 """
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import typer.main
 from tests.house.test_cli_page import leaves
+from tests.house.test_docs import tool
 
+import veilmq
 from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli import application
+from veilmq.cli.failures import Exit
 from veilmq.cli.sources import variable
 from veilmq.model.events import EventRecord, Kind
 from veilmq.model.settings.access import Action
@@ -36,6 +44,9 @@ OTHERS = {
     "VEILMQ_TO",
 }
 """Variables that are no settings of the server."""
+RELEASED = Path(__file__).parent / "released"
+GONE: dict[str, str] = {}
+"""Names of an earlier release that are not there any more, each with the release that deprecated it."""
 
 
 def quoted(page: str) -> set[str]:
@@ -137,3 +148,55 @@ def test_every_module_on_a_page_exists() -> None:
     }
     assert {name for _, name in named} > {"veilmq.testing"}
     assert sorted(found for found in named if not resolves(found[1])) == []
+
+
+def names() -> set[str]:
+    """Everything that docs/releases.md promises to keep, a line each: its kind, and its name."""
+    reference = tool("reference")
+    found = {f"setting {name}" for name in FIELDS} | {f"exit code {int(code)} {code.name}" for code in Exit}
+    for words, command in leaves(typer.main.get_command(application())).items():
+        if not command.hidden:
+            shown = [each for each in command.params if not getattr(each, "hidden", False)]
+            options = {name for each in shown for name in each.opts if name.startswith("-")}
+            found |= {f"command {' '.join(words)}"} | {f"command {' '.join(words)} {name}" for name in options}
+    found |= {f"metric {each.name}" + "".join(f" {label}" for label in each.labels) for each in reference.families()}
+    found |= {f"route {route}" for route in routes()} | {f"event {kind.name.lower()}" for kind in Kind}
+    found |= {f"member of an event {name}" for name in EventRecord.__struct_fields__}
+    for module in {"veilmq", *(name for modules in reference.MODULES.values() for name in modules)}:
+        held = importlib.import_module(module)
+        public = getattr(held, "__all__", None) or [
+            name
+            for name, each in vars(held).items()
+            if not name.startswith("_") and getattr(each, "__module__", None) == module
+        ]
+        found |= {f"python {module}.{name}" for name in public}
+        for name in public:
+            each = getattr(held, name)
+            for method, _ in inspect.getmembers(each) if inspect.isclass(each) else ():
+                if method in vars(each) and not method.startswith("_"):
+                    found.add(f"python {module}.{name}.{method}")
+    return found
+
+
+def test_names_of_earlier_releases_are_still_there() -> None:
+    """One that goes is deprecated first: put it into GONE in the minor release after."""
+    now = names()
+    for release in RELEASED.glob("*.txt"):
+        then = set(release.read_text().splitlines())
+        assert {each.partition(" ")[0] for each in then} == {each.partition(" ")[0] for each in now}
+        assert sorted(then - now - GONE.keys()) == [], f"{release.stem} had them"
+    assert GONE.keys() & now == set()
+
+
+def test_a_release_is_written_down() -> None:
+    """A version without `.dev` has its heading with a date, and its names."""
+    headings = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == ("Unreleased", "")
+    assert [version for version, date in headings[1:] if not date] == []
+    if ".dev" not in veilmq.__version__:
+        assert headings[1:2] == [(veilmq.__version__, headings[1][1])]
+    assert [version for version, _ in headings[1:] if not (RELEASED / f"{version}.txt").exists()] == []
+
+
+if __name__ == "__main__":
+    print("\n".join(sorted(names())))

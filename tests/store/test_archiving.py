@@ -19,7 +19,7 @@ from veilmq.store import Options, Store
 from veilmq.store.archive import PlaceFailed, place_at
 from veilmq.store.archive.lineage import ArchiveSource, segments, snapshots
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
-from veilmq.store.log import restore
+from veilmq.store.log import Diverged, restore
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -157,6 +157,21 @@ def test_a_snapshot_lacks_what_only_the_redo_log_has(stage: Stage, tmp_path: Pat
     assert store_of(stage)._writer.redo.unapplied
     factory.archive._snapshot()
     assert store_of(stage)._writer.redo.unapplied
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+
+
+def test_a_message_in_quarantine_is_in_the_snapshot(stage: Stage, tmp_path: Path) -> None:
+    """One that is damaged and not set apart yet stops it."""
+    factory, jobs = factory_of(stage), stage.create()
+    sent = stage.send(jobs, "damaged")
+    store_of(stage).apply_log()
+    stage.store.close()
+    factory.damage(sent.sequence)
+    stage.open()
+    with pytest.raises(Diverged, match=f"message {sent.sequence}"):
+        factory.ship(stage.store)
+    assert stage.receive(jobs) == []
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
 

@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 import pytest
 from tests.support.clock import ManualClock
 from tests.support.contract.stage import Stage, bodies, expect, refused
-from tests.support.sqlite import SMALL, SqliteFactory
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
@@ -27,11 +28,17 @@ from veilmq.model.instant import HOUR_US
 from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import QueueKey
+from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.store.archive import place_at
+from veilmq.store.archive.lineage import ArchiveSource
 from veilmq.store.directory import NotOurs, SchemaNewer, SchemaUnreleased
+from veilmq.store.log import restore
 from veilmq.store.sqlite.disk import schema
 from veilmq.store.sqlite.disk.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate
+from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
+from veilmq.store.sqlite.tools.backup import set_position
 from veilmq.testing.replaying import replay, state_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -125,13 +132,12 @@ class TestReleasedFile:
         assert as_today(found.visible) == as_today(recorded.visible)
         assert found.events[: len(recorded.events)] == recorded.events
         assert len(found.events) == len(recorded.events)
+        assert found.further == recorded.further
 
-    def test_it_has_the_tables_of_a_new_file(self, stage: Stage, tmp_path: Path) -> None:
+    def test_it_has_the_tables_of_a_new_file_and_is_in_order(self, stage: Stage, tmp_path: Path) -> None:
         SqliteStore(tmp_path / "new", SMALL).close()
         assert tables(stage.store.directory.database) == tables(tmp_path / "new" / "veilmq.db")
         assert pragma(stage.store.directory.database, "user_version") == VERSION
-
-    def test_it_is_in_order(self, stage: Stage) -> None:
         report = check(stage.store.directory.database)
         assert [problem.kind for problem in report.problems] == ["quarantine"], report.problems
         assert report.books == "balanced"
@@ -208,6 +214,33 @@ class TestReleasedFile:
         assert stage.events(last + 2)[0].incarnation not in incarnations
 
 
+def test_archives_and_exported_histories_are_read(tmp_path: Path) -> None:
+    """Of the released formats that have them."""
+    archives = sorted(FIXTURES.glob("schema-*.archive"))
+    assert archives[-1].stem == f"schema-{VERSION}"
+    for archive in archives:
+        recorded = msgspec.json.decode(archive.with_suffix(".json").read_bytes(), type=MAKE["Seen"])
+        place = tmp_path / archive.stem
+        place.mkdir(mode=0o700)
+        source = ArchiveSource(place_at(str(archive)), str(archive))
+        restored = restore(source, None, place, partial(SqliteFollower, options=SMALL))
+        assert (restored.damaged, restored.records) == ([], 1)
+        set_position(place / "veilmq.db", None)
+        store = SqliteStore(place, SMALL)
+        found = MAKE["seen"](store, recorded.now, recorded.handles)
+        store.close()
+        assert recorded.visible["spare"] == []
+        recorded.visible["spare"] = found.visible["spare"]
+        assert [each["body"] for each in found.visible["spare"]] == [MAKE["IN_A_RECORD"]]
+        assert as_today(found.visible) == as_today(recorded.visible)
+        assert found.further == recorded.further
+        history = ParquetHistory(str(archive.with_suffix(".export")))
+        events = [event for batch in history.read(*history.bounds()) for event in batch.to_pylist()]
+        names = ("offset", "kind", "queue", "message", "attempt")
+        kept = [[event[name] for name in names] for event in events]
+        assert kept[:-1] == [[event[name] for name in names] for event in recorded.events]
+
+
 class TestBirth:
     """A new file."""
 
@@ -281,20 +314,32 @@ class TestMigration:
 class TestRefusal:
     """A file that is not for us."""
 
-    def test_a_newer_one(self, born: Path) -> None:
-        connection = apsw.Connection(str(born))
-        connection.pragma("user_version", VERSION + 1)
-        connection.close()
-        before = sha256(born.read_bytes()).digest()
-        with pytest.raises(SchemaNewer) as refusal:
-            SqliteStore(born.parent, SMALL)
-        assert refusal.value.found == VERSION + 1
-        assert f"schema {VERSION + 1}" in str(refusal.value)
-        assert sha256(born.read_bytes()).digest() == before
-        connection = apsw.Connection(str(born))
+    def test_a_newer_one_that_was_killed(self, data: Path) -> None:
+        """Its WAL and redo log, which are only this release's to read, stay as they are."""
+        factory = SqliteFactory(data)
+        stage = Stage(factory)
+        jobs = stage.create()
+        writer = store_of(stage)._writer.connection
+        writer.pragma("user_version", VERSION + 1)
+        stage.send(jobs, "in the redo log")
+        factory.kill(stage.store)
+        assert (data / "veilmq.db-wal").stat().st_size
+        names = ("veilmq.db", "veilmq.db-wal", "redo", "committed")
+        before = {name: sha256((data / name).read_bytes()).digest() for name in names}
+        for _ in range(2):  # the refusal let the directory go
+            with pytest.raises(SchemaNewer) as refusal:
+                SqliteStore(data, SMALL)
+            assert refusal.value.found == VERSION + 1
+            assert f"schema {VERSION + 1}" in str(refusal.value)
+        with pytest.raises(SchemaNewer):
+            check(data / "veilmq.db")
+        assert {name: sha256((data / name).read_bytes()).digest() for name in names} == before
+        connection = apsw.Connection(str(data / "veilmq.db"))
         connection.pragma("user_version", VERSION)
         connection.close()
-        SqliteStore(born.parent, SMALL).close()  # the refusal let the directory go
+        stage.store = factory.open()
+        assert bodies(stage.receive(jobs)) == ["in the redo log"]
+        stage.store.close()
 
     def test_one_from_before_the_first_release(self, born: Path) -> None:
         connection = apsw.Connection(str(born))
