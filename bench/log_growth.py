@@ -1,12 +1,13 @@
 """Whether the disk stays flat: the log's segments are dropped whole once a snapshot covers them.
 
-    python bench/log_growth.py [--minutes 60] [--body-bytes 4000] [--connections 32] [--history-mib 64]
+    python bench/log_growth.py [--minutes 60] [--body-bytes 4000] [--connections 32] [--pause-ms 0] [--history-mib 64]
 
 Strategy: two servers, and lives of messages in batches of ten with larger bodies, so that the log grows by many
 snapshots' worth in the time. Sampled: the log, PostgreSQL's two directories without their WAL, whose size is a setting
 of PostgreSQL, and the servers' directories, which keep the history as one server alone does. Flat: the log of the last
 third of the time is at most a tenth larger than that of the third before. A snapshot is due when the log has grown by
-what the state has, so the state must not grow: the history is bounded to what it reaches in the first minutes.
+what the state has, so the state must not grow: the history is bounded to what it reaches in the first minutes. With
+--pause-ms the load is even, also where the machine has other work.
 """
 
 import argparse
@@ -104,9 +105,8 @@ def soaked(pair: Pair, options: argparse.Namespace, wrk: str) -> tuple[list[Samp
         try:
             target = owner.target("json", owner.new_queue("json"))
             while time.monotonic() < began + options.minutes * 60:
-                run = measured_run(
-                    wrk, owner.pid, target, Load(30, options.connections, 10, body_bytes=options.body_bytes)
-                )
+                load = Load(30, options.connections, 10, body_bytes=options.body_bytes, pause_ms=options.pause_ms)
+                run = measured_run(wrk, owner.pid, target, load)
                 if run.void:
                     raise MeasureFailed(run.void)
                 requests += run.requests
@@ -122,6 +122,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--body-bytes", type=int, default=4000)
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--pause-ms", type=int, default=0, help="of each connection before each request")
     parser.add_argument("--history-mib", type=int, default=64)
     options = parser.parse_args()
     peers.DATA.mkdir(exist_ok=True)
@@ -142,7 +143,8 @@ def main() -> int:
     text = [
         f"# log growth, {time.strftime('%Y-%m-%dT%H%MZ', time.gmtime())}", "",
         f"{options.minutes:g} minutes, {requests:,} requests of ten messages over {options.connections} connections,",
-        f"bodies of {options.body_bytes} bytes, a history of {options.history_mib} MiB.",
+        f"each {options.pause_ms} ms after the answer before, bodies of {options.body_bytes} bytes, a history of",
+        f"{options.history_mib} MiB.",
         f"Sizes in MiB. The log reached {most[0]:,.0f} in the second third of the time and {most[1]:,.0f} in the last:",
         f"{'flat' if flat else 'NOT flat'}.", "",
         f"| {' | '.join(Sample._fields)} |", "|" + "---|" * len(Sample._fields), *rows, "",

@@ -157,6 +157,8 @@ class Load:
     batch: int
     only_send: bool = False
     body_bytes: int = 200
+    pause_ms: int = 0
+    """Of each connection before each request."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class Target:
             "HOSTHDR": self.authority,
             "BATCH": str(load.batch),
             "BODY_BYTES": str(load.body_bytes),
+            "PAUSE_MS": str(load.pause_ms),
             "SIGN": "1",
         }
         env.pop("ONLY", None)

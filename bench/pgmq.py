@@ -1,12 +1,13 @@
 """VeilMQ's cluster beside pgmq on the same PostgreSQL with the same standby, also while a transaction holds xmin back.
 
-    python bench/pgmq.py [--pairs 5] [--seconds 10] [--batch 1,10] [--held MINUTES]
+    python bench/pgmq.py [--pairs 5] [--seconds 10] [--batch 1,10] [--held MINUTES] [--pause SECONDS]
 
 Strategy: both run on one primary with a synchronous standby, and are driven in turns, so a ratio compares runs that
 follow each other. pgmq is its SQL alone, called by pgbench over 32 connections: send, read, delete. VeilMQ answers
 signed SQS requests of 32 connections. CPU is everybody's but the load generator's: PostgreSQL's, and for VeilMQ also
 that of both servers. With --held a transaction with a snapshot stays open on the primary all the time, as a long report
-or a forgotten session does, and dead rows cannot be vacuumed.
+or a forgotten session does, and dead rows cannot be vacuumed. With --pause nothing is served for so long after each
+pair, so that an hour does not need an hour's load.
 """
 
 import argparse
@@ -116,8 +117,10 @@ def held(pair: Pair, how: bool) -> Iterator[None]:
         yield
 
 
-def in_turns(run: dict[str, Callable[[], Turn]], goes_on: Callable[[int], bool], say: Callable[[str], None]) -> Any:
-    """Turns of both, each first in every second pair."""
+def in_turns(
+    run: dict[str, Callable[[], Turn]], goes_on: Callable[[int], bool], say: Callable[[str], None], pause_s: float
+) -> Any:
+    """Turns of both, each first in every second pair, and a pause after each pair."""
     found: dict[str, list[Turn]] = {name: [] for name in run}
     began, number = time.monotonic(), 0
     while goes_on(number):
@@ -125,8 +128,12 @@ def in_turns(run: dict[str, Callable[[], Turn]], goes_on: Callable[[int], bool],
             turn = run[name]()
             found[name].append(turn)
             minutes = (time.monotonic() - began) / 60
-            say(f"  {minutes:5.1f} min  {name:<7} {turn.lives:>8,.0f} lives/s  {turn.cpu_us:>7.1f} us CPU a life")
+            say(
+                f"  {minutes:5.1f} min  {name:<7} {turn.lives:>8,.0f} lives/s  {turn.cpu_us:>7.1f} us CPU a life"
+                f"  load {measure.load_1min():.1f}"
+            )
         number += 1
+        time.sleep(pause_s)
     return found
 
 
@@ -142,12 +149,12 @@ def told(found: dict[str, list[Turn]]) -> str:
 def told_held(found: dict[str, list[Turn]], minutes: float) -> list[str]:
     lines = []
     for name, turns in found.items():
-        part = max(1, len(turns) // 5)
+        part = max(1, len(turns) // 10)
         first, last = turns[:part], turns[-part:]
         lives = [statistics.median(turn.lives for turn in each) for each in (first, last)]
         cpu = [statistics.median(turn.cpu_us for turn in each) for each in (first, last)]
         lines.append(
-            f"{name}, {minutes:g} minutes of held xmin, the last fifth to the first: {lives[1] / lives[0]:.2f} of the "
+            f"{name}, {minutes:g} minutes of held xmin, the last tenth to the first: {lives[1] / lives[0]:.2f} of the "
             f"lives a second ({lives[0]:,.0f} to {lives[1]:,.0f}), CPU a life {cpu[0]:.0f} to {cpu[1]:.0f} us"
             + (f" (goal of lives {HELD_MIN})" if name == "veilmq" else "")
         )
@@ -173,10 +180,10 @@ def measured(pair: Pair, options: argparse.Namespace, settings: Settings) -> tup
             with held(pair, bool(options.held)):
                 if options.held:
                     end = time.monotonic() + options.held * 60
-                    found = in_turns(run, lambda _, end=end: time.monotonic() < end, settings.say)  # type: ignore[misc]
+                    found = in_turns(run, lambda _, end=end: time.monotonic() < end, settings.say, options.pause)  # type: ignore[misc]
                     said += [f"batches of {batch}: {line}" for line in told_held(found, options.held)]
                 else:
-                    found = in_turns(run, lambda number: number < options.pairs, settings.say)
+                    found = in_turns(run, lambda number: number < options.pairs, settings.say, options.pause)
                     said.append(f"batches of {batch}: {told(found)}")
             record[str(batch)] = found
     return said, record
@@ -189,6 +196,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--batch", default="1,10")
     parser.add_argument("--held", type=float, default=0.0, help="minutes during which a transaction holds xmin back")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after each pair of turns")
     options = parser.parse_args()
     peers.DATA.mkdir(exist_ok=True)
     try:
@@ -205,7 +213,7 @@ def main() -> int:
     text = [
         f"# {name}, {time.strftime('%Y-%m-%dT%H%MZ', time.gmtime())}", "",
         f"pgmq's SQL of the package {VERSION}; {CONNECTIONS} connections, bodies of 200 bytes, in turns of",
-        f"{options.seconds} s.", "", *(f"- {line}" for line in said), "",
+        f"{options.seconds} s, {options.pause:g} s between the pairs.", "", *(f"- {line}" for line in said), "",
         f"Load before {load:.2f} and after {measure.load_1min():.2f}; fdatasync p50 {disk.p50_us / 1e3:.3f} ms, p99",
         f"{disk.p99_us / 1e3:.3f} ms ({disk.filesystem}).", "",
         "; ".join(f"{key}: {value}" for key, value in measure.machine().items()),
