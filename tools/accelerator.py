@@ -24,8 +24,10 @@ from zlib import crc32
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path("src", "veilmq", "accelerator")
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror=implicit-function-declaration"]
+WARNINGS += ["-Wformat", "-Werror=format-security"]
 FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden", *WARNINGS]
-FAST = ["-O3", "-DNDEBUG"]
+HARDENED = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-Wl,-z,relro,-z,now"]
+FAST = ["-O3", "-DNDEBUG", *HARDENED]
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 

@@ -4,7 +4,8 @@ Strategy: each input is the stream of one connection. Its first byte selects the
 sent as it is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all).
 The intake's requests go through the codec in development mode, so that no signature is needed, to a real SQLite store
 and back. An exception, an answer of 500 or more, or a line break in a header is a finding; so is a request that
-read_plain reads in another way than llhttp, or that the accelerator reads, plans or answers in another way than Python.
+read_plain reads in another way than llhttp, or that the accelerator reads, plans or answers in another way than Python,
+or whose signature it judges in another way: the one that it has, and a right one.
 libFuzzer keeps the input. `make fuzz` runs it.
 
     python tools/fuzz.py CORPUS_DIRECTORY [libFuzzer's flags, e.g. -max_total_time=600]
@@ -23,13 +24,14 @@ from urllib.parse import quote
 import atheris
 
 with atheris.instrument_imports(include=["veilmq"]):
-    from tests.support.twins import both, read_by_both
+    from tests.support.twins import NAMES, WALL, Ring, both, read_by_both, signed
 
     from veilmq.accelerator import TWINS
     from veilmq.model.instant import Instant
     from veilmq.model.outcomes import Applied
     from veilmq.protocols import Request, Response, azure, mns
     from veilmq.protocols.sqs import codec as sqs
+    from veilmq.protocols.sqs.auth import Caller, Verifier
     from veilmq.server.auth import DevelopmentKeyring
     from veilmq.server.http import Limits
     from veilmq.server.http.intake import HeaderCaseIntake, Intake
@@ -80,9 +82,20 @@ def answered(store: SqliteStore, codec: Any, request: Request) -> Response:
     return call
 
 
+def verified(verifier: Verifier, request: Request) -> None:
+    """Raises AssertionError if the accelerator and Python disagree on the signature."""
+    both(lambda: verifier.verify(request, WALL))
+    right = signed(request.body, (request.headers.get(b"host", b"h"), request.headers.get(NAMES[2], b"t")))
+    unsigned = {name: value for name, value in request.headers.items() if not name.startswith((b"x-amz-", b":"))}
+    right.headers = unsigned | right.headers
+    for _ in range(2):  # what it has not seen before, it leaves to Python
+        assert isinstance(both(lambda: verifier.verify(right, WALL)), Caller), "a right signature is refused"
+
+
 def one_input(store: SqliteStore) -> Callable[[bytes], None]:
     """What libFuzzer calls."""
     kinds = [(codec, intake_type, parsed(intake_type)) for codec, intake_type in codecs()]
+    verifier = Verifier(Ring(), None, "stand-in")
 
     def run(data: bytes) -> None:
         if not data:
@@ -96,6 +109,8 @@ def one_input(store: SqliteStore) -> Callable[[bytes], None]:
         requests = read(intake, stream)
         assert requests == read(parsing, stream), "two readers disagree"
         for request, _ in requests:
+            if isinstance(codec, sqs.Codec):
+                verified(verifier, request)
             check(answered(store, codec, request))
         if intake.refusal is not None:
             check(codec.refuse(intake.refusal.status, intake.refusal.reason))
@@ -162,6 +177,8 @@ def seeds() -> list[bytes]:
         "StartMessageMoveTask": '{"SourceArn":"arn:aws:sqs:us-east-1:000000000000:q"}',
     }
     of_sqs = [stream("POST", "/", body, json, f"X-Amz-Target: AmazonSQS.{name}") for name, body in calls.items()]
+    right = signed(b"{}", (b"localhost", b"AmazonSQS.ListQueues")).headers
+    of_sqs.append(stream("POST", "/", "{}", *(f"{name.decode()}: {value.decode()}" for name, value in right.items())))
     batch = "Action=SendMessageBatch&SendMessageBatchRequestEntry.1.Id=1&SendMessageBatchRequestEntry.1.MessageBody=x"
     of_sqs += [stream("POST", "/000000000000/q", batch, form), stream("GET", "/?Action=ListQueues&Version=2012-11-05")]
     sas, at = azure_sas(), f"/{AZURE_ACCOUNT}"
@@ -180,21 +197,21 @@ def seeds() -> list[bytes]:
         stream("PUT", f"{at}?restype=service&comp=properties&{sas}", cors),
         stream("OPTIONS", f"{at}/queue", "", "Origin: https://a.example", "Access-Control-Request-Method: PUT"),
     ]
-    signed = ("x-mns-version: 2015-06-06", "Authorization: MNS id:c2lnbmF0dXJl", "Date: Thu, 19 Nov 2026 10:13:20 GMT")
+    usual = ("x-mns-version: 2015-06-06", "Authorization: MNS id:c2lnbmF0dXJl", "Date: Thu, 19 Nov 2026 10:13:20 GMT")
     queue = "<Queue><VisibilityTimeout>30</VisibilityTimeout><DelaySeconds>0</DelaySeconds></Queue>"
     sent = "<Message><MessageBody>x</MessageBody><Priority>1</Priority><DelaySeconds>0</DelaySeconds></Message>"
     endpoint = "<Endpoint>acs:mns:us-east-1:000000000000:queues/q</Endpoint>"
     topic = f"<Subscription>{endpoint}<FilterTag>t</FilterTag></Subscription>"
     published = sent.replace("<Priority>1</Priority>", "<MessageTag>t</MessageTag>")
     of_mns = [
-        stream("PUT", "/queues/q", queue, *signed),
-        stream("POST", "/queues/q/messages", sent, *signed),
-        stream("POST", "/queues/q/messages", f"<Messages>{sent}</Messages>", *signed),
-        stream("GET", "/queues/q/messages?numOfMessages=16&waitseconds=0", "", *signed),
-        stream("GET", "/queues", "", "x-mns-prefix: q", "x-mns-ret-number: 10", *signed),
-        stream("PUT", "/topics/t", "<Topic/>", *signed),
-        stream("PUT", "/topics/t/subscriptions/s", topic, *signed),
-        stream("POST", "/topics/t/messages", published, *signed),
+        stream("PUT", "/queues/q", queue, *usual),
+        stream("POST", "/queues/q/messages", sent, *usual),
+        stream("POST", "/queues/q/messages", f"<Messages>{sent}</Messages>", *usual),
+        stream("GET", "/queues/q/messages?numOfMessages=16&waitseconds=0", "", *usual),
+        stream("GET", "/queues", "", "x-mns-prefix: q", "x-mns-ret-number: 10", *usual),
+        stream("PUT", "/topics/t", "<Topic/>", *usual),
+        stream("PUT", "/topics/t/subscriptions/s", topic, *usual),
+        stream("POST", "/topics/t/messages", published, *usual),
     ]
     streams = zip((b"\0", b"\1", b"\2"), (of_sqs, of_azure, of_mns), strict=True)
     return [kind + each for kind, requests in streams for each in requests]

@@ -1,18 +1,32 @@
 #!/bin/sh
 # install-service.sh WHEEL: install the server as a service of systemd, laid out as on Debian: the program in /opt/veilmq,
 # settings and keys in /etc/veilmq, data in /var/lib/veilmq, the unit and its user from deploy/systemd. As root.
-# A second run upgrades: it replaces the program and the unit, and leaves settings, keys and data.
+# A second run upgrades: it replaces the program and the unit, and leaves settings, keys and data. PYTHON: what the first
+# run makes /opt/veilmq with, python3 if it is not set.
 set -eu
 
 wheel=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
 files=$here/deploy/systemd
+
+python=/opt/veilmq/bin/python
+"$python" -c 'import pip' 2>/dev/null || python=${PYTHON:-python3}
+# A wheel with the accelerator is for one version of Python, that of .venv: a look before anything is written.
+tag=$(basename "$wheel" | cut -d - -f 3)
+case $tag in
+    py3 | "$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')") ;;
+    *)
+        echo "veilmq: the wheel has the accelerator for Python 3.${tag#cp3}, which $python is not. Nothing was installed." >&2
+        echo "veilmq: move /opt/veilmq away if it is there, then run it again with PYTHON=python3.${tag#cp3}" >&2
+        exit 1
+        ;;
+esac
 [ "$(id -u)" = 0 ] || { echo "veilmq: only root may write to /opt, /etc and /var/lib: run it with sudo" >&2; exit 1; }
 
-if ! /opt/veilmq/bin/python -c 'import pip' 2>/dev/null; then
-    "$here/tools/need.sh" python-venv python3-venv
+if [ "$python" != /opt/veilmq/bin/python ]; then
+    PYTHON=$python "$here/tools/need.sh" python-venv python3-venv
     rm -rf /opt/veilmq
-    python3 -m venv /opt/veilmq
+    "$python" -m venv /opt/veilmq
 fi
 pip="env PYTHONPATH= PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore /opt/veilmq/bin/pip --quiet"
 $pip install --require-hashes --requirement "$here/requirements/run.txt"

@@ -4,13 +4,12 @@ Strategy: Hypothesis draws what a client may send, plain or odd; both ways do it
 the accelerator leaves to Python (None) is no difference, but what is plain must not be left.
 """
 
-import hmac
 import shutil
 import string
 import sys
 import tempfile
 from collections.abc import Callable
-from hashlib import md5, sha256
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.server.test_plain import HEADERS, LIMITS, LINES, REQUESTS, framed
 from tests.support.sqlite import SMALL, read_events
-from tests.support.twins import SHORTCUTS, both, in_python, read_by_both
+from tests.support.twins import NAMES, SHORTCUTS, WALL, Ring, both, in_python, read_by_both, signed
 
 from veilmq import accelerator
 from veilmq.accelerator import TWINS
@@ -85,38 +84,6 @@ def test_a_head_that_is_just_too_long():
         ]
         assert taken == sorted(taken, reverse=True)
         assert {*taken} == {True, False}
-
-
-SECRET, STAMP, SCOPE = "secret", b"20261127T001500Z", b"20261127/us-east-1/sqs/aws4_request"
-WALL = Instant(1_795_738_500_000_000)
-NAMES = [b"host", b"x-amz-date", b"x-amz-target"]
-
-
-class Ring:
-    """One key, or none."""
-
-    checks = True
-
-    def __init__(self) -> None:
-        self.key: AccessKey | None = AccessKey("AKID", SECRET, "111122223333", grants=EVERYTHING)
-
-    def find(self, key_id: str) -> AccessKey | None:
-        return self.key
-
-
-def signed(body: bytes, values: tuple[bytes, bytes] = (b"h", b"t"), stamp: bytes = STAMP, **others: bytes) -> Request:
-    """A POST to `/`, signed by the standard library. others: headers that are not signed."""
-    headers = dict(zip(NAMES, (values[0], stamp, values[1]), strict=True))
-    lines = b"".join(b"%b:%b\n" % each for each in headers.items())
-    canonical = b"POST\n/\n\n%b\n%b\n%b" % (lines, b";".join(NAMES), sha256(body).hexdigest().encode())
-    key = b"AWS4" + SECRET.encode()
-    for part in SCOPE.split(b"/"):
-        key = hmac.digest(key, part, "sha256")
-    text = b"AWS4-HMAC-SHA256\n%b\n%b\n%b" % (stamp, SCOPE, sha256(canonical).hexdigest().encode())
-    scheme = b"AWS4-HMAC-SHA256 Credential=AKID/%b, SignedHeaders=%b, Signature=" % (SCOPE, b";".join(NAMES))
-    headers[b"authorization"] = scheme + hmac.digest(key, text, "sha256").hex().encode()
-    headers |= {name.replace("_", "-").encode(): value for name, value in others.items()}
-    return Request("POST", b"/", headers, body, "peer", False, "id")
 
 
 def seen(verifier: auth.Verifier, request: Request, wall: Instant = WALL) -> bool:

@@ -115,6 +115,13 @@ def test_a_wheel_can_have_the_accelerator(tmp_path: Path) -> None:
         names = [name for name in content.namelist() if name.startswith("veilmq/accelerator/")]
     assert len(names) == 2
     assert names[1].endswith(".so")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo cp399')
+    python.chmod(0o755)
+    command = ["sh", str(ROOT / "tools" / "install-service.sh"), "veilmq-1-cp398-cp398-linux_x86_64.whl"]
+    done = subprocess.run(command, env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the wheel has the accelerator for Python 3.98, which " in done.stderr
 
 
 def test_a_wheel_with_something_else_is_refused_and_a_release_is_plain(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """The accelerator's functions beside their twins in Python: what is compared, and a way to do without them."""
 
 import contextlib
+import hmac
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from types import ModuleType
 from typing import Any
 
 from veilmq.accelerator import TWINS
+from veilmq.model.instant import Instant
+from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols import Request
 from veilmq.protocols.sqs import auth, plain
 from veilmq.protocols.sqs.call import Entry
@@ -25,6 +29,38 @@ SHORTCUTS: dict[str, tuple[ModuleType, str]] = {
     "plain_rows": (sends, "_PLAIN_ROWS"),
 }
 """By name: where each is used."""
+
+
+SECRET, STAMP, SCOPE = "secret", b"20261127T001500Z", b"20261127/us-east-1/sqs/aws4_request"
+WALL = Instant(1_795_738_500_000_000)
+NAMES = [b"host", b"x-amz-date", b"x-amz-target"]
+
+
+class Ring:
+    """One key, or none."""
+
+    checks = True
+
+    def __init__(self) -> None:
+        self.key: AccessKey | None = AccessKey("AKID", SECRET, "111122223333", grants=EVERYTHING)
+
+    def find(self, key_id: str) -> AccessKey | None:
+        return self.key
+
+
+def signed(body: bytes, values: tuple[bytes, bytes] = (b"h", b"t"), stamp: bytes = STAMP, **others: bytes) -> Request:
+    """A POST to `/`, signed by the standard library. others: headers that are not signed."""
+    headers = dict(zip(NAMES, (values[0], stamp, values[1]), strict=True))
+    lines = b"".join(b"%b:%b\n" % each for each in headers.items())
+    canonical = b"POST\n/\n\n%b\n%b\n%b" % (lines, b";".join(NAMES), sha256(body).hexdigest().encode())
+    key = b"AWS4" + SECRET.encode()
+    for part in SCOPE.split(b"/"):
+        key = hmac.digest(key, part, "sha256")
+    text = b"AWS4-HMAC-SHA256\n%b\n%b\n%b" % (stamp, SCOPE, sha256(canonical).hexdigest().encode())
+    scheme = b"AWS4-HMAC-SHA256 Credential=AKID/%b, SignedHeaders=%b, Signature=" % (SCOPE, b";".join(NAMES))
+    headers[b"authorization"] = scheme + hmac.digest(key, text, "sha256").hex().encode()
+    headers |= {name.replace("_", "-").encode(): value for name, value in others.items()}
+    return Request("POST", b"/", headers, body, "peer", False, "id")
 
 
 @contextlib.contextmanager
