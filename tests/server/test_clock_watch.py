@@ -13,7 +13,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, Instant
 from veilmq.server.clock import LeaseClock
-from veilmq.server.clock_watch import ClockWatch
+from veilmq.server.service import ClockWatch
 from veilmq.server.shell import Shell
 from veilmq.store import Store
 from veilmq.store.synchronised import is_synchronised

@@ -40,7 +40,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
-from veilmq.server.clock_watch import ClockWatch
+from veilmq.server.service import ClockWatch
 from veilmq.server.shell import Shell
 from veilmq.store import Options
 from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs, SchemaRefused

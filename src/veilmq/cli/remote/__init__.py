@@ -19,19 +19,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.remote.jobs import cancel_job, list_jobs, show_job, start_job
 from veilmq.cli.remote.messages import (
+    cancel_job,
     delete,
     drop_quarantined,
     drop_template,
     export_quarantined,
     extend,
     keep_template,
+    list_jobs,
     list_quarantined,
     list_templates,
     peek,
     receive,
     send,
+    show_job,
+    start_job,
 )
 from veilmq.cli.remote.queues import (
     cancel_move,
