@@ -20,7 +20,7 @@ from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.instant import Instant
-from veilmq.store.archive.lineage import PART_BYTES
+from veilmq.store.archive import PART_BYTES
 from veilmq.store.directory import DATABASE
 from veilmq.store.log import Diverged, Entry, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower

@@ -8,8 +8,16 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from veilmq.model.instant import Instant
-from veilmq.store.archive import PlaceFailed, PlaceUnusable, place_at
-from veilmq.store.archive.lineage import PART_BYTES, fetch, remove_others, snapshots, upload
+from veilmq.store.archive import (
+    PART_BYTES,
+    PlaceFailed,
+    PlaceUnusable,
+    fetch,
+    place_at,
+    remove_others,
+    snapshots,
+    upload,
+)
 from veilmq.store.log import Point, Position, SnapshotBad
 from veilmq.testing.client_contract import for_each
 

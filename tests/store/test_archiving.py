@@ -16,8 +16,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
-from veilmq.store.archive import PlaceFailed, place_at
-from veilmq.store.archive.lineage import ArchiveSource, segments, snapshots
+from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, snapshots
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
 from veilmq.store.log import Diverged, restore
 from veilmq.store.sqlite.effects import digest

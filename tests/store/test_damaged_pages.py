@@ -2,7 +2,7 @@
 
 from struct import pack_into
 
-from veilmq.store.sqlite.raw.pages import LEAF, Gap, rows
+from veilmq.store.sqlite.raw import LEAF, Gap, rows
 
 USABLE = 4096
 

@@ -4,14 +4,14 @@ import pytest
 from tests.support.contract.stage import Stage, sending
 
 from veilmq.model.commands import Origin
-from veilmq.store.sqlite.disk import origins
+from veilmq.store.sqlite.disk import rows
 
 
 def test_beyond_the_bounds_new_clients_lose_their_process_and_then_their_name(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origins, "PROCESSES_MAX", 4)
-    monkeypatch.setattr(origins, "ORIGINS_MAX", 6)
+    monkeypatch.setattr(rows, "PROCESSES_MAX", 4)
+    monkeypatch.setattr(rows, "ORIGINS_MAX", 6)
     queue = stage.create()
     start = stage.following()
     named = ["veilmq/1 (a; pid 1)", "veilmq/1 (a; pid 2)", "sdk", *(f"veilmq/1 (a; pid {pid})" for pid in range(3, 90))]

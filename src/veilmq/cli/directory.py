@@ -29,8 +29,7 @@ from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import SECOND_US, Instant, from_text
 from veilmq.store import Options
-from veilmq.store.archive import PlaceUnusable, place_at
-from veilmq.store.archive.lineage import ArchiveSource
+from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at
 from veilmq.store.directory import (
     DATABASE,
     REDO,

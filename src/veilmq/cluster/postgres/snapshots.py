@@ -21,9 +21,17 @@ from uuid import UUID
 from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreachable
 from veilmq.cluster.postgres.schema import SHARD, Shard, log_bytes, look
 from veilmq.model.instant import Instant
-from veilmq.store.archive import Place, PlaceFailed, PlaceUnusable, place_at
-from veilmq.store.archive import lineage as archived
-from veilmq.store.archive.lineage import compressed, parts_of, write_file
+from veilmq.store.archive import (
+    Place,
+    PlaceFailed,
+    PlaceUnusable,
+    compressed,
+    parts_of,
+    place_at,
+    remove_others,
+    upload,
+    write_file,
+)
 from veilmq.store.log import Point, Position
 
 BYTES_PER_SECOND: Final = 32 * 1024 * 1024
@@ -131,7 +139,7 @@ class Snapshots:
                 )
             for url in {each.url for each in every} - {""}:
                 folders = {each.folder for each in kept}
-                archived.remove_others(_place(url), str(self._incarnation), folders, snapshot.lsn)
+                remove_others(_place(url), str(self._incarnation), folders, snapshot.lsn)
         return lsns[-1] if len(kept) >= KEPT else 0
 
     def upload(self, file: Path, point: Point, verified_by: str, pace: Callable[[int], object]) -> Snapshot:
@@ -139,7 +147,7 @@ class Snapshots:
         lsn, size = point.position.lsn, file.stat().st_size
         with self._asked() as (session, shard):
             if shard.snapshots:
-                folder, manifest = archived.upload(
+                folder, manifest = upload(
                     _place(shard.snapshots), str(self._incarnation), file, point,
                     state_format=shard.format, pace=pace, verified_by=verified_by,
                 )  # fmt: skip

@@ -1,15 +1,38 @@
-"""A folder or object store that keeps snapshots and records: what is written there, and how it is found again.
+"""A folder or object store that keeps snapshots and records: what is written there, and what a restore finds.
+
+    LINEAGE/snapshots/LSN-TOKEN/manifest.json    what the parts are, and which record of the log the copy ends with
+    LINEAGE/snapshots/LSN-TOKEN/00000            a part of the file, compressed
+    LINEAGE/records/EPOCH-FIRST-LAST             consecutive records of one epoch, compressed
 
 Strategy: an object is written whole and never changed. What makes others count, a manifest, is written last. So a write
 that ends anywhere leaves what was there before, and perhaps objects that nobody names. Local folders need no package;
 for everything else fsspec speaks to the store (extra `large`, and the store's own package).
+
+A snapshot is a whole copy of the database, and without its manifest it is none. Each upload has a folder of its own, so
+two of the same record never mix. A part that is missing or not as its SHA-256 in the manifest makes the snapshot bad,
+and a reader takes another.
+
+A lineage is one data directory, by the epoch of its history, or a cluster; within it, an epoch of the archive is a time
+in which no record is missing. Each epoch begins with a snapshot. So a restore takes the newest snapshot from before its
+instant, and the records of that snapshot's lineage and epoch that come after it.
 """
 
+import secrets
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+from zlib import crc32
 
+import msgspec
+
+from veilmq.model.instant import Instant
 from veilmq.store.files import durable_write, make_directory
+from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, checksum
 
 _FAULTS: Final = {
     "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError", "aiohttp.ClientError"),
@@ -20,6 +43,13 @@ _FAULTS: Final = {
 """What a store's package raises besides OSError."""
 _MISSING: Final = object()
 _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs"}
+PART_BYTES: Final = 4 * 1024 * 1024
+"""Of the file, before compression."""
+RECORDS: Final = "records"
+_SNAPSHOTS: Final = "snapshots"
+_MANIFEST: Final = "manifest.json"
+FRAME: Final = struct.Struct("<QQII")
+"""lsn, epoch, length of the record, CRC-32 of the record."""
 
 
 class PlaceUnusable(Exception):
@@ -155,3 +185,224 @@ def _class_of(name: str) -> list[type[BaseException]]:
         return [getattr(import_module(module), attribute)]
     except ImportError:
         return []
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a snapshot is."""
+
+    lsn: int
+    epoch: int
+    checksum: int
+    clock: Instant
+    format: int
+    """Number of the state format."""
+    size: int
+    """Bytes of the file."""
+    parts: list[str]
+    """SHA-256 of each part of the file."""
+    verified_by: str = ""
+    """The server whose tables had the same digest at that record; empty: there was no other server."""
+
+    @property
+    def point(self) -> Point:
+        """What the copy holds."""
+        return Point(Position(self.lsn, self.epoch, self.checksum), self.clock)
+
+
+def parts_of(file: Path) -> Iterator[bytes]:
+    """The file in parts."""
+    with file.open("rb") as opened:
+        while part := opened.read(PART_BYTES):
+            yield part
+
+
+def compressed(part: bytes) -> tuple[str, bytes]:
+    """The part's SHA-256, and what is kept of it."""
+    return sha256(part).hexdigest(), zlib.compress(part, 1)
+
+
+def write_file(file: Path, size: int, hashes: list[str], fetch: Callable[[int], bytes | None], name: str) -> None:
+    """Write a snapshot's file as it was. fetch: what is kept of a part; None: it is missing.
+
+    Raises SnapshotBad, OSError; the file is then to be removed.
+    """
+    try:
+        with file.open("wb") as written:
+            for number, expected in enumerate(hashes):
+                kept = fetch(number)
+                if kept is None:
+                    raise SnapshotBad(f"{name} lacks part {number}")
+                part = zlib.decompress(kept)
+                if sha256(part).hexdigest() != expected:
+                    raise SnapshotBad(f"part {number} of {name} is damaged")
+                written.write(part)
+    except zlib.error as error:
+        raise SnapshotBad(f"{name} is damaged: {error}") from error
+    if file.stat().st_size != size:
+        raise SnapshotBad(f"{name} is not complete")
+
+
+def upload(
+    place: Place, lineage: str, file: Path, point: Point, *, state_format: int, pace: Callable[[int], object],
+    verified_by: str = "",
+) -> tuple[str, Manifest]:  # fmt: skip
+    """Write a snapshot; returns its folder. pace: called with the size of each part. Raises PlaceFailed, OSError."""
+    folder = f"{lineage}/{_SNAPSHOTS}/{point.position.lsn:016}-{secrets.token_hex(4)}"
+    hashes = []
+    for number, part in enumerate(parts_of(file)):
+        found, kept = compressed(part)
+        hashes.append(found)
+        place.write(f"{folder}/{number:05}", kept)
+        pace(len(part))
+    lsn, epoch, checksum = point.position
+    manifest = Manifest(
+        lsn=lsn, epoch=epoch, checksum=checksum, clock=point.clock, format=state_format, size=file.stat().st_size,
+        parts=hashes, verified_by=verified_by,
+    )  # fmt: skip
+    place.write(f"{folder}/{_MANIFEST}", msgspec.json.encode(manifest))
+    return folder, manifest
+
+
+def snapshots(place: Place, lineage: str) -> list[tuple[str, Manifest]]:
+    """All that are complete, with their folders, the newest first. Raises PlaceFailed."""
+    found = []
+    for name in reversed(place.list(f"{lineage}/{_SNAPSHOTS}")):
+        folder = f"{lineage}/{_SNAPSHOTS}/{name}"
+        content = place.read(f"{folder}/{_MANIFEST}")
+        if content is not None:
+            try:
+                found.append((folder, msgspec.json.decode(content, type=Manifest)))
+            except msgspec.MsgspecError:
+                continue  # it is damaged: as one without
+    return found
+
+
+def fetch(place: Place, folder: str, manifest: Manifest, file: Path) -> Point:
+    """Write a snapshot's file. Raises SnapshotBad, PlaceFailed, OSError."""
+    write_file(
+        file,
+        manifest.size,
+        manifest.parts,
+        lambda number: place.read(f"{folder}/{number:05}"),
+        f"the snapshot {folder}",
+    )
+    return manifest.point
+
+
+def held(place: Place, folder: str, manifest: Manifest) -> Held:
+    """The snapshot, for a restore."""
+    return Held(manifest.point, lambda file: fetch(place, folder, manifest, file))
+
+
+def remove_others(place: Place, lineage: str, kept: set[str], before: int) -> None:
+    """Remove all folders of snapshots, complete or not, of records before that one, but those that are kept."""
+    for name in place.list(f"{lineage}/{_SNAPSHOTS}"):
+        folder = f"{lineage}/{_SNAPSHOTS}/{name}"
+        if folder not in kept and name[:16].isdigit() and int(name[:16]) < before:
+            place.remove(folder)
+
+
+class Segment(NamedTuple):
+    """What the name of an object says."""
+
+    epoch: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """As it is kept."""
+        return f"{self.epoch:016}-{self.first:016}-{self.last:016}"
+
+
+def segment_of(name: str) -> Segment | None:
+    """None: it is something else."""
+    parts = name.split("-")
+    return Segment(*map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else None
+
+
+def segments(place: Place, lineage: str) -> list[Segment]:
+    """All of a lineage, in their order. Raises PlaceFailed."""
+    return sorted(found for name in place.list(f"{lineage}/{RECORDS}") if (found := segment_of(name)) is not None)
+
+
+def frame(entry: Entry) -> bytes:
+    """The record with its head."""
+    return FRAME.pack(entry.lsn, entry.epoch, len(entry.record), crc32(entry.record)) + entry.record
+
+
+def frames(content: bytes) -> Iterator[Entry]:
+    """The records that are whole, up to the first that is not."""
+    at = 0
+    while at + FRAME.size <= len(content):
+        lsn, epoch, length, crc = FRAME.unpack_from(content, at)
+        at += FRAME.size + length
+        record = content[at - length : at]
+        if len(record) < length or crc32(record) != crc:
+            return
+        yield Entry(lsn, epoch, record)
+
+
+def keep(place: Place, lineage: str, content: bytes) -> Position:
+    """Write records of one epoch, as `frame` makes them; returns the last one. Raises PlaceFailed."""
+    entries = list(frames(content))
+    first, last = entries[0], entries[-1]
+    segment = Segment(first.epoch, first.lsn, last.lsn)
+    place.write(f"{lineage}/{RECORDS}/{segment.name}", zlib.compress(content, 1))
+    return Position(last.lsn, last.epoch, checksum(last.record))
+
+
+def _order(held: Held) -> tuple[int, int, int]:
+    (lsn, epoch, _), clock = held.point
+    return clock, epoch, lsn
+
+
+class ArchiveSource:
+    """An archive to restore from. See `Source`."""
+
+    def __init__(self, place: Place, shown: str) -> None:
+        """shown: how a user names it. Raises SourceUnusable."""
+        self._place = place
+        self._lineage = ""
+        try:
+            self._lineages = [name for name in place.list("") if place.list(f"{name}/{_SNAPSHOTS}")]
+        except PlaceFailed as error:
+            raise SourceUnusable(str(error)) from error
+        if not self._lineages:
+            raise SourceUnusable(f"there is no archive at {shown}")
+
+    def snapshots(self) -> list[Held]:
+        """See `Source.snapshots`."""
+        found: list[Held] = []
+        for lineage in self._lineages:
+            for folder, manifest in snapshots(self._place, lineage):
+                found.append(Held(manifest.point, partial(self._fetch, lineage, folder, manifest)))
+        return sorted(found, key=_order, reverse=True)
+
+    def _fetch(self, lineage: str, folder: str, manifest: Manifest, file: Path) -> Point:
+        self._lineage = lineage
+        return fetch(self._place, folder, manifest, file)
+
+    def records(self, after: Position) -> Iterator[Entry]:
+        """See `Source.records`: of the snapshot that was fetched last."""
+        lineage, lsn = self._lineage, after.lsn
+        if not lsn:
+            raise SourceUnusable("there is nothing from before that instant")
+        for segment in segments(self._place, lineage):
+            if segment.epoch != after.epoch or segment.last <= lsn:
+                continue
+            if segment.first > lsn + 1:
+                raise RecordsEnd(f"the archive lacks the records {lsn + 1} to {segment.first - 1}")
+            for entry in self._entries(lineage, segment):
+                if entry.lsn > lsn:
+                    lsn = entry.lsn
+                    yield entry
+            if lsn < segment.last:
+                raise RecordsEnd(f"{segment.name} is damaged")
+
+    def _entries(self, lineage: str, segment: Segment) -> Iterator[Entry]:
+        content = self._place.read(f"{lineage}/{RECORDS}/{segment.name}")
+        try:
+            yield from frames(zlib.decompress(content or b""))
+        except zlib.error as error:
+            raise RecordsEnd(f"{segment.name} is damaged: {error}") from error

@@ -24,9 +24,18 @@ import msgspec
 
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.store.archive import Place, PlaceFailed
-from veilmq.store.archive import lineage as archived
-from veilmq.store.archive.lineage import RECORDS, frame, frames, keep, segments
+from veilmq.store.archive import (
+    RECORDS,
+    Place,
+    PlaceFailed,
+    frame,
+    frames,
+    keep,
+    remove_others,
+    segments,
+    snapshots,
+    upload,
+)
 from veilmq.store.directory import DATABASE, DatabaseFailed
 from veilmq.store.log import Diverged, Entry, Point, Position, checksum
 
@@ -317,7 +326,7 @@ class Archive:
             point = self._copying(self._database, copy, self._go_on)
             if point.position.epoch != self.epoch:
                 return  # nothing was written yet since the epoch began
-            archived.upload(
+            upload(
                 self._place, state.lineage, copy, point, state_format=0,
                 pace=lambda size: self._go_on(size / BYTES_PER_SECOND),
             )  # fmt: skip
@@ -331,12 +340,12 @@ class Archive:
 
     def _drop_old(self) -> None:
         """Remove what no restore within the time that is kept needs."""
-        found = archived.snapshots(self._place, self._state.lineage)
+        found = snapshots(self._place, self._state.lineage)
         found.sort(key=lambda each: (each[1].epoch, each[1].lsn), reverse=True)
         begins = found[0][1].clock - self._keep_us
         kept = found[: max(2, sum(manifest.clock > begins for _, manifest in found) + 1)]
         oldest = kept[-1][1]
-        archived.remove_others(self._place, self._state.lineage, {folder for folder, _ in kept}, LSN_MAX)
+        remove_others(self._place, self._state.lineage, {folder for folder, _ in kept}, LSN_MAX)
         for segment in segments(self._place, self._state.lineage):
             if (segment.epoch, segment.last) <= (oldest.epoch, oldest.lsn):
                 self._place.remove(f"{self._state.lineage}/{RECORDS}/{segment.name}")

@@ -32,11 +32,10 @@ from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.rollups import EVENTS_MAX, Rollups
 from veilmq.store.sqlite.batch.set_apart import SetApart
 from veilmq.store.sqlite.disk import verdict
-from veilmq.store.sqlite.disk.origins import OriginNumbers
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log, entry_of
 from veilmq.store.sqlite.disk.redo.file import note_size
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
-from veilmq.store.sqlite.disk.rows import MessageRow, Row, insert_rows, leniently
+from veilmq.store.sqlite.disk.rows import MessageRow, OriginNumbers, Row, insert_rows, leniently
 from veilmq.store.sqlite.effects import Shipping
 
 DELIVERED_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -1,16 +1,19 @@
-"""The rows of a message: in the tables, and before it has any; how they are read, and how many are inserted at once.
+"""The rows of a message: in the tables, and before it has any; how they are read, and how many are inserted at once;
+and the rows of origins, each with the number by which leases and events name it.
 
 Strategy: a `MessageRow` is a row of `message`, a `LeaseRow` a new row of `lease`, and an `Unflushed` a message that has
-no rows yet. What is read of a stored message is a `Place` or a `StoredMessage` (messages/). What readers are
-shown is a `HeldMessage` (veilmq.model.events) or a `ListedMessage` (veilmq.store.reader). No other shape is in
-the store.
+no rows yet. What is read of a stored message is a `Place` or a `StoredMessage` (messages/). What readers are shown is a
+`HeldMessage` (veilmq.model.events) or a `ListedMessage` (veilmq.store.reader). No other shape is in the store.
 
-apsw releases the interpreter lock at every statement. While another thread is busy, getting it back takes up
-to `sys.setswitchinterval`. So many rows go into one statement.
+apsw releases the interpreter lock at every statement. While another thread is busy, getting it back takes up to
+`sys.setswitchinterval`. So many rows go into one statement.
 
 A damaged disk may leave text that is not UTF-8, and then apsw returns no row of the statement. The same statement is
 run again `leniently`: its texts have escapes in place of the wrong bytes, and the extras of such a message read as
 damaged, so that callers that set messages apart do so.
+
+An origin's number is assigned at its first use, and never twice. A client name is whatever a client says, so with many
+of them new ones are recorded with less of it. Which go again, is trimming's affair (upkeep/trimming).
 """
 
 import re
@@ -24,8 +27,16 @@ from zlib import crc32
 import apsw
 import msgspec
 
+from veilmq.model.commands import Origin
 from veilmq.model.instant import Instant
 from veilmq.model.messages import NO_EXTRAS, Extras
+
+ORIGINS_MAX: Final = 100_000
+"""Beyond this many distinct clients, new clients are recorded without their user agent."""
+PROCESSES_MAX: Final = 50_000
+"""Beyond this many, new clients are recorded without their process id, which changes at each restart of a worker."""
+_PROCESS: Final = re.compile(r"; pid \d+")
+"""The process id in a client name (veilmq.client.adapters.cloud)."""
 
 
 class MessageRow(msgspec.Struct, array_like=True, gc=False):
@@ -253,3 +264,26 @@ def intact(message: MessageRow, failure: bytes | None = None) -> Extras | None:
     except ValueError:
         return None
     return msgspec.structs.replace(extras, error_type=error_type, error=error)
+
+
+class OriginNumbers(dict[Origin, int]):
+    """The number of each origin."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        super().__init__(
+            (Origin(protocol, principal, client), row)
+            for row, protocol, principal, client in rows_of(connection, ORIGINS)
+        )
+        self.greatest = max(self.values(), default=0)
+        """The last number assigned. Its row is never dropped, so none is assigned twice."""
+
+    def as_recorded(self, origin: Origin) -> Origin:
+        """A new origin, less specific where there are many already."""
+        if len(self) < PROCESSES_MAX:
+            return origin
+        client = "" if len(self) >= ORIGINS_MAX else _PROCESS.sub("", origin.client)
+        return Origin(origin.protocol, origin.principal, client)
+
+    def forget_last(self, origin: Origin) -> None:
+        """The batch that assigned a number is rolled back."""
+        self.greatest = self.pop(origin) - 1

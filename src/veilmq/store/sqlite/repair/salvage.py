@@ -17,9 +17,8 @@ from veilmq.model.events import Event
 from veilmq.model.messages import id_text
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
-from veilmq.store.sqlite.raw import Image
+from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
 from veilmq.store.sqlite.raw.logs import Frame
-from veilmq.store.sqlite.raw.pages import Accepts, Gap, Row, Values, leaf_rows, rows
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
 from veilmq.store.sqlite.repair.tables import Table, accepts_schema, is_whole, mended_message, read, readable, tables
 from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered

@@ -16,8 +16,8 @@ from veilmq.model.events import Event
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.rows import MessageRow, read_extras, with_sum
+from veilmq.store.sqlite.raw import Accepts, Values
 from veilmq.store.sqlite.raw.logs import mend_body, mend_crc32
-from veilmq.store.sqlite.raw.pages import Accepts, Values
 
 SCHEMA_COLUMNS: Final = 5
 _TYPES: Final = {"INTEGER": int, "TEXT": str, "BLOB": bytes}
