@@ -121,7 +121,7 @@ def test_a_job_is_looked_up_and_not_searched_in_the_list(orders: httpx.Client, m
     assert orders.patch(QUEUES + "/other", json=redrive).status_code == 200
     task = orders.post(QUEUES + "/orders/move", json={"destination": "other", "rate_max": 1}).json()["id"]
     job = start(orders, "delete", queue="other", dry_run=True)["id"]
-    monkeypatch.setattr("veilmq.admin.api.jobs.all_jobs", lambda reader: [])
+    monkeypatch.setattr("veilmq.admin.api.operator.all_jobs", lambda reader: [])
     for each, act in ((task, "redrive"), (job, "delete")):
         assert orders.get(f"{JOBS}/{each}").json()["act"] == act
     assert orders.post(f"{JOBS}/{task}/cancel").json()["status"] == "cancelling"

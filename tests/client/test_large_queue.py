@@ -28,7 +28,7 @@ from veilmq.client.large import LargeMessageQueue, ObjectStore
 from veilmq.client.large.pointer import BEGINNING, PAUSE_SECONDS
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
 from veilmq.client.queue import Queue
-from veilmq.client.records.objects import is_key
+from veilmq.client.records import is_key
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (

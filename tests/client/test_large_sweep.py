@@ -10,7 +10,7 @@ from tests.support.embedded import EmbeddedClient
 from veilmq.client.large import MARGIN, LargeMessageQueue, ObjectStore, SharedBodies
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Queue
-from veilmq.client.records.objects import Found
+from veilmq.client.records import Found
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each

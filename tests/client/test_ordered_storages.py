@@ -543,7 +543,7 @@ def test_a_store_that_tells_no_time_is_judged_by_our_own(
 ) -> None:
     first, second = objects(tmp_path, clock), objects(tmp_path, clock)
     made += [first, second]
-    monkeypatch.setattr("veilmq.client.records.objects._MODIFIED", ())
+    monkeypatch.setattr("veilmq.client.records._MODIFIED", ())
     first.acquire()
     with pytest.raises(StorageHeld):
         second.acquire()

@@ -486,7 +486,7 @@ def _dead_lettered(name: str) -> Make:
 
 def _large(bucket: str = "bucket", **options: Any) -> Make:
     def make(account: EmbeddedAccount, home: Path) -> Queue:
-        store = veilmq.client.records.objects.ObjectStore(f"file://{home}/{bucket}", options=options)
+        store = veilmq.client.records.ObjectStore(f"file://{home}/{bucket}", options=options)
         return LargeMessageQueue(account.queue("jobs"), store, unreadable=keep)
 
     return make

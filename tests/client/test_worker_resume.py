@@ -17,7 +17,7 @@ from tests.client.worker_stage import Stage
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities
-from veilmq.client.records.objects import ObjectStore
+from veilmq.client.records import ObjectStore
 from veilmq.client.worker import (
     Begun,
     Busy,

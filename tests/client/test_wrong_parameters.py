@@ -14,7 +14,7 @@ from veilmq.client.large import LargeMessageQueue, SharedBodies
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
-from veilmq.client.records.objects import ObjectStore
+from veilmq.client.records import ObjectStore
 from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
 from veilmq.client.transaction import Times, TransactionQueue

@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from veilmq.protocols import Response
-from veilmq.protocols.caches import Bounded, remembered
+from veilmq.protocols import Bounded, Response, remembered
 from veilmq.server.auth import DevelopmentKeyring, Hosts
 from veilmq.server.http import Answers
 from veilmq.store.sqlite.disk.schema import MIGRATIONS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.protocols.caches import Keyed
+from veilmq.protocols import Keyed
 
 
 @pytest.mark.parametrize("name", ["sha1", "sha256"])

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from veilmq.protocols.caches import Bounded, Keyed
+from veilmq.protocols import Bounded, Keyed
 from veilmq.protocols.mns import addresses, signature
 from veilmq.protocols.mns.signature import compact, read_date, signature_v4, signing_key_v4
 from veilmq.testing.for_each import for_each

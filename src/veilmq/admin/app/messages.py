@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin.answers import answer, body_of, caller_of, carry_out, listing_of, members_of
-from veilmq.admin.api import Refused, inputs, jobs, operator
+from veilmq.admin.api import Refused, inputs, operator
 from veilmq.admin.api.views import shown_move
 from veilmq.admin.history import Scope, all_moves, covers
 from veilmq.admin.history.messages import Caller, find_message, find_sends, quarantine_page
@@ -141,7 +141,7 @@ class Jobs:
 
     async def listed(self, request: Request) -> Response:
         """A page of the jobs of all queues that the caller may see, newest first; move tasks are among them."""
-        return await self._page(request, "jobs", jobs.all_jobs, jobs.shown_job)
+        return await self._page(request, "jobs", operator.all_jobs, operator.shown_job)
 
     async def moves(self, request: Request) -> Response:
         """The same of the latest move tasks alone."""
@@ -156,11 +156,11 @@ class Jobs:
             each
             for each in await run_in_threadpool(read, reader)
             if covers(each.source, account, region, wanted.prefix)
-            and jobs.is_behind(each, wanted.after)
+            and operator.is_behind(each, wanted.after)
             and caller.may(Action.DESCRIBE_QUEUE, each.source.account, each.source.name)
         ]
         page, more = found[: wanted.limit], len(found) > wanted.limit
-        after = jobs.place_of(page[-1]) if more else None
+        after = operator.place_of(page[-1]) if more else None
         return answer({name: [show(each) for each in page], "more": more, "after": after})
 
     async def start(self, request: Request) -> Response:
@@ -168,20 +168,20 @@ class Jobs:
         caller = caller_of(request)
         wanted = inputs.decode(await body_of(request), inputs.JobInput)
         queue = self._queue(request, wanted.queue)
-        caller.check(jobs.ACTIONS[wanted.act], queue.account, queue.name)
+        caller.check(operator.ACTIONS[wanted.act], queue.account, queue.name)
         if wanted.filter.text is not None:
             caller.check(Action.PEEK, queue.account, queue.name)
             caller.check_bodies()
-        command = jobs.starting(caller.origin, queue, wanted)
-        if caller.key is not None and not may_lead(caller.key, jobs.ACTIONS[wanted.act], command):
+        command = operator.starting(caller.origin, queue, wanted)
+        if caller.key is not None and not may_lead(caller.key, operator.ACTIONS[wanted.act], command):
             raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
         asked = operator.Asked("start_job", str(queue), wanted)
         outcomes, headers = await carry_out(request, self._service.shell, asked, [command])
-        return answer(jobs.shown_outcome(outcomes), 201, headers)
+        return answer(operator.shown_outcome(outcomes), 201, headers)
 
     async def shown(self, request: Request) -> Response:
         """One job."""
-        return answer(jobs.shown_job(await self._job(request)))
+        return answer(operator.shown_job(await self._job(request)))
 
     async def cancel(self, request: Request) -> Response:
         """End a job: what it did stays done."""
@@ -189,20 +189,20 @@ class Jobs:
         inputs.decode(await body_of(request), inputs.Nothing)
         job = await self._job(request)
         act = job.act if isinstance(job, JobInfo) else Act.REDRIVE
-        caller.check(jobs.ACTIONS[act], job.source.account, job.source.name)
+        caller.check(operator.ACTIONS[act], job.source.account, job.source.name)
         asked = operator.Asked("cancel_job", id_text(job.id), inputs.Nothing())
-        commands = [jobs.cancelling(caller.origin, job)]
+        commands = [operator.cancelling(caller.origin, job)]
         outcomes, headers = await carry_out(request, self._service.shell, asked, commands)
-        return answer(jobs.shown_outcome(outcomes, id_text(job.id)), headers=headers)
+        return answer(operator.shown_outcome(outcomes, id_text(job.id)), headers=headers)
 
-    async def _job(self, request: Request) -> jobs.AnyJob:
+    async def _job(self, request: Request) -> operator.AnyJob:
         """The job that the path names, if the caller may see it."""
         wanted = inputs.message_id(request.path_params["job"], "job")
         caller = caller_of(request)
         caller.check(Action.DESCRIBE_QUEUE)
-        job = await run_in_threadpool(jobs.find_job, self._service.reader, wanted)
+        job = await run_in_threadpool(operator.find_job, self._service.reader, wanted)
         if job is None or not caller.may(Action.DESCRIBE_QUEUE, job.source.account, job.source.name):
-            raise jobs.missing(request.path_params["job"])
+            raise operator.missing(request.path_params["job"])
         return job
 
     def _queue(self, request: Request, given: str | inputs.KeyInput) -> QueueKey:

@@ -15,9 +15,9 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 import veilmq
-from veilmq.admin.api import Refused, described, inputs, jobs, operator, views
-from veilmq.admin.api.jobs import AnyJob
+from veilmq.admin.api import Refused, described, inputs, operator, views
 from veilmq.admin.api.operations import OPERATIONS, Asked
+from veilmq.admin.api.operator import AnyJob
 from veilmq.admin.failures import (
     AllFailuresInput,
     FailuresInput,
@@ -211,20 +211,20 @@ class DirectAccess:
     def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.jobs`."""
         _checked(account, region, prefix)
-        for job in jobs.all_jobs(self._store.reader):
+        for job in operator.all_jobs(self._store.reader):
             if covers(job.source, account, region, prefix):
-                yield to_builtins(jobs.shown_job(job))
+                yield to_builtins(operator.shown_job(job))
 
     def job(self, job: str) -> dict[str, Any]:
         """See `AdminAccess.job`."""
-        return to_builtins(jobs.shown_job(self._job(job)))  # type: ignore[no-any-return]
+        return to_builtins(operator.shown_job(self._job(job)))  # type: ignore[no-any-return]
 
     def _job(self, job: str) -> AnyJob:
         with _failures():
             wanted = inputs.message_id(job, "job")
-            found = jobs.find_job(self._store.reader, wanted)
+            found = operator.find_job(self._store.reader, wanted)
             if found is None:
-                raise jobs.missing(job)
+                raise operator.missing(job)
             return found
 
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
@@ -233,16 +233,16 @@ class DirectAccess:
             key = inputs.queue_key(queue.account, queue.region, queue.name)
             wanted = inputs.convert({**members, "queue": views.shown_key(key)}, inputs.JobInput)
             asked = operator.Asked("start_job", str(key), wanted)
-            outcomes = self._carry_out(asked, [jobs.starting(_ORIGIN, key, wanted)], command_id)
-            return to_builtins(jobs.shown_outcome(outcomes))  # type: ignore[no-any-return]
+            outcomes = self._carry_out(asked, [operator.starting(_ORIGIN, key, wanted)], command_id)
+            return to_builtins(operator.shown_outcome(outcomes))  # type: ignore[no-any-return]
 
     def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
         """See `AdminAccess.cancel_job`."""
         found = self._job(job)
         with _failures():
             asked = operator.Asked("cancel_job", id_text(found.id), inputs.Nothing())
-            outcomes = self._carry_out(asked, [jobs.cancelling(_ORIGIN, found)], command_id)
-            return to_builtins(jobs.shown_outcome(outcomes, job))  # type: ignore[no-any-return]
+            outcomes = self._carry_out(asked, [operator.cancelling(_ORIGIN, found)], command_id)
+            return to_builtins(operator.shown_outcome(outcomes, job))  # type: ignore[no-any-return]
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""

@@ -1,7 +1,7 @@
 """`veilmq doctor`: what is wrong with an installation, in words, each with what to do; and what `veilmq` alone says.
 
-Strategy: a check is a generator of `Finding`s about one thing, from the settings that `serve` would have. Those on the
-machine are in machine.py, those on the data and on what is configured in installation.py. A check writes one small
+Strategy: a check is a generator of `Finding`s about one thing, from the settings that `serve` would have. They
+are in checks.py: those on the machine, then those on what is configured and on the data. One check writes a small
 file, by whose sync the disk is measured. Beside a running server the queues are looked at through its admin port; a
 directory that nobody holds is opened as the other commands do, which changes its files but no message, and leaves them
 to the directory's owner.
@@ -84,7 +84,7 @@ def next_steps() -> str:
     """What a person who typed `veilmq` alone can do."""
     import veilmq
     from veilmq.cli.access import DATA_DEFAULT
-    from veilmq.cli.doctor.installation import holder_of
+    from veilmq.cli.doctor.checks import holder_of
 
     holder = holder_of(DATA_DEFAULT)
     if holder is None:
@@ -129,28 +129,28 @@ def _show(found: list[Finding]) -> None:
 
 
 def _examined(resolved: "Resolved") -> Iterator[Finding]:
-    from veilmq.cli.doctor import installation, machine
+    from veilmq.cli.doctor import checks
 
     settings = resolved.settings
     for name, meant in resolved.misspelt.items():
         yield Finding("settings", Level.WARNING, f"{name} is no setting", f"Did you mean {meant}?")
-    holder = installation.holder_of(settings.data)
+    holder = checks.holder_of(settings.data)
     place = _existing(settings.data)
-    checks: dict[str, Callable[[], Iterable[Finding]]] = {
-        "versions": machine.versions,
-        "clock": machine.clock,
-        "open files": lambda: machine.open_files(settings, holder),
-        "proxy": lambda: machine.proxies(os.environ),
-        "directory": lambda: installation.directory(settings.data, holder),
-        "disk": lambda: machine.space(place),
-        "fsync": lambda: machine.sync_speed(place),
-        "ports": lambda: machine.ports(settings, holder),
-        "credentials": lambda: installation.credentials(settings),
-        "certificate": lambda: installation.certificate(settings),
-        "server": lambda: installation.health(holder),
-        "queues": lambda: installation.queues(settings.data, holder),
+    named: dict[str, Callable[[], Iterable[Finding]]] = {
+        "versions": checks.versions,
+        "clock": checks.clock,
+        "open files": lambda: checks.open_files(settings, holder),
+        "proxy": lambda: checks.proxies(os.environ),
+        "directory": lambda: checks.directory(settings.data, holder),
+        "disk": lambda: checks.space(place),
+        "fsync": lambda: checks.sync_speed(place),
+        "ports": lambda: checks.ports(settings, holder),
+        "credentials": lambda: checks.credentials(settings),
+        "certificate": lambda: checks.certificate(settings),
+        "server": lambda: checks.health(holder),
+        "queues": lambda: checks.queues(settings.data, holder),
     }
-    for name, check in checks.items():
+    for name, check in named.items():
         try:
             yield from check()
         except Failure as failure:

@@ -49,8 +49,7 @@ from veilmq.cli.remote.queues import (
     start_move,
 )
 from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
-from veilmq.cli.remote.top import top
-from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue
+from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue, top
 
 if TYPE_CHECKING:
     from veilmq.cli.access import AdminAccess, Home

@@ -39,7 +39,7 @@ from veilmq.client.large import pointer
 from veilmq.client.large.pointer import SHARED_BODY, Fetcher, HandleParts, Pointer, PointerFormat
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
 from veilmq.client.queue import ById, Capabilities, Queue, identity_of
-from veilmq.client.records.objects import Found, ObjectStore, is_key
+from veilmq.client.records import Found, ObjectStore, is_key
 from veilmq.client.shared import checks
 from veilmq.client.shared.batches import attempt, send_prepared, through
 from veilmq.client.shared.checks import as_message, text_bytes

@@ -36,7 +36,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed, PointerRefused, Unreadable
 from veilmq.client.messages import AttributeValue, Extension, Message, Peeked, Received
 from veilmq.client.queue import Queue
-from veilmq.client.records.objects import ObjectStore, is_key
+from veilmq.client.records import ObjectStore, is_key
 from veilmq.client.unreadable import Policy, give_back, log, set_aside
 from veilmq.model.errors import LeaseError, ParameterInvalid, ReceiptInvalid, VeilError
 

@@ -3,7 +3,7 @@
 Strategy: a storage has two methods, `load` and `save`; `save` is durable when it returns. A storage that can lock
 itself also has `acquire` and `release`; any other gets a lock inside its state (`StateLock`). The local file is locked
 with flock, which the kernel releases when the process dies. All others write their holder into what they store
-(`OwnedStorage`, records/holders.py). The table is in tables.py.
+(`OwnedStorage`, records/holders.py). A table is in `veilmq.client.ordered` itself.
 
 Objects: object stores have no compare-and-swap, but can create an object exclusively. So each holder has its own
 object, `<path>.<generation>`. To take over, a process creates the next one, then reads the previous one's state. After
@@ -28,8 +28,8 @@ from typing import Any, Final, Protocol, cast
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StorageHeld, StorageLost
+from veilmq.client.records import modified_of
 from veilmq.client.records.holders import HOLD_SECONDS, Envelope, Watch, closed, opened
-from veilmq.client.records.objects import modified_of
 from veilmq.client.shared.threads import OfProcess, forget_in_child
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write

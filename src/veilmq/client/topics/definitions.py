@@ -28,7 +28,7 @@ from msgspec import structs
 from veilmq.client.errors import EncodingMismatch, SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Peeked
 from veilmq.client.queue import Account, NativeSubscription, NativeTopics, Queue
-from veilmq.client.records.objects import ObjectStore, is_key
+from veilmq.client.records import ObjectStore, is_key
 from veilmq.client.shared.checks import text_bytes
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 

@@ -16,8 +16,7 @@ from veilmq.console import HOME
 from veilmq.console.pages.acts import JOB_PAGES, QUEUE_ACTS
 from veilmq.console.pages.message import MESSAGE_PAGES, sends_with
 from veilmq.console.pages.queue import PAST_PAGES, QUEUE_PAGES, console_path
-from veilmq.console.pages.server import SERVER_PAGES
-from veilmq.console.pages.workers import WORKER_PAGES
+from veilmq.console.pages.server import SERVER_PAGES, WORKER_PAGES
 from veilmq.console.pictures import sparkline
 from veilmq.console.sessions import hashed
 from veilmq.console.showing import blocked, count, duration, rate

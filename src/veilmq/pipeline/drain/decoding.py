@@ -26,7 +26,7 @@ from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.large import BODY_BYTES_MAX, PointerFormat
 from veilmq.client.large.pointer import Fetcher
 from veilmq.client.messages import Peeked
-from veilmq.client.records.objects import ObjectStore
+from veilmq.client.records import ObjectStore
 from veilmq.client.unreadable import keep
 from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, QUEUE

@@ -30,7 +30,7 @@ import pyarrow as pa
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, StorageHeld, StorageLost
 from veilmq.client.ordered.storage import ObjectStorage
-from veilmq.client.records.objects import Found, ObjectStore, is_key
+from veilmq.client.records import Found, ObjectStore, is_key
 from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.store.files import durable_write, locked, make_directory, take_name

@@ -18,10 +18,9 @@ from functools import lru_cache
 from typing import Final
 
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols import xml
+from veilmq.protocols import remembered, xml
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.errors import Refusal, bad_xml, too_large
-from veilmq.protocols.caches import remembered
 from veilmq.protocols.xml import DocumentInvalid, Element, clean, escape
 
 NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"

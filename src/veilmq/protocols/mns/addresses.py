@@ -16,8 +16,7 @@ import msgspec
 from veilmq.model.settings.access import AccessKey
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, is_hidden
-from veilmq.protocols import Request, address_used
-from veilmq.protocols.caches import Bounded
+from veilmq.protocols import Bounded, Request, address_used
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.errors import Fault, Refusal, show
 

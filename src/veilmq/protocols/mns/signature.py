@@ -24,8 +24,7 @@ import msgspec
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, EVERYTHING, HOME_REGION_DEFAULT, AccessKey, Keyring
-from veilmq.protocols import Request
-from veilmq.protocols.caches import Bounded, Keyed, remembered
+from veilmq.protocols import Bounded, Keyed, Request, remembered
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.errors import Refusal
 

@@ -16,8 +16,7 @@ from typing import Final
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import Action, Keyring
-from veilmq.protocols import Request, Response, external_path
-from veilmq.protocols.caches import Bounded
+from veilmq.protocols import Bounded, Request, Response, external_path
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.auth import Verifier

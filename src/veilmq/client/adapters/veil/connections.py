@@ -6,7 +6,7 @@ failure says whether the request may have been carried out: not before its last 
 RFC 9112.
 
 Signing: three headers are signed (host, x-amz-date, x-amz-target). What stays the same is computed once: the signing
-key for a day (as two prepared states, veilmq.protocols.caches); everything but the payload's hash and the signature for
+key for a day (as two prepared states, veilmq.protocols); everything but the payload's hash and the signature for
 a second and operation. A request then costs two SHA-256 and one HMAC. Source: AWS IAM User Guide, "Signature Version 4
 for API requests".
 
@@ -31,7 +31,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.shared.threads import forget_in_child
 from veilmq.model.messages.reports import REPORT_HEADER
-from veilmq.protocols.caches import Keyed
+from veilmq.protocols import Keyed
 
 _READ_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 65_536

@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from veilmq.client.records import Contents, Directory, hashed
-from veilmq.client.records.objects import ObjectStore
+from veilmq.client.records import Contents, Directory, ObjectStore, hashed
 from veilmq.model.errors import LeaseTaken, ParameterInvalid
 
 KIND: Final = "checkpoint/1"

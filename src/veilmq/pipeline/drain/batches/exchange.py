@@ -30,7 +30,7 @@ from veilmq.client.large import PointerFormat, drop
 from veilmq.client.large.pointer import read as read_pointer
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities, Queue
-from veilmq.client.records.objects import ObjectStore
+from veilmq.client.records import ObjectStore
 from veilmq.model.errors import InFlightFull, VeilError
 from veilmq.pipeline.drain.bad_records import BadRecord, mark_sent, of_manifest, unsent
 from veilmq.pipeline.drain.batches import Batch

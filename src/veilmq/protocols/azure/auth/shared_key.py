@@ -15,11 +15,10 @@ from hmac import compare_digest
 from itertools import product
 from typing import Final
 
-from veilmq.protocols import Request
+from veilmq.protocols import Keyed, Request
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import SECONDARY
 from veilmq.protocols.azure.errors import Refusal, bad_header, unauthenticated
-from veilmq.protocols.caches import Keyed
 
 _SIGNED: Final = (
     b"content-md5",

@@ -3,7 +3,7 @@
 Strategy: the parts that a client repeats (key, scope, names of signed headers) are parsed once, together with the
 derived signing key, and cached under the bytes of the Authorization header before the signature. They are cached only
 after a correct signature, so strangers fill no cache. A request then costs one SHA-256 of its payload, one of the
-canonical request and one HMAC from two prepared states (veilmq.protocols.caches). What the caller may do is decided
+canonical request and one HMAC from two prepared states (veilmq.protocols). What the caller may do is decided
 beside it: `authorize.authorized` checks a call against the queue's policy (policy.py) before it goes to the engine;
 most calls need no such check.
 
@@ -27,8 +27,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols import Request
-from veilmq.protocols.caches import Bounded, Keyed
+from veilmq.protocols import Bounded, Keyed, Request
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import region_of_host
 from veilmq.protocols.sqs.auth.signature_parts import (

@@ -18,8 +18,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from veilmq.protocols import Request, Response, address_used
-from veilmq.protocols.caches import Bounded
+from veilmq.protocols import Bounded, Request, Response, address_used
 from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.call import Form, Operation, Result

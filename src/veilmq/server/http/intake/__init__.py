@@ -24,8 +24,7 @@ from typing import Final
 import httptools
 
 from veilmq.accelerator import accelerated
-from veilmq.protocols import Request, absolute_form
-from veilmq.protocols.caches import Bounded
+from veilmq.protocols import Bounded, Request, absolute_form
 from veilmq.server.http import CLOSE, HEAD, KEEP_ALIVE_TOLD, Limits
 
 _REQUEST_LINE: Final = re.compile(rb"(POST|GET|PUT|DELETE) (/[A-Za-z0-9/?&=%._~:@!$'()*+,;-]*) HTTP/1\.1\Z")

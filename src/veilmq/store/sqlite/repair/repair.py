@@ -52,7 +52,7 @@ from veilmq.store.sqlite.repair import Export, Repair
 from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salvage
 from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import read
-from veilmq.store.sqlite.settings import recorded_settings
+from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 from veilmq.store.sqlite.tools.backup import made, renew
 from veilmq.store.sqlite.tools.books import Recorded
 from veilmq.store.sqlite.upkeep.snapshots import HELD, MESSAGES_MAX
