@@ -32,11 +32,9 @@ from typing import Any
 
 import pytest
 
-from veilmq.testing.client_contract.cases.accounts import TestAccounts
-from veilmq.testing.client_contract.cases.concurrency import TestClosing, TestThreads
-from veilmq.testing.client_contract.cases.fifo import TestFifo, TestNoFifo
-from veilmq.testing.client_contract.cases.leases import TestLeases, TestReceives, TestWaiting
+from veilmq.testing.client_contract.cases.leases import TestClosing, TestLeases, TestReceives, TestThreads, TestWaiting
 from veilmq.testing.client_contract.cases.messages import TestBatches, TestBodies, TestOptions
+from veilmq.testing.client_contract.cases.queues import TestAccounts, TestFifo, TestNoFifo
 from veilmq.testing.client_contract.cases.values import TestCapabilities, TestSendable, TestSmoke, TestValues
 from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage, unrefused
 from veilmq.testing.for_each import for_each

@@ -22,7 +22,7 @@ from veilmq.protocols.mns.addresses import Kind
 from veilmq.protocols.mns.call import Asked, Call, Operation, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import Refusal, bad
 from veilmq.protocols.mns.fields import document, elements, flag, members_of
-from veilmq.protocols.mns.operations import messages, queues, subscriptions, topics
+from veilmq.protocols.mns.operations import messages, queues, topics
 
 ACCOUNT_QUEUE = "mns/account"
 """The hidden queue whose labels are the account's attributes; no protocol allows a slash in names."""
@@ -81,8 +81,8 @@ _CREATE_QUEUE: Final = Operation("CreateQueue", queues.plan_create, queues.answe
 _SET_QUEUE: Final = Operation("SetQueueAttributes", queues.plan_change, answer_nothing)
 _CREATE_TOPIC: Final = Operation("CreateTopic", topics.plan_create, topics.answer_create)
 _SET_TOPIC: Final = Operation("SetTopicAttributes", topics.plan_change, answer_nothing)
-_SUBSCRIBE: Final = Operation("Subscribe", subscriptions.plan_subscribe, subscriptions.answer_subscribe)
-_SET_SUBSCRIPTION: Final = Operation("SetSubscriptionAttributes", subscriptions.plan_change, answer_nothing)
+_SUBSCRIBE: Final = Operation("Subscribe", topics.plan_subscribe, topics.answer_subscribe)
+_SET_SUBSCRIPTION: Final = Operation("SetSubscriptionAttributes", topics.plan_change_subscription, answer_nothing)
 _SEND: Final = Operation("SendMessage", messages.plan_send, messages.answer_send)
 _RECEIVE: Final = Operation("ReceiveMessage", messages.plan_receive, messages.answer_messages)
 _PEEK: Final = Operation("PeekMessage", messages.plan_peek, messages.answer_messages)
@@ -143,15 +143,13 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.TOPIC, "DELETE"): Operation("DeleteTopic", topics.plan_delete, topics.answer_delete),
     (Kind.TOPIC_MESSAGES, "POST"): Operation("PublishMessage", topics.plan_publish, topics.answer_publish),
     (Kind.SUBSCRIPTIONS, "GET"): Operation(
-        "ListSubscriptionByTopic", subscriptions.plan_list, subscriptions.answer_list
+        "ListSubscriptionByTopic", topics.plan_list_subscriptions, topics.answer_list_subscriptions
     ),
     (Kind.SUBSCRIPTION, "PUT"): _override(_SUBSCRIBE, _SET_SUBSCRIPTION),
     (Kind.SUBSCRIPTION, "GET"): Operation(
-        "GetSubscriptionAttributes", subscriptions.plan_describe, subscriptions.answer_describe
+        "GetSubscriptionAttributes", topics.plan_describe_subscription, topics.answer_describe_subscription
     ),
-    (Kind.SUBSCRIPTION, "DELETE"): Operation(
-        "Unsubscribe", subscriptions.plan_unsubscribe, subscriptions.answer_unsubscribe
-    ),
+    (Kind.SUBSCRIPTION, "DELETE"): Operation("Unsubscribe", topics.plan_unsubscribe, topics.answer_unsubscribe),
 }
 
 

@@ -1,22 +1,51 @@
-"""CreateTopic, SetTopicAttributes, GetTopicAttributes, DeleteTopic, ListTopic, PublishMessage.
+"""CreateTopic, SetTopicAttributes, GetTopicAttributes, DeleteTopic, ListTopic, PublishMessage; Subscribe,
+SetSubscriptionAttributes, GetSubscriptionAttributes, Unsubscribe, ListSubscriptionByTopic.
 
 Strategy: as for queues. A publish is one command, and the store sends all copies with it. Attributes for mail and short
 messages are accepted and ignored: no subscription can have such an endpoint here.
+
+A subscription's endpoint is parsed once, to a queue of the caller or a URL; its text is stored as the owner wrote it.
+Source: the pages of these operations, NotifyStrategy and NotifyContentFormat.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from hashlib import md5 as md5_of
-from typing import Any
+from typing import Any, TypeVar
 
-from veilmq.model.commands import ChangeTopic, CreateTopic, DeleteTopic, DescribeTopic, ListTopics, Publish
-from veilmq.model.errors import TopicMissing
+import msgspec
+
+from veilmq.model.commands import (
+    ChangeSubscription,
+    ChangeTopic,
+    CreateTopic,
+    DeleteTopic,
+    DescribeSubscription,
+    DescribeTopic,
+    ListSubscriptions,
+    ListTopics,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+)
+from veilmq.model.errors import SubscriptionMissing, TopicMissing
 from veilmq.model.instant import seconds
-from veilmq.model.outcomes import Outcome, Published, TopicCreated, TopicDescribed, TopicsListed
-from veilmq.model.settings.topic import TopicInfo
+from veilmq.model.outcomes import (
+    Outcome,
+    Published,
+    Subscribed,
+    SubscriptionDescribed,
+    SubscriptionsListed,
+    TopicCreated,
+    TopicDescribed,
+    TopicsListed,
+)
+from veilmq.model.settings.topic import ContentFormat, RetryStrategy, SubscriptionInfo, SubscriptionSettings, TopicInfo
 from veilmq.protocols import Response
-from veilmq.protocols.mns import limits
+from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
-from veilmq.protocols.mns.errors import malformed
+from veilmq.protocols.mns.errors import Refusal, bad, malformed
 from veilmq.protocols.mns.fields import (
     Page,
     document,
@@ -30,8 +59,18 @@ from veilmq.protocols.mns.fields import (
     tag,
 )
 from veilmq.protocols.mns.operations.messages import read_body, read_extras
-from veilmq.protocols.mns.operations.queues import located, logging_label, logging_text
-from veilmq.protocols.xml import escape
+from veilmq.protocols.mns.operations.queues import (
+    RATE_POLICY,
+    dead_letter_queue,
+    located,
+    logging_label,
+    logging_text,
+    rate_policy,
+    read_rate,
+)
+from veilmq.protocols.xml import Element, escape
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def _read_change(asked: Asked) -> dict[str, Any]:
@@ -156,3 +195,145 @@ def answer_publish(call: Call, outcomes: Sequence[Outcome]) -> Response:
     if command.extras.group is not None:
         text += f"<MessageGroupId>{escape(command.extras.group)}</MessageGroupId>"
     return document("Message", text, 201)
+
+
+def _one_of(element: Element, kind: type[Choice]) -> Choice:
+    text = "" if element.children else element.text
+    for value in kind:
+        if value.value == text:
+            return value
+    raise bad(element.name, f"it is one of {', '.join(value.value for value in kind)}.")
+
+
+def _read_subscription_change(asked: Asked, fields: dict[str, Element]) -> dict[str, Any]:
+    """The settings in the document besides the endpoint. Raises Refusal."""
+    change: dict[str, Any] = {}
+    if "NotifyStrategy" in fields:
+        change["strategy"] = _one_of(fields["NotifyStrategy"], RetryStrategy)
+    if "NotifyContentFormat" in fields:
+        change["content_format"] = _one_of(fields["NotifyContentFormat"], ContentFormat)
+    if "FilterTag" in fields:
+        change["filter_tag"] = tag(fields["FilterTag"])
+    if "DlqPolicy" in fields:
+        change["dead_letter_queue"] = dead_letter_queue(asked, fields["DlqPolicy"])[1]
+    if RATE_POLICY in fields:
+        change["pushes_per_second_max"] = read_rate(fields[RATE_POLICY])
+    return change
+
+
+def plan_subscribe(asked: Asked) -> Plan:
+    """Subscribe."""
+    topic, name = asked.topic(), asked.subscription()
+    fields = members_of(asked.request.body, "Subscription")
+    endpoint = fields.get("Endpoint")
+    if endpoint is None or endpoint.children:
+        raise Refusal(errors.ENDPOINT_INVALID, "Endpoint is required.")
+    settings = read_endpoint(asked.caller.key, endpoint.text)
+    settings = msgspec.structs.replace(settings, **_read_subscription_change(asked, fields))
+    return (Subscribe(topic=topic, origin=asked.caller.origin, name=name, settings=settings),), None
+
+
+def answer_subscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """201, or 204 if the subscription existed with the same attributes; both have a Location."""
+    subscribed: Subscribed = sole(call, outcomes)
+    info = subscribed.info
+    return located(call, f"/topics/{info.topic.name}/subscriptions/{info.name}", subscribed.created)
+
+
+def plan_change_subscription(asked: Asked) -> Plan:
+    """SetSubscriptionAttributes: the endpoint and its content format stay. An empty FilterTag removes the filter."""
+    fields = members_of(asked.request.body, "Subscription")
+    for name in ("Endpoint", "NotifyContentFormat"):
+        if name in fields:
+            raise bad(name, "it cannot be changed.")
+    tag = fields.get("FilterTag")
+    unfiltered = tag is not None and not tag.children and not tag.text
+    if unfiltered:
+        del fields["FilterTag"]
+    command = ChangeSubscription(
+        topic=asked.topic(),
+        origin=asked.caller.origin,
+        name=asked.subscription(),
+        change=_read_subscription_change(asked, fields) | ({"filter_tag": None} if unfiltered else {}),
+    )
+    return (command,), None
+
+
+def plan_describe_subscription(asked: Asked) -> Plan:
+    """GetSubscriptionAttributes."""
+    command = DescribeSubscription(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription())
+    return (command,), None
+
+
+def answer_describe_subscription(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with all attributes."""
+    described: SubscriptionDescribed = sole(call, outcomes)
+    info = described.info
+    return document("Subscription", elements(_subscription_attributes(info)) + _policies(info.settings))
+
+
+def _subscription_attributes(info: SubscriptionInfo) -> dict[str, str]:
+    settings = info.settings
+    fields = {
+        "TopicOwner": info.topic.account,
+        "TopicName": info.topic.name,
+        "Subscriber": info.topic.account,
+        "SubscriptionName": info.name,
+        "Endpoint": settings.endpoint,
+        "NotifyStrategy": settings.strategy.value,
+        "NotifyContentFormat": settings.content_format.value,
+        "CreateTime": str(seconds(info.created)),
+        "LastModifyTime": str(seconds(info.modified)),
+    }
+    if settings.filter_tag is not None:
+        fields["FilterTag"] = settings.filter_tag
+    return fields
+
+
+def _policies(settings: SubscriptionSettings) -> str:
+    text = rate_policy(settings.pushes_per_second_max)
+    if settings.dead_letter_queue is not None:
+        policy = {"Enabled": "True", "DeadLetterTargetQueue": arn(settings.dead_letter_queue)}
+        # As for a queue, the line break is for the Python SDK.
+        text += f"<DlqPolicy>\n{elements(policy)}</DlqPolicy>"
+    return text
+
+
+def plan_unsubscribe(asked: Asked) -> Plan:
+    """Unsubscribe."""
+    return (Unsubscribe(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription()),), None
+
+
+def answer_unsubscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """204, also if there was none."""
+    if isinstance(outcomes[0], SubscriptionMissing):
+        return Response(204, None, b"")
+    return answer_nothing(call, outcomes)
+
+
+def plan_list_subscriptions(asked: Asked) -> Plan:
+    """ListSubscriptionByTopic. The memo: the page."""
+    page = read_page(asked)
+    command = ListSubscriptions(
+        topic=asked.topic(),
+        origin=asked.caller.origin,
+        prefix=page.prefix,
+        after=page.after,
+        count_max=page.count_max,
+    )
+    return (command,), page
+
+
+def answer_list_subscriptions(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with URLs and names, and the attributes if they were asked for (the Go SDK does)."""
+    listed: SubscriptionsListed = sole(call, outcomes)
+    page: Page = call.memo
+    start = call.asked.url(f"/topics/{call.asked.place.name}/subscriptions/")
+    names = [info.name for info in listed.subscriptions]
+    entries = []
+    for info in listed.subscriptions:
+        fields = {"SubscriptionURL": start + info.name, "SubscriptionName": info.name}
+        entries.append(
+            f"<Subscription>{elements(fields | _subscription_attributes(info) if page.with_meta else fields)}</Subscription>"
+        )
+    return document("Subscriptions", "".join(entries) + marker_of(names, listed.more))
