@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import types
 
-from veilmq.pipeline.drain.decoding import Decoding
+from veilmq.pipeline.drain.source import Decoding
 from veilmq.testing.for_each import for_each
 
 LARGEST = (2 - 2**-23) * 2.0**127

@@ -26,6 +26,7 @@ from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline import session as sessions
 from veilmq.cli.pipeline.drain import stream_of, written
 from veilmq.cli.pipeline.run import report
+from veilmq.pipeline import tables
 from veilmq.pipeline.drain import DirectoryTaken, bad_records, drain, manifests
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid
@@ -38,16 +39,14 @@ from veilmq.pipeline.places import (
     Patience,
     PlaceFailed,
     PlaceTaken,
-    days,
     listed,
     lock_of,
     place,
     put,
     source,
 )
-from veilmq.pipeline.places.days import append_day, counted
 from veilmq.pipeline.sinks.queue import replay
-from veilmq.pipeline.tables import compact, load, retain, write
+from veilmq.pipeline.tables import append_day, compact, counted, load, retain, write
 from veilmq.pipeline.tables import read as read_table
 
 DAY = 86_400.0
@@ -257,7 +256,7 @@ def test_a_manifest_that_comes_late_counts_for_nothing(
 
 def test_a_day_that_is_joined_keeps_what_came_meanwhile(directory: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process slept, and another one has added a file."""
-    day, join = date(2026, 1, 31), days._join
+    day, join = date(2026, 1, 31), tables._join
     rows = [pa.table({"n": [number]}) for number in range(3)]
     for number in range(2):
         append_day(rows[number], directory, day, f"offset-{number:020}-{number + 1:020}")
@@ -266,7 +265,7 @@ def test_a_day_that_is_joined_keeps_what_came_meanwhile(directory: ObjectPath, m
         join(files, into)
         append_day(rows[2], directory, day, f"offset-{2:020}-{3:020}")
 
-    monkeypatch.setattr(days, "_join", joins)
+    monkeypatch.setattr(tables, "_join", joins)
     assert compact(directory) == 1
     assert sorted(pq.read_table(source(each))["n"].to_pylist() for each in listed(directory, "day=*/*")) == [
         [0, 1],

@@ -29,8 +29,7 @@ from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import QueueKey
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.store.archive import place_at
-from veilmq.store.archive.lineage import ArchiveSource
+from veilmq.store.archive import ArchiveSource, place_at
 from veilmq.store.directory import NotOurs, SchemaNewer, SchemaUnreleased
 from veilmq.store.log import restore
 from veilmq.store.sqlite.disk import schema

@@ -42,7 +42,7 @@ from veilmq.pipeline.places import (
     source,
     whole,
 )
-from veilmq.pipeline.places.days import append_day, counted, covering
+from veilmq.pipeline.tables import append_day, counted, covering
 from veilmq.store.files import restore, sync_tree
 
 if TYPE_CHECKING:

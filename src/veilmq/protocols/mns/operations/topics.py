@@ -269,10 +269,10 @@ def answer_describe_subscription(call: Call, outcomes: Sequence[Outcome]) -> Res
     """200 with all attributes."""
     described: SubscriptionDescribed = sole(call, outcomes)
     info = described.info
-    return document("Subscription", elements(_subscription_attributes(info)) + _policies(info.settings))
+    return document("Subscription", elements(_subscribed(info)) + _policies(info.settings))
 
 
-def _subscription_attributes(info: SubscriptionInfo) -> dict[str, str]:
+def _subscribed(info: SubscriptionInfo) -> dict[str, str]:
     settings = info.settings
     fields = {
         "TopicOwner": info.topic.account,
@@ -334,6 +334,6 @@ def answer_list_subscriptions(call: Call, outcomes: Sequence[Outcome]) -> Respon
     for info in listed.subscriptions:
         fields = {"SubscriptionURL": start + info.name, "SubscriptionName": info.name}
         entries.append(
-            f"<Subscription>{elements(fields | _subscription_attributes(info) if page.with_meta else fields)}</Subscription>"
+            f"<Subscription>{elements(fields | _subscribed(info) if page.with_meta else fields)}</Subscription>"
         )
     return document("Subscriptions", "".join(entries) + marker_of(names, listed.more))
