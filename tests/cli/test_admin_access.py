@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.cli.conftest import Serve
+from tests.support.commands import Run
 from tests.users import other_user
 
 from veilmq.cli.access import Target, holder_access, http_access
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure
-from veilmq.store.directory import DATABASE
+from veilmq.store.directory import DATABASE, Holder, read_holder
 
 
 @pytest.fixture
@@ -65,6 +67,34 @@ def test_a_token_file_that_somebody_names_must_hold_one(tmp_path: Path, text: by
 
 def test_without_a_token_the_server_is_asked_all_the_same(tmp_path: Path) -> None:
     assert http_access(Target("127.0.0.1:1", None, tmp_path), {}) is not None
+
+
+def test_all_addresses_mean_loopback_to_a_command_beside_the_server(
+    serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in deploy/compose.elasticmq.yaml; development mode takes no Host 0.0.0.0."""
+    server = serve().ready()
+    port = server.admin.rsplit(":", 1)[1]
+    token = ("--token-file", str(server.data / "admin-token"))
+    assert run("queues", "list", "--admin", f"0.0.0.0:{port}", *token).code == 0
+    assert run("console", "--admin", f"http://0.0.0.0:{port}", *token).out.startswith(f"{server.admin}/")
+    monkeypatch.setenv("VEILMQ_ADMIN", f"0.0.0.0:{port}")
+    assert run("queues", "list", *token).code == 0
+    monkeypatch.setenv("VEILMQ_DATA", str(server.data))
+    monkeypatch.setenv("VEILMQ_ADMIN", "0.0.0.0:1")
+    monkeypatch.setenv("VEILMQ_DEV_HOST", "elasticmq")
+    assert run("queues", "list").code == 0, "the lock of the directory knows the port"
+    holder = read_holder(server.data)
+    assert holder is not None
+    # `--dev-host` admits private addresses as well, and development mode takes no Host that is one.
+    for host in ("0.0.0.0", "[::ffff:127.0.0.1]"):
+        announced = {name: url.replace("127.0.0.1", host) for name, url in holder.listeners.items()}
+        (server.data / "lock").write_bytes(msgspec.json.encode(Holder(holder.pid, announced)))
+        assert run("queues", "list").code == 0
+        shown = run("doctor").out
+        assert f"pid {holder.pid} is ready" in shown
+        assert f"admin listens on http://{host}:{port}" in shown
+    assert Holder(1, {"admin": "https://[::]:9325"}).url("admin") == "https://[::1]:9325"
 
 
 def test_a_full_destination_is_not_the_servers_fault(serve: Serve) -> None:

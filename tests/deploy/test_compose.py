@@ -55,6 +55,13 @@ for _ in range(1500):
 WAIT
 code=0
 "$1" "$clients" "$service" || code=$?
+if [ "$service" = elasticmq ]; then  # its admin port is at all addresses, and VEILMQ_ADMIN says so
+    veilmq send orders 'from a command' || code=$?
+    veilmq doctor | grep -q ' is ready$' || code=81
+    veilmq console | grep -q '^http://127.0.0.1:9325/' || code=82
+    env -u VEILMQ_DATA veilmq queues list --token-file "$VEILMQ_DATA/admin-token" | grep -q orders || code=83
+    env -u VEILMQ_ADMIN veilmq queues list | grep -q orders || code=84
+fi
 kill $pid
 wait $pid || code=$?
 exit $code

@@ -52,7 +52,11 @@ _PATH_CHARACTERS: Final = 200
 """How much of a path the log shows."""
 
 
-_HOST_REFUSED: Final = "this Host is not one of this server's: use 127.0.0.1 or localhost, or start it with --dev-host"
+_HOST_REFUSED: Final = (
+    "in development mode the admin port answers to loopback names and those of --dev-host, not to %s: use 127.0.0.1 or "
+    "localhost, or add that name to --dev-host"
+)
+_HOST_CHARACTERS_SHOWN: Final = 100
 
 
 class _SecretWrong(Refused):
@@ -203,8 +207,9 @@ class Access:
     def _check_host(self, headers: dict[bytes, bytes], keyring: Keys) -> None:
         """Development mode accepts only loopback names (DNS rebinding); a foreign Origin is refused in every mode."""
         given = headers.get(b"host", b"")
-        if not keyring.checks and not is_loopback_name(given.decode("latin-1"), self._suffixes, self._names):
-            raise Refused(403, "host_refused", _HOST_REFUSED)
+        name = given.decode("latin-1")
+        if not keyring.checks and not is_loopback_name(name, self._suffixes, self._names):
+            raise Refused(403, "host_refused", _HOST_REFUSED % (name[:_HOST_CHARACTERS_SHOWN] or "an empty Host"))
         origin = headers.get(b"origin")
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != given:
             raise Refused(403, "origin_refused", "pages of this Origin may not call this server")

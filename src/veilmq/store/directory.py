@@ -12,8 +12,10 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -133,6 +135,24 @@ class Holder(msgspec.Struct, omit_defaults=True):
     pid: int
     listeners: dict[str, str] = {}
 
+    def url(self, name: str) -> str | None:
+        """The URL by which this machine reaches a listener; None if there is no such listener."""
+        listener = self.listeners.get(name)
+        return None if listener is None else reached_here(listener)
+
+
+def reached_here(address: str) -> str:
+    """The URL or HOST:PORT by which this machine reaches a server there: 0.0.0.0 and [::] mean all addresses of the
+    machine, so loopback in their place. A server in development mode answers to no Host of that name."""
+    try:
+        host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+        is_everywhere = ip_address(host).is_unspecified
+    except ValueError:
+        return address
+    if not is_everywhere:
+        return address
+    return address.replace(f"[{host}]", "[::1]", 1) if ":" in host else address.replace(host, "127.0.0.1", 1)
+
 
 class DirectoryHeld(Exception):
     """Another process owns the directory."""
@@ -141,7 +161,7 @@ class DirectoryHeld(Exception):
         self.directory = directory
         self.holder = holder
         who = f"pid {holder.pid}" if holder else "another process"
-        use = next(iter(holder.listeners.values()), None) if holder else None
+        use = next(map(holder.url, holder.listeners), None) if holder else None
         super().__init__(f"{directory} is held by {who}" + (f", use {use}" if use else ""))
 
 

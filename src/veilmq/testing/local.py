@@ -69,7 +69,7 @@ class ServerProcess:
             # The admin port is announced last.
             if holder is not None and holder.pid == self.process.pid and "admin" in holder.listeners:
                 for name in PORTS:
-                    setattr(self, name, holder.listeners.get(name, ""))
+                    setattr(self, name, holder.url(name) or "")
                 return self
             if self.process.poll() is not None:
                 break

@@ -204,11 +204,15 @@ def open_access(target: Target, environment: Mapping[str, str]) -> Iterator[Admi
 def http_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess | None":
     """Access to the target's admin port; None if it is a directory that nobody holds. Raises Failure."""
     from veilmq.cli.access.http import HttpAccess
+    from veilmq.store.directory import reached_here
 
     home = directory_of(target, environment)
     admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
     announced: str | None = None
-    if admin is None and (target.data or environment.get("VEILMQ_DATA")):
+    has_directory = bool(target.data or environment.get("VEILMQ_DATA"))
+    if admin and has_directory and not target.admin and reached_here(admin) != admin:
+        admin = None  # all addresses: where the server of the directory listens, as its lock knows better
+    if admin is None and has_directory:
         admin = announced = _admin_of_holder(home)
         if admin is None:
             return None
@@ -270,7 +274,7 @@ def _admin_of_holder(directory: Path) -> str | None:
     except OSError:
         return None
     holder = read_holder(directory)
-    return holder.listeners.get("admin") if holder else None
+    return holder.url("admin") if holder else None
 
 
 def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | None:

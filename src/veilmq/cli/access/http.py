@@ -23,6 +23,7 @@ from veilmq.cli.options import refused_value
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store.directory import reached_here
 
 if TYPE_CHECKING:
     from veilmq.store.files import Writing
@@ -77,6 +78,7 @@ class HttpAccess:
 
     An announced address is on this machine and belongs to that process; its certificate names the host for other
     machines, so the name is not compared. Nobody else can have the port, and the token comes from the same directory.
+    Development mode takes the Host `localhost` at each address.
     """
 
     def __init__(self, admin: str, token: str | None, *, announced: bool = False, source: str = "--admin") -> None:
@@ -93,6 +95,8 @@ class HttpAccess:
                 message = f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
             raise Failure(Exit.USAGE, message) from None
         self._headers = {"User-Agent": f"veilmq/{veilmq.__version__} (command line)"}
+        if announced:
+            self._headers["Host"] = f"localhost:{self._connection.port}"
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
 
@@ -270,9 +274,7 @@ class HttpAccess:
     def console_link(self) -> str:
         """The address of the console that signs in once, within two minutes. Raises Failure."""
         path = self._json("POST", "/console/links", {}, b"{}")["path"]
-        host, scheme = self._connection.host, "http"
-        if isinstance(self._connection, http.client.HTTPSConnection):
-            scheme = "https"
+        host, scheme = self._connection.host, "https" if self._connection.default_port == 443 else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._connection.port}{path}"
 
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
@@ -445,7 +447,7 @@ def _path_of(queue: QueueKey) -> str:
 
 def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
     """A connection to an address, not opened yet. Raises ValueError or InvalidURL."""
-    parts = urlsplit(admin if "://" in admin else f"http://{admin}")
+    parts = urlsplit(reached_here(admin if "://" in admin else f"http://{admin}"))
     host, port = parts.hostname, parts.port
     if parts.scheme not in {"http", "https"} or not host or not port or parts.path not in {"", "/"}:
         raise ValueError(admin)

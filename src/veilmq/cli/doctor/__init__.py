@@ -90,7 +90,7 @@ def next_steps() -> str:
     if holder is None:
         state = _NO_SERVER
     else:
-        where = ", ".join(f"{name} on {url}" for name, url in holder.listeners.items())
+        where = ", ".join(f"{name} on {holder.url(name)}" for name in holder.listeners)
         state = f"A server runs on ./{DATA_DEFAULT} (pid {holder.pid}): {where}.\nTry:"
     return _NEXT.format(version=veilmq.__version__, state=state)
 

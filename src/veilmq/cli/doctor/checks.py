@@ -389,7 +389,7 @@ def certificate(settings: Settings) -> Iterator[Finding]:
 
 def health(holder: Holder | None) -> Iterator[Finding]:
     """What the running server says of itself."""
-    admin = None if holder is None else holder.listeners.get("admin")
+    admin = None if holder is None else holder.url("admin")
     if holder is None:
         yield Finding("server", Level.OK, "none runs on this directory")
         return
@@ -402,7 +402,8 @@ def health(holder: Holder | None) -> Iterator[Finding]:
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     )
     try:
-        with straight.open(f"{admin.rstrip('/')}/health/ready", timeout=_HEALTH_S) as answer:
+        ready = urllib.request.Request(f"{admin.rstrip('/')}/health/ready", headers={"Host": "localhost"})
+        with straight.open(ready, timeout=_HEALTH_S) as answer:
             said = json.load(answer)
     except urllib.error.HTTPError as error:
         said = {}

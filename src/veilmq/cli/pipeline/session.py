@@ -22,6 +22,7 @@ from veilmq.cli.failures import Exit, Failure, advice_on, check_directory
 from veilmq.cli.output import in_json, time_text
 from veilmq.cli.pipeline import Asked, Where
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
+from veilmq.store.directory import reached_here
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,7 +221,7 @@ def server_of(asked: Asked, environment: Mapping[str, str]) -> str:
 
 
 def as_url(text: str) -> str:
-    return text if "://" in text else f"http://{text}"
+    return reached_here(text if "://" in text else f"http://{text}")
 
 
 def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:

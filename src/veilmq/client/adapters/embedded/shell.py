@@ -395,7 +395,7 @@ def _held(error: DirectoryHeld) -> str:
     """Which process holds it, and the URL to use instead."""
     holder = error.holder
     who = f"pid {holder.pid}" if holder else "another process"
-    url = holder.listeners.get("sqs") if holder else None
+    url = holder.url("sqs") if holder else None
     if url is None:
         return f"{error.directory} is held by {who}, which serves no port: one process owns a data directory"
     scheme, _, address = url.partition("://")
