@@ -206,6 +206,20 @@ def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
         assert rule.keys() <= {"alert", "expr", "for", "annotations"}
         assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
         assert rule["annotations"]["summary"]
+    old = _SELECTOR.search(next(rule["expr"] for rule in rules if rule["alert"] == "VeilMQQueueOld"))
+    assert old is not None
+    names = {
+        "orders-dlq": 0,
+        "OrdersDLQ": 0,
+        "orders-dead": 0,
+        "jobs-poison": 0,
+        "failed": 0,
+        "a-failed.fifo": 0,
+        "jobs": 1,
+        "unfailed": 1,
+    }
+    ages = {name: Series("veilmq_queue_oldest_age_seconds", {"queue": name}) for name in names}
+    assert {name: is_matched(series, old[1], old[2]) for name, series in ages.items()} == names
 
 
 @pytest.mark.parametrize(

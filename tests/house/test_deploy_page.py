@@ -94,6 +94,11 @@ def test_the_unit_goes_with_the_page_and_the_script_that_installs_it() -> None:
     for path in (program.removesuffix("/bin/veilmq"), config, f"/var/lib/{service['StateDirectory']}"):
         assert f"`{path}`" in PAGE
         assert path in script
+    by_hand = block("", "systemd-sysusers").splitlines()[:-1]
+    of_script = [
+        re.sub(r"^\[.*?\] \|\| ", "", line).replace('"$files/', "").replace('"', "") for line in script.splitlines()
+    ]
+    assert [line for line in by_hand if line not in of_script] == []
     assert f"u {service['User']} " in (SYSTEMD / "veilmq.sysusers").read_text()
     assert f"-o {service['User']} -g {service['Group']} -m {service['StateDirectoryMode'][1:]}" in script
 

@@ -87,6 +87,9 @@ def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsew
 ) -> None:
     assert len(found) > 80
     assert broken(found) == []
+    for name in ("deploy/systemd/veilmq.socket", "deploy/systemd/veilmq.sysusers", "requirements/run.txt"):
+        assert "too much to be shown" not in (site / "files" / f"{name}.html").read_text()
+        assert (site / "files" / name).read_bytes() == (ROOT / name).read_bytes()
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert re.findall(r"(?:url\(|@import )['\"]?(?:https?:)?//[^)'\"]*", styles) == []
 

@@ -32,7 +32,6 @@ BUILDER = ROOT / ".tools" / "docs" / "bin" / "python", "-m", "zensical", "build"
 STYLE = "site.css"
 SHIM = "iframe-worker.js"
 SHIM_ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
-TEXT = {".py", ".yaml", ".yml", ".json", ".sql", ".cfg", ".md", ".toml", ".sh", ".service", ".lua", ".ipynb", ""}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sql": "sql", ".toml": "toml"}
 FILE_BYTES_MAX = 200_000
 NAVIGATION = {
@@ -190,12 +189,18 @@ class Site:
                 each.name + ("/" if each.is_dir() else "") for each in path.iterdir() if each.name[0] not in "._"
             )
             self.page(page, page, title + "\n".join(f"- `{name}`" for name in names) + "\n")
-        elif path.suffix in TEXT and path.stat().st_size <= FILE_BYTES_MAX:
-            text = path.read_text()
+            return
+        if path.suffix != ".md":
+            title += f'<p><a href="{path.name}" download>Download it</a></p>\n\n'
+            (self.place / "docs" / page).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, (self.place / "docs" / page).with_name(path.name))
+        content = path.read_bytes()
+        if len(content) <= FILE_BYTES_MAX and b"\0" not in content:
+            text = content.decode()
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
             self.page(page, page, f"{title}{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n{fence}\n")
         else:
-            self.page(page, page, f"{title}It is {path.stat().st_size} bytes, too long to be shown here.\n")
+            self.page(page, page, f"{title}It has {len(content)} bytes: too much to be shown here.\n")
 
     def _configure(self) -> None:
         left = {page: None for page in sorted(self.titles) if not page.startswith("files/")}

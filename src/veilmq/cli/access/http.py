@@ -88,11 +88,9 @@ class HttpAccess:
         try:
             self._connection = _connection(admin, announced=announced)
         except (ValueError, http.client.InvalidURL):
-            port = _PORT.search(admin)
+            port, message = _PORT.search(admin), f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
             if port is not None and int(port[1]) > _PORT_MAX:
                 message = f"{source}: a port is a number up to {_PORT_MAX}, not {port[1]}"
-            else:
-                message = f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
             raise Failure(Exit.USAGE, message) from None
         self._headers = {"User-Agent": f"veilmq/{veilmq.__version__} (command line)"}
         if announced:
@@ -175,9 +173,8 @@ class HttpAccess:
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""
-        path = "/api/v1/quarantine/export" if bodies else "/api/v1/quarantine"
         members = {"account": account, "region": region, "prefix": prefix, "limit": inputs.PAGE_MAX}
-        return self._listed(path, "messages", members, answer_s=_WORK_S)
+        return self._listed(f"/api/v1/quarantine{'/export' * bodies}", "messages", members, answer_s=_WORK_S)
 
     def _listed(
         self, path: str, name: str, members: dict[str, Any], *, answer_s: float | None = None
