@@ -123,8 +123,8 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@touch $@
 
 # It checks the alarms.
-.tools/promtool/promtool: tools/install-promtool.sh
-	@tools/install-promtool.sh $(@D)
+.tools/promtool/promtool: tools/take-program.sh
+	@tools/take-program.sh promtool prometheus $(@D)
 	@touch -h $@
 
 # What the browser tests look at the console's pages with.

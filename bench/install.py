@@ -69,6 +69,14 @@ def wrk() -> str:
     return tool("wrk", "wrk")
 
 
+def debian_program(name: str, package: str) -> Path:
+    """Path of a program out of Debian's package, which is not installed, so that its server does not start."""
+    path = PEERS / "debian" / name
+    if not path.exists():
+        run([str(TOOLS / "take-program.sh"), name, package, str(path.parent)])
+    return path
+
+
 def npm_package(name: str, version: str) -> Path:
     """Folder of an npm package in exactly this version; its install scripts are not run."""
     home = PEERS / "npm" / f"{name}-{version}"

@@ -333,7 +333,7 @@ def prepare(peer: Peer, run: str) -> Server:
     """A server that is not started yet, with free ports and its own empty directory below bench/.data."""
     directory = DATA / f"{os.getpid()}-{run}"
     shutil.rmtree(directory, ignore_errors=True)
-    port, admin_port = _free_ports()
+    port, admin_port = free_ports()
     return Server(peer, Place(port, admin_port, directory, "AKIDBENCH0000000001", secrets.token_hex(20)))
 
 
@@ -355,7 +355,7 @@ def started(peer: Peer, run: str) -> contextlib.AbstractContextManager[Server]:
     return running(prepare(peer, run))
 
 
-def _free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int]:
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
