@@ -23,6 +23,7 @@ _EXTRAS: Final = {
     ),
     "amqp": ("pika",),
     "cluster": ("psycopg",),
+    "telemetry": ("opentelemetry",),
     "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
 }  # fmt: skip
 """The extra that installs each import; none is installed by a plain `pip install veilmq`."""

@@ -222,6 +222,7 @@ class Port:
         self._unread = unread
         self._keyring = keyring
         self._hosts = hosts
+        self.conversation: Callable[[Port, Exchange, Call, tuple[AnyCommand, ...]], Conversation] = Conversation
         self.commands: Counter[type] = Counter()
         """Commands submitted, by type."""
         self.others: dict[str, Counter[type]] = {}
@@ -275,7 +276,7 @@ class Port:
                     logger.info("%s: %s may not %s: %s%s", *shown, extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
-        conversation = Conversation(self, exchange, call, commands)
+        conversation = self.conversation(self, exchange, call, commands)
         if type(first) is Peek:
             exchange.account = first.queue.account
             query = asyncio.ensure_future(self._query(conversation, first))

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cluster import Calls
 from veilmq.engine.directory import archive_at, open_directory
@@ -49,6 +49,9 @@ from veilmq.server.shell import Shell
 from veilmq.store import Reader, Store
 from veilmq.store.archive.shipping import Archive
 from veilmq.store.directory import DataDirectory
+
+if TYPE_CHECKING:
+    from veilmq.server.traces import Traces
 
 log = logging.getLogger("veilmq.serve")
 
@@ -161,8 +164,10 @@ class Service:
         clock: LeaseClock,
         at_point: Callable[[str], None] = lambda point: None,
         cluster: Cluster | None = None,
+        traces: "Traces | None" = None,
     ) -> None:
         """at_point: called at each of the store's CRASH_POINTS (tests/support). cluster: None for a server alone.
+        traces: makes spans of the data ports' requests.
 
         Raises OSError (also ssl.SSLError) if certificate and key cannot be loaded.
         """
@@ -187,6 +192,7 @@ class Service:
         """The issuer of the bearer tokens that the Azure port accepts; None without one, and before the start."""
         self._at_point = at_point
         self.cluster = cluster
+        self._traces = traces
         self.archive: Archive | None = None
         """Where the data is shipped to; None without one."""
         self._directory: DataDirectory | None = None
@@ -232,6 +238,8 @@ class Service:
 
     async def _start(self, undo: AsyncExitStack, before_ports: Callable[[], None]) -> None:
         settings = self.settings
+        if self._traces is not None:
+            undo.push_async_callback(asyncio.to_thread, self._traces.close)
         declared = None
         if settings.queues is not None:
             declared = queues_file.read(settings.queues, self.keyring.accounts, checks=self.keyring.checks)
@@ -413,6 +421,8 @@ class Service:
         # SQS allows every queue's own name.
         aliases = NO_ALIASES if name == "sqs" else carrier.aliases
         port = Port(name, codec, carrier.calls, carrier.unread, self.keyring, hosts, aliases)
+        if self._traces is not None:
+            port.conversation = self._traces.conversation
         listener = await listen(
             address.host,
             address.port,

@@ -61,6 +61,7 @@ from veilmq.store.files import durable_write
 
 if TYPE_CHECKING:
     from veilmq.server.cluster.member import ClusterServer
+    from veilmq.server.traces import Traces
 
 log = logging.getLogger("veilmq.serve")
 _QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
@@ -99,7 +100,7 @@ def serve(resolved: Resolved, manager: Manager) -> Exit:
         log.warning(_STRIPPED, path, path)
     clock = LeaseClock()
     member = _member(settings, clock)
-    service = _service(settings, _keys(settings), clock, member)
+    service = _service(settings, _keys(settings), clock, member, _traces(settings))
     service.sockets |= sockets
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -135,9 +136,26 @@ def _member(settings: Settings, clock: LeaseClock) -> "ClusterServer | None":
         raise _in_the_way(error, settings) from None
 
 
-def _service(settings: Settings, keys: Keys, clock: LeaseClock, member: "ClusterServer | None") -> Service:
+def _traces(settings: Settings) -> "Traces | None":
+    if not settings.traces:
+        return None
     try:
-        return Service(settings, keys, clock, cluster=member)
+        from veilmq.server.traces import ExporterMissing, Traces, exporters, provider_of
+    except ModuleNotFoundError as error:
+        end_without(error)
+    try:
+        made = exporters(os.environ.get("OTEL_TRACES_EXPORTER", ""), os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", ""))
+    except ExporterMissing as error:
+        advice = "For OTLP: pip install opentelemetry-exporter-otlp-proto-http; OTEL_TRACES_EXPORTER=console prints."
+        raise Failure(Exit.USAGE, f"--traces: {error}", advice) from None
+    return Traces(provider_of(made, veilmq.__version__))
+
+
+def _service(
+    settings: Settings, keys: Keys, clock: LeaseClock, member: "ClusterServer | None", traces: "Traces | None"
+) -> Service:
+    try:
+        return Service(settings, keys, clock, cluster=member, traces=traces)
     except ssl.SSLError as error:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None

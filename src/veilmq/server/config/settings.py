@@ -287,6 +287,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=100 * 366 * 86_400)],
         Meta(description="How far back any instant can be restored from the archive."),
     ] = 7 * 86_400
+    traces: Annotated[
+        bool, Meta(description="Make OpenTelemetry spans of sends, receives and settlements, exported as OTEL_* say.")
+    ] = False
     shutdown_deadline_s: Annotated[Seconds, Meta(description="For requests under way to end at shutdown.")] = 10.0
 
     def __post_init__(self) -> None:
