@@ -1,6 +1,7 @@
 """Exported history through Spark's own Parquet reader: the rows of `veilmq-events`, and its refusals."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.histories import Workload, history, lognormal, write
 
+from veilmq.cli.failures import Failure
+from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline import session as sessions
 from veilmq.pipeline.errors import HistoryGap, HistoryNewer, PipelineError
+from veilmq.pipeline.events import export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.events.source import load
 from veilmq.pipeline.tables import compact
@@ -91,13 +96,26 @@ def test_an_unknown_kind_is_refused_also_when_files_were_joined(spark: Any, tabl
         compact(tmp_path)
 
 
-def test_a_file_that_goes_meanwhile_is_an_error_whatever_the_session_ignores(spark: Any, place: Path) -> None:
+def test_a_file_that_goes_meanwhile_is_an_error_whatever_the_session_ignores(
+    spark: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tidy waits for the job, and what anybody else removes is told in a sentence."""
+    monkeypatch.setattr(sessions, "started", lambda *where, is_short: nullcontext(spark))
+    monkeypatch.setattr(export, "JOBS_WAIT_S", 0)
+    asked = Asked(None, place, None, None, None, None, None, "parquet", False, None, None)
     spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
     try:
-        events = load(spark, {"path": str(place)})
-        next(place.glob("*/*.parquet")).unlink()
-        with pytest.raises(Exception, match="FAILED_READ_FILE"):
-            events.count()
+        with pytest.raises(Failure) as failed, sessions.session(asked, {}) as (_, events, seen):  # noqa: PT012
+            with pytest.raises(export.ExportTaken, match="A job reads"):
+                compact(place)
+            assert events(None).count() == seen.stop
+            found = events(None)
+            gone = next(place.glob("*/*.parquet"))
+            gone.unlink()
+            found.count()
+        assert "a file is gone that the job was to read" in str(failed.value)
+        assert gone.name in str(failed.value)
+        assert failed.value.advice.endswith("run the job again.")
     finally:
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 

@@ -1,6 +1,8 @@
 """`veilmq events export`: whole files, resumed by offset, the same events."""
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline.errors import HistoryGap
-from veilmq.pipeline.events.export import ROW_GROUP_ROWS, ExportTaken, alone_in, export
+from veilmq.pipeline.events import export as exporting
+from veilmq.pipeline.events.export import ROW_GROUP_ROWS, ExportTaken, alone_in, export, unchanged
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.tables import compact, retain
 
@@ -95,7 +98,10 @@ def test_a_history_that_ends_before_what_was_exported_is_another_one(table: pa.T
         export(MadeUp(table.slice(0, 300)), tmp_path)
 
 
-def test_one_at_a_time(table: pa.Table, tmp_path: Path) -> None:
+def test_one_at_a_time(
+    table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But for jobs that read: an export adds files meanwhile, and a tidy waits for their end."""
     export(MadeUp(table), tmp_path, until=500)
     with alone_in(tmp_path):
         for work in (
@@ -105,7 +111,26 @@ def test_one_at_a_time(table: pa.Table, tmp_path: Path) -> None:
         ):
             with pytest.raises(ExportTaken, match=r"Another export or tidy works in .* Wait until it ends"):
                 work()
-    assert export(MadeUp(table), tmp_path) == (500, table.num_rows)
+    jobs = ExitStack()
+    for _ in range(2):
+        jobs.enter_context(unchanged(tmp_path))
+    assert export(MadeUp(table), tmp_path, file_rows=500) == (500, table.num_rows)
+    files = sorted(tmp_path.glob("*/*.parquet"))
+
+    class Ends(logging.Handler):
+        """The jobs end when a tidy says that it waits for them."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            assert sorted(tmp_path.glob("*/*.parquet")) == files
+            jobs.close()
+
+    monkeypatch.setattr(exporting.log, "handlers", [Ends()])
+    assert compact(tmp_path) == len(files) - len(list(tmp_path.glob("day=*"))) > 0
+    assert [each.message for each in caplog.records] == [f"{tmp_path} waits for the end of a job that reads it"]
+    monkeypatch.setattr(exporting, "JOBS_WAIT_S", 0)
+    with unchanged(tmp_path), pytest.raises(ExportTaken, match=r"A job reads the files in .*Run it again when"):
+        retain(tmp_path, TODAY)
+    assert retain(tmp_path, TODAY.replace(year=2027)) == 2
 
 
 class Partly(MadeUp):

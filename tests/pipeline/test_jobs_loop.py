@@ -18,6 +18,8 @@ from tests.support.histories import MadeUp, Workload, history, lognormal
 from veilmq.pipeline import tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.estimates.buckets import AGAIN, AGAIN_DONE, CELL, GROUP, histogram
+from veilmq.pipeline.events import export
+from veilmq.pipeline.events.export import ExportTaken
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.helped import changes, helped, hours, reason
@@ -226,14 +228,25 @@ def test_a_run_that_died_is_done_again(half: Half, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_run_at_a_time(stage: Stage) -> None:
+def test_one_run_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no tidy of the events that it reads."""
     stage.grow(0.1)
     stage.directory.mkdir()
     with (stage.directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LoopTaken, match="Wait until it ends"):
             stage.run()
+    real = stage.loop._take_in
+
+    def amid(*given: Any) -> Any:
+        with pytest.raises(ExportTaken, match="A job reads"):
+            tables.compact(stage.exported)
+        return real(*given)
+
+    monkeypatch.setattr(export, "JOBS_WAIT_S", 0)
+    monkeypatch.setattr(stage.loop, "_take_in", amid)
     assert stage.run().stop > 0
+    assert tables.compact(stage.exported) == 0
 
 
 @pytest.mark.slow

@@ -42,15 +42,23 @@ def days(place: Path) -> list[str]:
 
 
 def test_exported_events_are_joined_and_stay_what_they_are(events: pa.Table, exported: Path) -> None:
+    """Who reads meanwhile goes on with the files that are there."""
     before = len(list(exported.glob("*/*.parquet")))
+    reading = ParquetHistory(str(exported)).read(0, events.num_rows)
+    begun = [next(reading)]
     assert tables.compact(exported) == before - 3
+    assert pa.Table.from_batches([*begun, *reading]).equals(events)
     assert len(list(exported.glob("*/*.parquet"))) == 3
     assert read(exported).equals(events)
     assert tables.compact(exported) == 0
 
 
 def test_old_days_of_exported_events_go(events: pa.Table, exported: Path) -> None:
+    reading = ParquetHistory(str(exported)).read(0, events.num_rows)
+    next(reading)
     assert tables.retain(exported, date(2026, 1, 3)) == 2
+    with pytest.raises(HistoryGap, match=r"begins at offset \d+, and \d+ is next. Begin later with from=first"):
+        list(reading)
     assert days(exported) == [".lock", "day=2026-01-03"]
     first = ParquetHistory(str(exported)).bounds().first
     assert 0 < first < events.num_rows

@@ -138,6 +138,10 @@ def test_an_export_goes_on_where_it_stopped(directory: ObjectPath, table: pa.Tab
     assert read(directory).equals(table)
     exported = ParquetHistory(str(directory))
     assert pa.Table.from_batches(exported.read(700, 1_300)).equals(table.slice(700, 600))
+    reading = exported.read(0, table.num_rows)
+    begun = [next(reading)]
+    assert compact(directory) > 0
+    assert pa.Table.from_batches([*begun, *reading]).equals(table)
 
 
 def test_an_export_that_slept_writes_no_event_twice(directory: ObjectPath, table: pa.Table) -> None:

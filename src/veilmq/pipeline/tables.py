@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.events.export import alone_in, offset_kept
+from veilmq.pipeline.events.export import changing, offset_kept
 from veilmq.pipeline.events.reading import KINDS_HELD
 from veilmq.pipeline.places import ObjectPath, Place, delta, is_url, listed, remove, source, whole
 from veilmq.pipeline.places import place as placed
@@ -170,8 +170,8 @@ def load(place: Place | str) -> Any:
 def compact(place: Place, *, files_max: int = 1) -> int:
     """Merge the files of each day that has more than `files_max` (Delta: all; a history: none); returns how many went.
 
-    Rows stay unchanged. A day is replaced at once: its new file first gets a name that readers ignore. Raises
-    OptionInvalid for a table that does not grow.
+    Rows stay unchanged. A day is replaced at once: its new file first gets a name that readers ignore. Jobs that read
+    exported events are waited for. Raises OptionInvalid for a table that does not grow, ExportTaken.
     """
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
@@ -182,7 +182,7 @@ def compact(place: Place, *, files_max: int = 1) -> int:
     _check_days(place)
     if not place.is_dir():
         return 0
-    with alone_in(place):
+    with changing(place):
         if isinstance(place, Path):
             restore(place)
         counting = set(counted(place))
@@ -213,7 +213,8 @@ def retain(place: Place, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAU
     """Drop data of days before `oldest`: returns how many days, for Delta how many rows.
 
     For Delta, also remove files that no version names any longer. The age of its rows is `day`, the end of their window
-    (`to`, of `health`) or their send (`sent`, of an archive). Raises OptionInvalid for a table that does not grow.
+    (`to`, of `health`) or their send (`sent`, of an archive). Jobs that read exported events are waited for. Raises
+    OptionInvalid for a table that does not grow, ExportTaken.
     """
     if not 0 <= vacuum_hours <= VACUUM_HOURS_MAX:
         raise OptionInvalid(f"vacuum_hours={vacuum_hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")
@@ -233,7 +234,7 @@ def retain(place: Place, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAU
     _check_days(place)
     if not place.is_dir():
         return 0
-    with alone_in(place):
+    with changing(place):
         days = [each for each in place.glob(f"{DAY}*") if each.name.removeprefix(DAY) < oldest.isoformat()]
         for each in days:
             remove(each)

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
+_GONE: Final = re.compile(r"\[(?:FAILED_READ_FILE\.FILE_NOT_EXIST|PATH_NOT_FOUND)\] *(.*)")
 _SHORT_EVENTS: Final = 4_000_000
 """Up to so many, a job takes less CPU without Java's second compiler."""
 JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
@@ -55,16 +56,19 @@ def session(
 ) -> Iterator[tuple["SparkSession", "Events", "Seen"]]:
     """A Spark session, a function that loads the events (of some kinds; None: all), and their range of offsets.
 
-    The range is fixed at the start, because a server appends events meanwhile. hold: keep the server from trimming it.
+    The range is fixed at the start, because a server appends events meanwhile. hold: keep the server from trimming it,
+    and `tidy` from changing exported files.
     Raises Failure.
     """
-    with reported():
+    with reported(), ExitStack() as held:
+        from veilmq.pipeline.events.export import unchanged
         from veilmq.pipeline.events.source import load
         from veilmq.pipeline.places import place
         from veilmq.pipeline.tables import check_format, check_replaced
 
         check_format(asked.format)
         options = options_of(asked, environment)
+        held.enter_context(unchanged(options.get("path") if hold else None))
         seen = _seen(asked, environment, hold=hold)
         options |= {"from": str(seen.start), "until": str(seen.stop)}
         out = None if asked.out is None else place_of(asked.out)
@@ -122,6 +126,10 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         if found:
             name, said = found[-1]
             raise Failure(codes.get(name, Exit.WRONG), said) from None
+        gone = _GONE.search(str(error))
+        if gone is not None:
+            mend = "A tidy may have merged or dropped it meanwhile: run the job again."
+            raise Failure(Exit.WRONG, f"a file is gone that the job was to read: {gone[1]}", mend) from None
         unwritten = _UNWRITTEN.search(str(error))
         if unwritten is not None:  # on a disk of --out, or of Spark's own temporary files
             mend = "Run it again when it can be."

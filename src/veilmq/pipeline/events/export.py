@@ -8,10 +8,17 @@ server before it. A key that may see only some queues leaves holes, and the file
 
 An export that was taken for dead (see `places`) may write one more file. Its offsets are in its name, and an offset
 means the same event for ever, so a reader takes the events of one of the files.
+
+Spark lists the files of a history when a job begins, and reads them until it ends. So jobs share a lock on a local
+directory (`unchanged`) for which `tidy` waits (`changing`); exports only add files, and need neither.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory
@@ -38,13 +46,18 @@ HISTORY: Final = "veilmq-events"
 """The name of the transactions in a Delta table of exported events."""
 _HISTORY_SCHEMA: Final = ARROW_SCHEMA.append(pa.field("day", pa.date32()))
 _FILES: Final = "day=*/offset-*.parquet"
+JOBS_WAIT_S: Final = 600
+"""How long `changing` waits for the jobs that read."""
+_LOOK_SECONDS: Final = 0.2
+
+log = logging.getLogger("veilmq.pipeline")
 
 Progress = Callable[[int, int], None]
 """Called with the number of events written and the number to write."""
 
 
 class ExportTaken(PipelineError):
-    """Another export, or `tidy`, is working in the directory."""
+    """Another export, or `tidy`, is working in the directory, or a job reads there for too long."""
 
 
 def export(
@@ -101,6 +114,66 @@ def export(
 def alone_in(directory: Place) -> AbstractContextManager[Callable[[], None]]:
     """Lock the directory: only one process at a time adds or joins exported events. Raises ExportTaken."""
     return alone(directory, ".lock", ExportTaken, "Another export or tidy")
+
+
+@contextmanager
+def unchanged(directory: Place | str | None) -> Iterator[None]:
+    """Exported events stay as they are while the body reads them: `tidy` waits for its end. Amid a `tidy`, waits.
+
+    A shared flock on the directory. An object store has none, nor has a file system that locks no directory (NFS):
+    there a file may go while it is read. None: nothing to keep.
+    """
+    file = None if directory is None else _opened(place(directory))
+    try:
+        if file is not None:
+            _is_flocked(file, fcntl.LOCK_SH)
+        yield
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+@contextmanager
+def changing(directory: Place) -> Iterator[None]:
+    """Lock the directory to merge or drop its files: no job reads it (`unchanged`), and nothing else adds or merges.
+
+    Waits `JOBS_WAIT_S` for jobs. Raises ExportTaken.
+    """
+    file = _opened(directory)
+    end = SYSTEM.monotonic() + JOBS_WAIT_S
+    is_told = False
+    try:
+        while file is not None and not _is_flocked(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if SYSTEM.monotonic() >= end:
+                raise ExportTaken(f"A job reads the files in {directory}.", "Run it again when the job has ended.")
+            if not is_told:
+                log.warning("%s waits for the end of a job that reads it", directory)
+            is_told = True
+            time.sleep(_LOOK_SECONDS)
+        with alone_in(directory):
+            yield
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _opened(directory: Place) -> int | None:
+    """What to lock; None: nothing is there that could be locked."""
+    try:
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY) if isinstance(directory, Path) else None
+    except OSError:
+        return None  # who reads it says what is wrong
+
+
+def _is_flocked(file: int, how: int) -> bool:
+    """False: another process holds it. A file system without such locks counts as locked."""
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.info("a directory cannot be locked: %s", error.strerror)
+    return True
 
 
 def kinds_of(batch: Any) -> set[str]:

@@ -368,8 +368,7 @@ class ParquetHistory:
         pieces = []
         files = self.files()
         if start < stop and start < files[0][0]:
-            mend = "Begin later with from=first, or restore the files of the days before."
-            raise HistoryGap(f"{self.directory} begins at offset {files[0][0]}, and {start} is next.", mend)
+            raise _begins_later(self.directory, files[0][0], start)
         for first, following, _ in files:
             low, high = max(first, start), min(following, stop)
             pieces += [(at, min(at + rows, high)) for at in range(low, high, rows)]
@@ -393,7 +392,9 @@ class ParquetHistory:
     def read(self, start: int, stop: int) -> Iterator[Any]:
         """See `History.read`."""
         at = start
-        for first, following, path in self.files():
+        files = self.files()
+        while files:
+            first, following, path = files.pop(0)
             if following <= at or first >= stop:
                 continue
             end = min(following, stop)
@@ -409,6 +410,13 @@ class ParquetHistory:
                             raise _incomplete(path, at)
                         yield plain(part)
                         at = last + 1
+            except FileNotFoundError as error:  # merged into another meanwhile?
+                files = self.files()
+                if any(each[2] == path for each in files):
+                    raise _unreadable(path, error) from None
+                if files[0][0] > at:
+                    raise _begins_later(self.directory, files[0][0], at) from None
+                continue
             except _DAMAGED as error:
                 raise _unreadable(path, error) from None
             if is_whole and at < end:
@@ -448,6 +456,11 @@ def _look(first: int, following: int, path: Place) -> tuple[str, bool]:
     if HOLES not in told and metadata.num_rows != following - first:
         raise _incomplete(path, first + metadata.num_rows)
     return told.get(EPOCH, ""), schema.equals(ARROW_SCHEMA)
+
+
+def _begins_later(directory: str, first: int, at: int) -> HistoryGap:
+    mend = "Begin later with from=first, or restore the files of the days before."
+    return HistoryGap(f"{directory} begins at offset {first}, and {at} is next.", mend)
 
 
 def _unreadable(path: Place, error: Exception) -> HistoryGap:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from veilmq.pipeline import publish, tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.estimates import buckets
+from veilmq.pipeline.events.export import unchanged
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.events.source import load
 from veilmq.pipeline.jobs import attempts, helped, timeouts
@@ -144,7 +145,7 @@ class Loop:
             raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
         began = timer()
         make(self.directory)
-        with _locked(self.directory) as lock:
+        with _locked(self.directory) as lock, unchanged(options.get("path")):
             state = self._state(lock, options)
             history.epoch = state.epoch
             start = history.hold(None) if state.next is None else state.next
