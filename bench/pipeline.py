@@ -400,7 +400,11 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--only", default="scan,live,jobs,commands,loop")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="of `commands`, some")
-    parser.add_argument("--write", action="store_true", help="Keep the figures in bench/results/pipeline.json.")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="Put the figures into bench/results/pipeline.json, beside those that are there.",
+    )
     given = parser.parse_args()
     DATA.mkdir(parents=True, exist_ok=True)
     wanted = set(given.only.split(","))
@@ -414,7 +418,12 @@ def main() -> None:
     if wanted - {"commands", "wide"}:
         _in_session(given, wanted, places, found)
     if given.write:
-        (RESULTS / "pipeline.json").write_text(json.dumps(found, indent=2) + "\n")
+        file = RESULTS / "pipeline.json"
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        if "commands" in found:
+            earlier = kept.get("commands", {})
+            found["commands"] = {name: earlier.get(name, {}) | found["commands"].get(name, {}) for name in COMMANDS}
+        file.write_text(json.dumps(kept | found, indent=2) + "\n")
 
 
 def _in_session(given: Any, wanted: set[str], places: dict[int, Path], found: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
@@ -22,16 +23,19 @@ from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
-from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline import Asked, Where
+from veilmq.cli.pipeline import drain as archives
 from veilmq.cli.pipeline import session as sessions
 from veilmq.cli.pipeline.drain import stream_of, written
 from veilmq.cli.pipeline.run import report
 from veilmq.pipeline import tables
 from veilmq.pipeline.drain import DirectoryTaken, bad_records, drain, manifests
 from veilmq.pipeline.drain.manifests import Directory
+from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.events.source import EventsSource
 from veilmq.pipeline.jobs.health import health
 from veilmq.pipeline.loop import Loop, LoopTaken
 from veilmq.pipeline.places import (
@@ -45,6 +49,7 @@ from veilmq.pipeline.places import (
     put,
     source,
 )
+from veilmq.pipeline.sinks.delta import DeltaSink
 from veilmq.pipeline.sinks.queue import replay
 from veilmq.pipeline.tables import append_day, compact, counted, load, retain, write
 from veilmq.pipeline.tables import read as read_table
@@ -450,11 +455,60 @@ def test_a_drain_keeps_all_but_sparks_checkpoint_in_a_store(spark: Any, s3: Stor
 def test_health_is_followed_and_a_report_written_into_a_store(
     spark: Any, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    check_that_health_and_report_are_there(spark, s3, tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def spark_at_azure(spark: Any, abfs: Store) -> Iterator[Any]:
+    """The session, whose Python processes know Azurite: those of its start have another environment."""
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    sources = (EventsSource, QueueSource, DeltaSink)
+    environment.update(abfs.environment)
+    for each in sources:
+        spark.dataSource.register(each)
+    yield spark
+    environment.clear()
+    environment.update(before)
+    for each in sources:
+        spark.dataSource.register(each)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_azure_keeps_archive_health_and_report(
+    spark_at_azure: Any,
+    abfs: Store,
+    stage: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(archives, "started", lambda where, **given: nullcontext(spark_at_azure))
+    where, kept = Where(None, None, None), Path(f"{abfs.url}/archived")
+    with told(abfs.environment), stage.make() as queue:
+        for bodies_now in (bodies(30), bodies(60)[30:]):
+            send(queue, bodies_now)
+            archives.archive(stage.url(), None, kept, "delta", None, tmp_path / "archiving", where, as_json=False)
+            assert "archived 30 messages" in capsys.readouterr().out
+            assert left(queue) == 0
+        table = f"{abfs.url}/archived/messages"
+        assert sorted(load(table)["body"].to_pylist()) == sorted(bodies(60))
+        archives.check(table, None, as_json=False)
+        assert "missing: 0" in capsys.readouterr().out
+        archives.replay(Path(table), stage.url(), None, None, where, as_json=False)
+        assert left(queue) == 60
+    check_that_health_and_report_are_there(spark_at_azure, abfs, tmp_path, monkeypatch, capsys)
+
+
+def check_that_health_and_report_are_there(
+    spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = history([Workload("q", lognormal(3, 0.5), "t", 300)], seed=5)
-    with told(s3.environment):
-        exported = f"{s3.url}/seen/events"
+    with told(store.environment):
+        exported = f"{store.url}/seen/events"
         export(MadeUp(table), exported)
-        out, checkpoint = Path(f"{s3.url}/seen/out"), tmp_path / "checkpoint"
+        out, checkpoint = Path(f"{store.url}/seen/out"), tmp_path / "checkpoint"
         stream = stream_of(out, "delta", checkpoint)
         source_of = spark.readStream.format("veilmq-events").option("path", exported).load()
         _until_there(stream.table, lambda: written(spark, health(source_of), stream))
@@ -464,14 +518,14 @@ def test_health_is_followed_and_a_report_written_into_a_store(
         with pytest.raises(OptionInvalid, match="is a table of no stream"):
             stream_of(out, "delta", tmp_path / "other")
         asked = Asked(
-            None, Path(exported), None, None, None, None, Path(f"{s3.url}/seen/report"), "delta", False, None, None
+            None, Path(exported), None, None, None, None, Path(f"{store.url}/seen/report"), "delta", False, None, None
         )
         monkeypatch.setattr(sessions, "started", lambda where, is_short: nullcontext(spark))
         report(asked, {})
-        assert f"wrote {s3.url}/seen/report/report.html" in capsys.readouterr().out
-        page = place(f"{s3.url}/seen/report/report.html").read_text()
+        assert f"wrote {store.url}/seen/report/report.html" in capsys.readouterr().out
+        page = place(f"{store.url}/seen/report/report.html").read_text()
         assert "How long should a lease be?" in page
-        assert load(f"{s3.url}/seen/report/timeouts").num_rows == 1
+        assert load(f"{store.url}/seen/report/timeouts").num_rows == 1
 
 
 def _until_there(table: str, follow: Any) -> None:
