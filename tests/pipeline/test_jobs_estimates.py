@@ -176,7 +176,8 @@ def covered(law: Law, share: float, found: list[tuple[float, float | None]]) -> 
 @pytest.mark.slow
 def test_intervals_cover_the_truth_whoever_owns_the_length(spark: Any) -> None:
     """100 histories each; a lease of 15 s runs out under two fifths of 250 messages, some workers crash, late ones say
-    so. Counted by lease, the median of those whose length is their own comes out too long in all of them."""
+    so. Counted by lease, the median of those whose length is their own comes out too long in all of them. 20 more where
+    late workers say nothing: their silence is slow work. And 20 where most leases end in crashes."""
     law = lognormal(12, 0.8)
     how: dict[str, Any] = {"type": "t", "messages": 250, "lease": 15.0, "crashes_per_second": 1 / 1_000}
     owners = {"message": True, "attempt": False}
@@ -185,7 +186,18 @@ def test_intervals_cover_the_truth_whoever_owns_the_length(spark: Any) -> None:
         for owner, keeps in owners.items()
         for seed in range(100)
     ]
+    silent: dict[str, Any] = how | {"keeps": True, "deletes_late": False, "receives_max": 9}
+    often: dict[str, Any] = silent | {"lease": 60.0, "crashes_per_second": 1 / 8}
+    workloads += [Workload(f"slow-{seed}", law, **silent) for seed in range(20)]
+    workloads += [Workload(f"crashes-{seed}", law, **often) for seed in range(20)]
     rows = quantiles(histogram(attempts(frame(spark, history(workloads, seed=23))))).toPandas()
+    for reading in ("slow", "crashes"):
+        mine = rows[rows.queue.str.startswith(reading)]
+        assert (mine.silent_were == reading).all()
+        pairs = [
+            (low, None if high != high else high) for low, high in zip(mine.p50_low_s, mine.p50_high_s, strict=True)
+        ]
+        assert covered(law, 0.5, pairs) >= 17, (reading, covered(law, 0.5, pairs))
     for owner in owners:
         mine = rows[rows.queue.str.startswith(owner)]
         assert len(mine) == 100
@@ -194,6 +206,7 @@ def test_intervals_cover_the_truth_whoever_owns_the_length(spark: Any) -> None:
             pairs = [(low, None if high != high else high) for low, high in ends.itertuples(index=False, name=None)]
             assert 90 <= covered(law, share, pairs) <= 98, (owner, share, covered(law, share, pairs))
         assert (mine.length_of == owner).sum() >= 98
+        assert not (mine.silent_were == "slow").any()
         longer = float((mine.by_attempt_p50_s / law.quantile(0.5)).median())
         assert longer > 1.2 if owner == "message" else 0.95 < longer < 1.05
 

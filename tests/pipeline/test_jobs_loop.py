@@ -17,7 +17,7 @@ from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline import tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
-from veilmq.pipeline.estimates.buckets import AGAIN, AGAIN_DONE, CELL, GROUP, histogram
+from veilmq.pipeline.estimates.buckets import CELL, GROUP, LATER, histogram
 from veilmq.pipeline.events import export
 from veilmq.pipeline.events.export import ExportTaken
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -178,7 +178,7 @@ def test_groups_are_planned_again_though_old_days_go_as_new_ones_come(half: Half
     stage.grow(1.0)
     assert (few.planned, stage.run().planned) == (2, 2)
     cells = stage.loop.cells()
-    kept = cells[~cells.ended.isin((AGAIN, AGAIN_DONE))].leases.sum()
+    kept = cells[~cells.ended.isin(LATER)].leases.sum()
     assert kept < 1.15 * sum(row.attempts for row in before.values())
     assert sum(row.attempts for row in stage.timeouts().values()) == kept, "each message counts once"
 

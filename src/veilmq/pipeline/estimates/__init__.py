@@ -23,11 +23,13 @@ from veilmq.estimate.schedule import Costs, Schedule
 from veilmq.pipeline.estimates import laws
 from veilmq.pipeline.estimates.buckets import (
     AGAIN,
+    AGAIN_CRASHED,
     AGAIN_DONE,
     BOUNDS,
     CRASHED,
     DONE,
     LAST,
+    LATER,
     MIDDLES,
     STOPPED,
     WATCHED,
@@ -54,6 +56,10 @@ _LIKELY: Final = 2.58
 _CONFIDENT: Final = 1.96
 _UNLIKELY: Final = 0.025
 _ROUNDING: Final = 1e-12
+_SILENT_MIN: Final = 0.05
+_SILENT_AGAIN: Final = 0.9
+_REACHES: Final = 1 / 6
+"""What `silent_were` asks for."""
 _BUCKET: Final = float(np.sqrt(BOUNDS[1] / BOUNDS[0]))
 """From the middle of a bucket to its end."""
 
@@ -76,8 +82,54 @@ class Sample(NamedTuple):
         return self.crashes / self.exposure_s if self.exposure_s > 0 else 0.0
 
 
-def sample_of(rows: Any) -> Sample:
-    """From histogram rows (a pandas frame with the columns of `buckets.SCHEMA`)."""
+def silent_were(rows: Any) -> str | None:
+    """What leases count as that ran out without a sign of their worker, and were never extended, from histogram rows:
+    `crashes`, or `slow` work that nobody reported; None: there are none.
+
+    `slow` only if no crashes, at whatever steady rate, look like that: no worker was heard of after its lease; of the
+    messages that came back nearly all ran out so again; and a good part of the work ends in the second half of a
+    lease. Workers that crash so often would seldom get that far.
+    """
+    plain = rows[(rows.ended == CRASHED) & (rows.bucket == 0)]
+    if plain.empty:
+        return "crashes" if (rows.ended == CRASHED).any() else None
+    later, done = rows[rows.ended.isin(LATER)], rows[rows.ended == DONE]
+    silent, again = float(plain.leases.sum()), float(later.leases.sum())
+    firsts = float(rows.leases.sum()) - again
+    is_over = rows.ended.isin((DONE, STOPPED, AGAIN, AGAIN_DONE)) & (rows.renewals < rows.leases)
+    if (
+        silent < _SILENT_MIN * firsts
+        or not again
+        or (rows.redone > 0).any()
+        or (is_over & (rows.bucket > rows.lease)).any()
+    ):
+        return "crashes"
+    half_s = float((BOUNDS[plain.until.to_numpy()] * plain.leases).sum()) / silent / 2
+    near = float(done.leases[done.held_s > half_s * done.leases].sum())
+    share = _at_least(float(later.leases[later.ended == AGAIN_CRASHED].sum()), again)
+    return "slow" if share >= _SILENT_AGAIN and near >= _REACHES * silent else "crashes"
+
+
+def _at_least(found: float, of: float) -> float:
+    """The lower end of a share's 95 % interval (Wilson)."""
+    z2 = _CONFIDENT**2
+    share = found / of
+    spread = (z2 * (share * (1 - share) / of + z2 / (4 * of * of))) ** 0.5
+    return float((share + z2 / (2 * of) - spread) / (1 + z2 / of))
+
+
+def sample_of(rows: Any, silent: str | None = None) -> Sample:
+    """From histogram rows (a pandas frame with the columns of `buckets.SCHEMA`).
+
+    silent: what leases without a sign count as, if not what `silent_were` finds.
+    """
+    if (silent or silent_were(rows)) == "slow":
+        is_slow = (rows.ended == CRASHED) & (rows.bucket == 0)
+        rows = rows.assign(
+            ended=rows.ended.where(~is_slow, STOPPED),
+            bucket=rows.bucket.where(~is_slow, rows.until),
+            held_s=rows.held_s.where(~is_slow, rows.leases * BOUNDS[rows.until.to_numpy()]),
+        )
     finished, stopped = np.zeros(LAST + 1), np.zeros(LAST + 1)
     for ended, into in ((DONE, finished), (STOPPED, stopped)):
         part = rows[rows.ended == ended]
@@ -113,10 +165,10 @@ def length_of(rows: Any) -> tuple[str | None, float | None]:
     """Whose the length of work is, from histogram rows: `message` if messages that were received again take longer than
     others, else `attempt`; None: too few were. And the median if each lease counted (None: nobody knows)."""
     done, cut, done_again, cut_again = (np.zeros(LAST + 1) for _ in range(4))
-    for ended, into in ((DONE, done), (AGAIN_DONE, done_again), (AGAIN, cut_again)):
+    for ended, into in ((DONE, done), (AGAIN_DONE, done_again), (AGAIN, cut_again), (AGAIN_CRASHED, cut_again)):
         part = rows[rows.ended == ended]
         np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
-    others = rows[~rows.ended.isin((DONE, AGAIN, AGAIN_DONE))]
+    others = rows[~rows.ended.isin((DONE, *LATER))]
     np.add.at(cut, others.bucket.to_numpy(), others.leases.to_numpy())
     median = _within(kaplan_meier(done + done_again, cut + cut_again), 0.5)
     if done_again.sum() < _AGAIN_MIN:

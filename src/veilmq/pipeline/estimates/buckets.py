@@ -31,7 +31,10 @@ GROUP: Final = ("account", "region", "queue", "type")
 DONE, STOPPED, CRASHED, WATCHED, AGAIN, AGAIN_DONE = "done", "stopped", "crashed", "watched", "again", "again_done"
 """Took exactly that long; was alive at that time; was alive at that time and crashed before the next sign of life was
 due; was alive at that time, and is still working or crashed since. Not the message's first, so it says nothing about
-how long messages take (`veilmq.estimate`): alive at that time, or took exactly that long."""
+how long messages take (`veilmq.estimate`): alive at that time, or took exactly that long ..."""
+AGAIN_CRASHED: Final = "again_crashed"
+"""... or ran out without a sign of its worker. (Earlier releases counted those as `AGAIN`.)"""
+LATER: Final = (AGAIN, AGAIN_DONE, AGAIN_CRASHED)
 CELL: Final = ("ended", "bucket", "until", "lease")
 SUMS: Final = ("leases", "held_s", "lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares")
 SCHEMA: Final = (
@@ -158,7 +161,7 @@ def histogram(leases: "DataFrame") -> "DataFrame":
     crashed, watched = F.col("outcome") == "crashed", F.col("watched_us").isNotNull()
     again = F.col("attempt") > 1
     ended = (
-        F.when(again, F.when(F.col("exact"), AGAIN_DONE).otherwise(AGAIN))
+        F.when(again, F.when(F.col("exact"), AGAIN_DONE).when(crashed, AGAIN_CRASHED).otherwise(AGAIN))
         .when(F.col("exact"), DONE)
         .when(crashed, CRASHED)
         .when(watched, WATCHED)

@@ -30,7 +30,8 @@ QUANTILES_SCHEMA: Final = (
     " p90_s double, p90_low_s double, p90_high_s double, p90_basis string,"
     " p99_s double, p99_low_s double, p99_high_s double, p99_basis string,"
     " at_least_s double, law string, law_median_s double, law_spread double,"
-    " length_of string, by_attempt_p50_s double, redelivered_share double, redone_share double"
+    " length_of string, by_attempt_p50_s double, redelivered_share double, redone_share double,"
+    " silent_were string"
 )
 
 
@@ -78,6 +79,7 @@ def quantiles(cells: "DataFrame") -> "DataFrame":
     `at least`: then it is null, and the work takes `at_least_s` or more. Its 95 % interval is `low` to `high`; a high
     of null is longer than anything seen. length_of: `message` if messages that were received again take longer than
     others, else `attempt`; null if too few were. by_attempt_p50_s: the median if each lease counted, for comparison.
+    silent_were: what leases count as that ran out without a sign of their worker: `crashes`, `slow`; null: none did.
     """
     return by_group(cells, GROUP, _quantiles, QUANTILES_SCHEMA)
 
@@ -111,7 +113,7 @@ def _placed(rows: Any) -> Any:
 def _quantiles(rows: Any) -> Any:
     import pandas as pd
 
-    from veilmq.pipeline.estimates import Curve, doubted, length_of, sample_of
+    from veilmq.pipeline.estimates import Curve, doubted, length_of, sample_of, silent_were
 
     found = Curve(sample_of(rows))
     doubt = doubted(rows)
@@ -131,6 +133,7 @@ def _quantiles(rows: Any) -> Any:
         "by_attempt_p50_s": by_attempt,
         "redelivered_share": float(rows.redeliveries.sum() / max(rows.leases.sum(), 1.0)),
         "redone_share": float(rows.redone.sum() / max(rows.leases.sum(), 1.0)),
+        "silent_were": silent_were(rows),
     }
     for share in QUANTILES:
         name = f"p{round(share * 100)}"

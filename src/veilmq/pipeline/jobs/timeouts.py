@@ -31,7 +31,7 @@ SCHEMA: Final = (
     " timeout_cost_high double, timeout_redelivered double, timeout_recovery_s double,"
     " first_lease_s double, first_lease_low_s double, first_lease_high_s double, renew_after_s double,"
     " margin_s double, cost double, cost_low double, cost_high double, redelivered double, recovery_s double,"
-    " extensions double, note string"
+    " extensions double, silent_were string, note string"
 )
 CURVE_SCHEMA: Final = (
     "account string, region string, queue string, type string, timeout_s double, redelivered double, low double,"
@@ -65,7 +65,7 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
     timeout_at_least_s where it is longer than what was seen. first_lease_s, renew_after_s, margin_s: for those that do.
     Both leases have a 95 % interval, by a bootstrap of the messages; a high of null is beyond what was seen. today_*:
     as leases were granted, extended or not. redelivered: started again under a living worker. recovery_s: from a crash
-    to the next start, on the average.
+    to the next start, on the average. silent_were: as in `survival.quantiles`.
     basis: `curve`, a law's name (the tail is the fitted law's), `level` (beyond the reach nothing is known: the keeper
     goes on as if work there never ended), `too few`.
     """
@@ -139,7 +139,7 @@ def plan(alive: Any, costs: "Costs", margins: Sequence[float] | None = None) -> 
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.estimate.schedule import Costs
-    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, sample_of
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, sample_of, silent_were
     from veilmq.pipeline.estimates.buckets import names_of
 
     curve = Curve(sample_of(rows))
@@ -151,6 +151,7 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
         "crashes_per_second": curve.sample.crashes_per_second,
         "reach_s": curve.reach_s,
         "basis": "too few",
+        "silent_were": silent_were(rows),
     }
     if curve.finished < FINISHED_MIN:
         return row | {"note": f"{curve.finished:.0f} finished attempts: {FINISHED_MIN:.0f} are needed"}

@@ -231,7 +231,7 @@ def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, 
             timeouts,
             ("attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_low_s", "timeout_high_s",
              "timeout_at_least_s", "timeout_cost", "first_lease_s", "first_lease_low_s", "first_lease_high_s",
-             "renew_after_s", "cost", "cost_low", "cost_high", "basis"),
+             "renew_after_s", "cost", "cost_low", "cost_high", "basis", "silent_were"),
         ),
         _table(
             "All queues and types: how long work takes",

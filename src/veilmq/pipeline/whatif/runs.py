@@ -156,7 +156,7 @@ class _Kind:
     def __init__(self, leases: Any, rate_of: Any) -> None:
         self.leases = leases
         cells = _cells(leases)
-        self.curve = Curve(sample_of(cells))
+        self.curve = Curve(sample_of(cells, "crashes"))
         self.rate = float(rate_of(self.curve.sample))
         whose, _ = length_of(cells)
         self.is_own = whose != "attempt"
