@@ -238,10 +238,16 @@ def test_the_answer(http: httpx.Client) -> None:
     lower = got(http, JOBS + "/timeout")
     assert lower["advice"] == "lower"
     assert "a plan" not in lower["why"]
+    assert lower["in_force"] == lower["today"] | {"by": "queue"}
+    assert lower["change_us"] == lower["recommended_us"]
     live(http, [5, 20] * 25, lease_us=LEASE_S * SECOND_US)
     named = got(http, JOBS + "/timeout")
     assert named["leases"]["by"] == {"queue": 40, "receive": 50, "plan": 0}
-    assert "But 56 % of the leases were as long as their receive or a plan said" in named["why"]
+    assert (named["today"]["timeout_us"], named["in_force"]["timeout_us"]) == (3_600 * SECOND_US, LEASE_S * SECOND_US)
+    assert (named["in_force"]["by"], named["change_us"]) == ("receive", named["recommended_us"])
+    assert "% of the messages are started again while their worker still works under 30 s" in named["why"]
+    assert "56 % of the leases were as long as their receive asked for: change it there" in named["why"]
+    assert "The queue's own timeout of 1 h has no effect" in named["why"]
     assert http.get(JOBS + "/timeout", params={"timeout_us": -1}).json()["field"] == "timeout_us"
 
 
@@ -302,13 +308,15 @@ def test_a_message_is_told_what_its_queue_is_told(http: httpx.Client) -> None:
 
 
 def wrong_ones(http: httpx.Client, far: str = QUEUES) -> None:
-    """`short`, a fifth of whose messages take longer than the timeout; `long`, where the message of a crashed worker
+    """`short`, a fifth of whose messages take longer than the timeout; `asked`, whose messages all take longer than the
+    lease that receives ask for, and none longer than the timeout; `long`, where the message of a crashed worker
     waits for hours; and `right`, in which leases ran out, too."""
-    for name, timeout_s, lengths_s in (
-        ("short", LEASE_S, [5, 10, 15, 20] * 8 + [50] * 8), ("long", 43_200, [1, 2] * 20), ("right", 60, [5, 30] * 20),
+    for name, timeout_s, lengths_s, lease_us in (
+        ("short", LEASE_S, [5, 10, 15, 20] * 8 + [50] * 8, None), ("long", 43_200, [1, 2] * 20, None),
+        ("right", 60, [5, 30] * 20, None), ("asked", 45, [3] * 40, 2 * SECOND_US),
     ):  # fmt: skip
         assert http.put(f"{far}/{name}", json={"visibility_timeout_us": timeout_s * SECOND_US}).status_code == 201
-        live(http, lengths_s, queue=f"{far}/{name}")
+        live(http, lengths_s, lease_us, queue=f"{far}/{name}")
     for name in ("long", "right"):
         http.post(f"{far}/{name}/messages", json={"messages": [{"body": "crash"}]})
         http.post(f"{far}/{name}/receive", json={})
@@ -319,9 +327,13 @@ def test_timeouts_that_are_clearly_wrong(http: httpx.Client) -> None:
     wrong_ones(http)
     assert got(http, "/api/v1/timeouts") == {"at": None, "queues": []}, "the request waits for nothing"
     told = next(each for _ in range(1_000) if (each := got(http, "/api/v1/timeouts"))["at"] is not None)
-    assert [(each["name"], each["wrong"]) for each in told["queues"]] == [("short", "too_short"), ("long", "too_long")]
-    short, long = told["queues"]
-    for each in (short, long):
+    assert [(each["name"], each["wrong"]) for each in told["queues"]] == [
+        ("short", "too_short"), ("asked", "too_short"), ("long", "too_long"),
+    ]  # fmt: skip
+    short, asked, long = told["queues"]
+    assert (asked["timeout_us"], asked["lease_us"], asked["by"]) == (45 * SECOND_US, 2 * SECOND_US, "receive")
+    assert asked["recommended_us"] == 5 * SECOND_US
+    for each in (short, asked, long):
         of_queue = got(http, f"{QUEUES}/{each['name']}/timeout")
         for name in ("recommended_us", "at_least_us"):
             assert each[name] == of_queue[name]
@@ -331,7 +343,8 @@ def test_timeouts_that_are_clearly_wrong(http: httpx.Client) -> None:
     assert "1 message is held for longer than any work took" in long["why"]
     assert got(http, f"{QUEUES}/long/timeout")["leases"]["overdue"] == 1
     http.patch(f"{QUEUES}/short", json={"visibility_timeout_us": 90 * SECOND_US})
-    http.delete(f"{QUEUES}/long")
+    for name in ("asked", "long"):
+        http.delete(f"{QUEUES}/{name}")
     assert got(http, "/api/v1/timeouts")["queues"] == []
     assert got(http, "/api/v1/timeouts", look=True, account="*")["queues"] == []
     assert http.get("/api/v1/timeouts", params={"limit": 0}).status_code == 400
@@ -347,7 +360,7 @@ def test_wrong_timeouts_are_shown_to_who_may_describe_the_queue(tmp_path: Path) 
         http.headers["authorization"] = f"Bearer {TOKEN}"
         wrong_ones(http)
         server.keyring = Keys(own, short, other, sender)
-        for key, names in ((own, ["short", "long"]), (short, ["short"]), (other, [])):
+        for key, names in ((own, ["short", "asked", "long"]), (short, ["short"]), (other, [])):
             found = http.get("/api/v1/timeouts", params={"look": True}, auth=(key.id, "secret")).json()["queues"]
             assert [each["name"] for each in found] == names, key.id
         assert http.get("/api/v1/timeouts", auth=("sender", "secret")).status_code == 403

@@ -61,13 +61,14 @@ def test_a_message_lives_its_life(veilmq: Run) -> None:
 def test_whether_a_timeout_is_right(veilmq: Run) -> None:
     assert veilmq("queues", "create", "jobs", "--visibility-timeout", "1h").code == 0
     nothing = veilmq("queues", "timeout", "jobs")
-    assert nothing.out.startswith("visibility timeout 1 h. 0 messages are known to have been worked on to the end")
+    assert nothing.out.startswith("visibility timeout of 1 h. 0 messages are known to have been worked on to the end")
     veilmq("send", "jobs", "--lines", stdin="a\n" * 40)
     veilmq("receive", "jobs", "--count", "40", "--delete")
     shown = veilmq("queues", "timeout", "jobs", "--timeout", "90s").out
     (told,) = veilmq("queues", "timeout", "jobs", "--timeout", "90s", "--json").json
     assert (told["advice"], told["messages"], told["asked"]["timeout_us"]) == ("lower", 40, 90_000_000)
     assert "work of 40 messages since" in shown
+    assert "\nto change it: veilmq queues set jobs --visibility-timeout 5s\n" in shown
     assert "leases: 40 ended, 0 ran out, 0 were extended" in shown
     assert "waits after a crash" in shown
     assert "0.00% to 8.81%" in shown, "forty messages were all shorter"

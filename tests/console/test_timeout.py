@@ -124,7 +124,7 @@ def test_a_band_without_a_line_where_nobody_saw_it() -> None:
         return {"timeout_us": timeout_s * 1_000_000, "duplicates": share, "recovery_us": 1_000_000, "seen": seen}
 
     curve = [effect(1, True), effect(10, True), effect(100, False)]
-    found = effects({"curve": curve, "today": curve[0], "recommended_us": None, "at_least_us": 100_000_000}, "", str)
+    found = effects({"curve": curve, "in_force": curve[0], "recommended_us": None, "at_least_us": 100_000_000}, "", str)
     assert found is not None
     again, _ = found.pictures
     assert (again.line.count("L"), again.band.count("L")) == (1, 5)

@@ -52,6 +52,26 @@ def time_text(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7_200 else f"{seconds / 3_600:.3g} h"
 
 
+def lease_named(by: str, lease_us: int) -> str:
+    """The lease in force of a queue, by what decides it (`by` of GET .../timeout)."""
+    named = {"queue": "visibility timeout", "receive": "lease that receives ask for", "plan": "lease of a plan"}
+    return f"{named[by]} of {duration(lease_us)}"
+
+
+def lease_change(queue: str, by: str, best_us: int | None) -> str:
+    """What to type, so that the leases of a queue become as long as that; empty if nobody knows how long."""
+    if best_us is None:
+        return ""
+    seconds = max(1, round(best_us / 1_000_000))
+    if by == "receive":
+        return (
+            f"Worker(..., lease={seconds}), veilmq work --lease {seconds}s, or VisibilityTimeout={seconds} of a receive"
+        )
+    if by == "plan":
+        return f"veilmq queues plan {queue}"
+    return f"veilmq queues set {queue} --visibility-timeout {seconds}s"
+
+
 def tamed(text: str) -> str:
     """Equivalent JSON without terminal control characters."""
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

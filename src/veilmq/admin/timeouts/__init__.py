@@ -7,12 +7,16 @@ some thousands of events, and a quiet one among busy ones the bound. A packed ro
 queue in it. Every event of a lease has its sequence and attempt; backwards, what became of a lease is known before its
 grant is met.
 
+What is judged is the lease in force: where receives ask for a lease of their own, or a plan does, that one, and not the
+queue's timeout, which decides nothing there.
+
 Before changing it: the meaning of the events is that of `pipeline/jobs/attempts.py`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import median_low
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -184,7 +188,8 @@ def _judged(grant: Event, later: _Later, now: int) -> Lease | None:
 TYPES_SHOWN_MAX: Final = 10
 _EXTENDING: Final = 0.1
 """Share of messages: if so many leases are extended, workers extend."""
-_MOSTLY: Final = 0.5
+_NEWEST: Final = 100
+"""So many of the newest leases say which one is in force: a worker may have been given another."""
 _GRID_MAX: Final = 3.0
 """The curve goes on to so many times the longest lease or work, ..."""
 _GRID_S_MIN: Final = 60.0
@@ -204,13 +209,15 @@ def timeout_page(view: View, queue: QueueState, wanted: TimeoutInput, now: int) 
     estimate = Estimate([each.lease for each in found.leases])
     head = shown_key(queue.key) | {"incarnation": queue.incarnation, "at": now}
     asked = None if wanted.timeout_us is None else _effect(estimate.effect(wanted.timeout_us / SECOND_US))
+    force = in_force(found.leases, today_us)
     return (
         head
         | {"since": found.since, "events": found.looked_at}
         | {"today": _effect(estimate.effect(today_us / SECOND_US)), "asked": asked}
+        | {"in_force": _effect(estimate.effect(force.lease_us / SECOND_US)) | {"by": force.by.name.lower()}}
         | _shown(estimate)
         | {"leases": _leases(found, today_us)}
-        | _advice(estimate, today_us, _named_share(found.leases))
+        | _advice(estimate, force, today_us)
         | {"curve": _curve(estimate, today_us), "types": _types(found.leases)}
     )
 
@@ -256,38 +263,69 @@ def _ran_out(granted: Granted) -> bool:
     return granted.lease.late or granted.lease.ended is Ended.SILENT
 
 
-def _named_share(leases: Sequence[Granted]) -> float:
-    """Of leases whose length the queue's timeout did not decide."""
-    return sum(each.source != LeaseSource.QUEUE for each in leases) / max(len(leases), 1)
+class InForce(NamedTuple):
+    """The lease that most messages get, and what decides it."""
+
+    lease_us: int
+    by: LeaseSource
+    share: float
+    """Of the newest leases, those that something else than the queue's timeout decided."""
 
 
-def _advice(estimate: Estimate, today_us: int, named_share: float) -> dict[str, Any]:
-    """{advice, why, recommended_us, at_least_us, extend}."""
+def in_force(leases: Sequence[Granted], today_us: int) -> InForce:
+    """Of leases, the newest first. Where the queue's timeout decides, it is that of today."""
+    newest = [each for each in leases if each.lease.ended is not Ended.UNWORKED][:_NEWEST]
+    named = [each for each in newest if each.source != LeaseSource.QUEUE]
+    share = len(named) / max(len(newest), 1)
+    if 2 * len(named) <= len(newest):
+        return InForce(today_us, LeaseSource.QUEUE, share)
+    by = Counter(each.source for each in named).most_common(1)[0][0]
+    return InForce(median_low(each.lease_us for each in named if each.source == by), LeaseSource(by), share)
+
+
+_DECIDES: Final = {
+    LeaseSource.RECEIVE: (
+        " {} of the leases were as long as their receive asked for: change it there (`lease=` of a Worker, `--lease`,"
+        " VisibilityTimeout of a receive). The queue's own timeout of {} has no effect on them."
+    ),
+    LeaseSource.PLAN: (
+        " {} of the leases were as long as the queue's plan or the message's sender said: `veilmq queues plan` shows"
+        " the plan. The queue's own timeout of {} has no effect on them."
+    ),
+}
+
+
+def _advice(estimate: Estimate, force: InForce, queue_us: int) -> dict[str, Any]:
+    """{advice, why, change_us, recommended_us, at_least_us, extend}."""
+    today_us = force.lease_us
     best_s = estimate.recommended_s()
     best_us = None if best_s is None else round(best_s * SECOND_US)
     if not estimate.enough:
         known = "1 message is" if estimate.finished == 1 else f"{estimate.finished} messages are"
         reason = f"{known} known to have been worked on to the end; {FINISHED_MIN} are needed."
-        return {"advice": "too_few", "why": reason, "recommended_us": None, "at_least_us": None, "extend": None}
+        nothing = dict.fromkeys(("change_us", "recommended_us", "at_least_us", "extend"))
+        return {"advice": "too_few", "why": reason} | nothing
     schedule = estimate.schedule()
     lease_us, every_us = (round(each) * SECOND_US for each in (schedule.first, schedule.first - schedule.margin))
     at_least_us = None
     if best_us is None:
         at_least_us = round(rounded_up(estimate.curve.longest * MARGIN) * SECOND_US)
+    change_us = at_least_us if best_us is None else best_us
     if estimate.extended >= _EXTENDING * estimate.messages:
-        advice, why = "extend", _of_extending(estimate, lease_us, every_us)
+        advice, why, change_us = "extend", _of_extending(estimate, lease_us, every_us), lease_us
     elif best_us is None:
         advice, why = "extend", _of_unknown(estimate, at_least_us or 0, every_us)
     elif estimate.is_good(today_us / SECOND_US):
-        advice, why = "keep", _of_kept(estimate, today_us, best_us)
+        advice, why, change_us = "keep", _of_kept(estimate, today_us, best_us), None
     else:
         advice, why = ("raise" if best_us > today_us else "lower"), _of_changed(estimate, today_us, best_us)
-    if named_share > _MOSTLY:
-        why += (
-            f" But {percent(named_share)} of the leases were as long as their receive or a plan said: there it counts."
-        )
+    if force.by in _DECIDES:
+        why += _DECIDES[force.by].format(percent(force.share), span(queue_us))
+    if change_us == today_us:
+        change_us = None
     extend = {"lease_us": lease_us, "every_us": every_us}
-    return {"advice": advice, "why": why, "recommended_us": best_us, "at_least_us": at_least_us, "extend": extend}
+    best = {"recommended_us": best_us, "at_least_us": at_least_us}
+    return {"advice": advice, "why": why, "change_us": change_us} | best | {"extend": extend}
 
 
 def _of_extending(estimate: Estimate, lease_us: int, every_us: int) -> str:

@@ -154,7 +154,7 @@ class Timeouts:
 
 
 def verdict(page: dict[str, Any]) -> dict[str, Any]:
-    """What an answer says about the timeout of today, without its numbers; wrong: `too_short`, `too_long` or None."""
+    """What an answer says about the lease in force, without its numbers; wrong: `too_short`, `too_long` or None."""
     named = ("account", "region", "name", "incarnation", "at", "recommended_us", "at_least_us")
     wrong, why = None, page["why"]
     if _is_too_short(page):
@@ -163,6 +163,8 @@ def verdict(page: dict[str, Any]) -> dict[str, Any]:
         wrong, why = "too_long", waits
     return {name: page[name] for name in named} | {
         "timeout_us": page["today"]["timeout_us"],
+        "lease_us": page["in_force"]["timeout_us"],
+        "by": page["in_force"]["by"],
         "wrong": wrong,
         "why": why,
     }
@@ -174,13 +176,12 @@ def _best_us(known: dict[str, Any]) -> int | None:
 
 
 def _decides(page: dict[str, Any]) -> bool:
-    """Whether leases are as long as the timeout says."""
-    ended, extended, by_queue = (page["leases"][name] for name in ("ended", "extended", "by"))
-    return bool(extended <= _EXTENDING * ended and 2 * by_queue["queue"] >= ended)
+    """Whether leases are as long as they were granted."""
+    return bool(page["leases"]["extended"] <= _EXTENDING * page["leases"]["ended"])
 
 
 def _is_too_short(page: dict[str, Any]) -> bool:
-    today, best_us = page["today"], _best_us(page)
+    today, best_us = page["in_force"], _best_us(page)
     is_certain = page["leases"]["ran_out"] and today["duplicates"]["low"] >= _SURELY
     is_advised = page["advice"] in ("raise", "extend") and best_us is not None and best_us > today["timeout_us"]
     return bool(is_certain and is_advised and _decides(page))
@@ -188,7 +189,7 @@ def _is_too_short(page: dict[str, Any]) -> bool:
 
 def _of_crashes(page: dict[str, Any]) -> str | None:
     """How long messages of crashed workers wait, if there were some and that is far too long."""
-    best_us, today_us = _best_us(page), page["today"]["recovery_us"]
+    best_us, today_us = _best_us(page), page["in_force"]["recovery_us"]
     overdue = page["leases"]["overdue"]
     best = next((each for each in page["curve"] if each["timeout_us"] == best_us), None)
     if best is None or page["advice"] == "keep" or not (page["silent"] or overdue) or not _decides(page):
@@ -225,8 +226,8 @@ def _is_wrong(verdict: dict[str, Any], queue: QueueState, account: str, region: 
 def _worst_first(verdict: dict[str, Any]) -> tuple[bool, float]:
     """Too short ones first, by how far they are off."""
     best_us = _best_us(verdict) or 1
-    is_short, timeout_us = verdict["wrong"] == "too_short", max(verdict["timeout_us"], 1)
-    return not is_short, -best_us / timeout_us if is_short else -timeout_us / best_us
+    is_short, lease_us = verdict["wrong"] == "too_short", max(verdict["lease_us"], 1)
+    return not is_short, -best_us / lease_us if is_short else -lease_us / best_us
 
 
 def _logged(look: Task[None]) -> None:

@@ -30,7 +30,7 @@ from veilmq.cli.access import AdminAccess, Target, open_access
 from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
 from veilmq.cli.failures import check_directory
-from veilmq.cli.output import duration, time_text
+from veilmq.cli.output import duration, lease_change, lease_named, time_text
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
 from veilmq.model.instant import MINUTE_US, SECOND_US
@@ -459,7 +459,6 @@ def _timeouts(access: AdminAccess, found: list[dict[str, Any]]) -> Iterator[Find
     for account in sorted({each["account"] for each in found}):
         for each in access.wrong_timeouts({"account": account, "limit": 20, "look": True})["queues"]:
             best_us = each["recommended_us"] or each["at_least_us"]
-            text = f"{each['name']}: a visibility timeout of {duration(each['timeout_us'])} is {each['wrong']}"
-            text = f"{text.replace('_', ' ')}. {each['why']}"
-            fix = "" if best_us is None else f"--visibility-timeout {max(1, round(best_us / SECOND_US))}s"
-            yield Finding("queues", Level.WARNING, text, f"veilmq queues set {each['name']} {fix}" if fix else "")
+            text = f"{each['name']}: a {lease_named(each['by'], each['lease_us'])} is {each['wrong'].replace('_', ' ')}"
+            fix = lease_change(each["name"], each["by"], best_us)
+            yield Finding("queues", Level.WARNING, f"{text}. {each['why']}", fix)

@@ -162,7 +162,12 @@ def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
     # As `why` says it: 90 s, not 1 min 30 s.
     best = f"at least {span(least_us)}" if best_us is None else span(best_us)
     wrong = queue["wrong"].replace("_", " ")
-    why = f"its timeout of {span(queue['timeout_us'])} is {wrong}, {best} is recommended: {queue['why']}"
+    named = {
+        "queue": "its timeout",
+        "receive": "the lease that receives ask for, now",
+        "plan": "the lease of its plan, now",
+    }[queue["by"]]
+    why = f"{named} of {span(queue['lease_us'])} is {wrong}, {best} is recommended: {queue['why']}"
     return _need(queue, why, "#timeout")
 
 

@@ -240,7 +240,7 @@ def effects(shown: Mapping[str, Any], step: str, typed: Callable[[int], str]) ->
         inside = min(max(timeout_us, first), last)
         return round(WIDTH * log(inside / first) / log(last / first), 1)
 
-    today_us, best_us = shown["today"]["timeout_us"], shown["recommended_us"] or shown["at_least_us"]
+    today_us, best_us = shown["in_force"]["timeout_us"], shown["recommended_us"] or shown["at_least_us"]
     rows = [_row(place, each, typed, x_of(each["timeout_us"])) for place, each in enumerate(curve)]
     marks = [Mark("today", x_of(today_us))]
     if best_us is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.options import Everything, Queue, duration_us
-from veilmq.cli.output import duration, in_json, instant, print_json, table
+from veilmq.cli.output import duration, in_json, instant, lease_change, lease_named, print_json, table
 from veilmq.model.instant import from_text
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ def _wrong_timeouts(asked: "Asked", shown: Mapping[str, Any], everything: bool) 
         best_us, least_us = each["recommended_us"], each["at_least_us"]
         best = f"{duration(least_us)} or more" if best_us is None else duration(best_us)
         wrong = each["wrong"].replace("_", " ")
-        rows.append([_name_of(each, everything), duration(each["timeout_us"]), wrong, best, each["why"]])
-    table(["queue", "timeout", "is", "best", "why"], rows)
+        rows.append([_name_of(each, everything), duration(each["lease_us"]), each["by"], wrong, best, each["why"]])
+    table(["queue", "lease", "by", "is", "best", "why"], rows)
 
 
 def timeout(
@@ -227,7 +227,10 @@ def timeout(
     if asked.as_json:
         print_json(shown)
         return
-    print(f"visibility timeout {duration(shown['today']['timeout_us'])}. {shown['why']}")
+    by = shown["in_force"]["by"]
+    print(f"{lease_named(by, shown['in_force']['timeout_us'])}. {shown['why']}")
+    if change := lease_change(queue, by, shown["change_us"]):
+        print(f"to change it: {change}")
     if shown["messages"]:
         work = ", ".join(f"{name} {_between(each)}" for name, each in shown["work_us"].items())
         print(f"work of {shown['messages']} messages since {instant(shown['since'])} UTC: {work}")
@@ -241,7 +244,7 @@ def timeout(
     if shown["types"]:
         rows = [[each["type"] or "", each["messages"], *_work(each)] for each in shown["types"]]
         table(["type", "messages", "p50", "p95", "p99", "timeout"], rows)
-    effects = shown["curve"] if shown["asked"] is None else [shown["today"], shown["asked"]]
+    effects = shown["curve"] if shown["asked"] is None else [shown["in_force"], shown["asked"]]
     if effects:
         table(["timeout", "started again", "95 % interval", "waits after a crash"], [_effect(each) for each in effects])
 
