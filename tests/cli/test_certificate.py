@@ -21,6 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from veilmq import connect
+from veilmq.client.errors import TransportError
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.server.clock import wall
 from veilmq.server.http.tls import Certificate, tell_end
@@ -246,6 +248,13 @@ def test_an_address_that_somebody_names_must_show_a_good_certificate(
     done = veilmq("queues", "list", "--admin", named.admin.removeprefix("https://"), "--token-file", token)
     assert done.returncode == 4
     assert "say https://HOST:PORT" in done.stderr
+    where = urlsplit(named.sqs)
+    for url, said in (("?tls=1", "export SSL_CERT_FILE=FILE with the certificate of its issuer"), ("", "tls=1")):
+        with pytest.raises(TransportError, match=said):
+            connect(f"veil://{where.netloc}/orders{url}")
+    log = named.log.read_text()
+    for port in ("admin", "sqs"):
+        assert f"{port}: refused a client that speaks plain HTTP: its URL needs https:// or tls=1" in log
 
 
 @pytest.mark.parametrize(

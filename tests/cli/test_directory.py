@@ -304,7 +304,9 @@ def test_the_copy_has_a_fresh_secret(used: Used, tmp_path: Path) -> None:
     assert secrets[0][0] not in (tmp_path / "copy.db").read_bytes()
 
 
-def test_a_backup_overwrites_nothing(used: Used, tmp_path: Path) -> None:
+def test_a_backup_overwrites_nothing(used: Used, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backup(used.path, tmp_path / "copy", as_json=False)
+    assert f"veilmq restore NEW_DIRECTORY --from {tmp_path}/copy" in capsys.readouterr().out
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "file").touch()

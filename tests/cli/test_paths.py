@@ -1,5 +1,6 @@
 """Data directories and files that cannot be used: which one is in the way, and that none is made in silence."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -101,9 +102,25 @@ def test_the_closed_directory_above_is_named(closed: Path) -> None:
 
 
 def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
+    reachable.joinpath("theirs").mkdir(0o700)
+    reachable.joinpath("ours").mkdir(0o777)
+    reachable.joinpath("ours").chmod(0o777)
     with other_user():
-        assert closed_to_user(reachable / "data", made=True).startswith(f"{reachable} may not be written by this user")
+        own = os.geteuid()
+        closed = closed_to_user(reachable / "data", made=True)
+        assert closed.startswith(
+            f"{reachable} may not be written by this user (uid {own}): have it made for you, sudo "
+        )
+        assert closed.endswith(f" -m 700 -o {own} {reachable}/data.")
         assert closed_to_user(reachable / "data") == ""
+        data = reachable / "ours" / "data"
+        data.mkdir(0o500)
+        told = _in_the_way(PermissionError(13, "Permission denied", str(data / "lock")), Settings(data=data))
+        assert told.advice == f"Its mode keeps even its owner (uid {own}) from writing: chmod 700 {data}"
+        data.chmod(0)
+        assert closed_to_user(data).endswith(f"may not be read by this user (uid {own}): chmod 700 {data}.")
+        theirs = closed_to_user(reachable / "theirs")
+    assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in theirs
     assert closed_to_user(reachable / "data", made=True) == ""
 
 

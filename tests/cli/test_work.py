@@ -210,7 +210,7 @@ def test_what_is_wrong_is_said(directory: Path, veilmq: Command, arguments: list
     ("url", "code", "said"),
     [
         ("veil:///nowhere/at/all?queue=work", 2, "holds no queues"),
-        ("veil://key:hidden@127.0.0.1:1/work", 4, ""),
+        ("veil://key:hidden@127.0.0.1:1/work", 4, "Start a server with `veilmq serve`"),
         ("sqs://key:hidden@127.0.0.1:1/work", 4, ""),
         ("mns://key:hidden@127.0.0.1:1/work", 4, ""),
         ("nonsense://key:hidden@host/work", 2, "must begin with"),

@@ -75,6 +75,14 @@ def test_a_port_without_tls_is_told_with_what_to_do(server: ServerProcess, schem
         queue.stats()
 
 
+def test_another_port_and_a_missing_key_are_told(server: ServerProcess) -> None:
+    for port in (server.azure, server.mns, server.admin):
+        with pytest.raises(ServiceError, match="veil:// goes to a server's --sqs port, 9324 unless told"):
+            connect(f"veil://key:secret@{urlsplit(port).netloc}/work")
+    with pytest.raises(ServiceError, match="the URL names no key, and this server has credentials"):
+        connect(f"veil://{urlsplit(server.sqs).netloc}/work")
+
+
 @pytest.fixture
 def hangs_up() -> Iterator[tuple[str, list[bytes]]]:
     """Host and port of a server that reads each request and ends the connection; and the requests."""
@@ -133,8 +141,9 @@ class TestUrls:
             connect(url)
         assert not (tmp_path / "data").exists()
         connect(f"{url}&create=1").close()
-        with pytest.raises(QueueMissing):
+        with pytest.raises(QueueMissing) as missing:
             connect(f"veil://{tmp_path}/data?queue=other")
+        assert "create=1" in missing.value.__notes__[0]
         with connect_account(f"veil://{tmp_path}/data") as account:  # type: ignore[attr-defined]
             assert account.names() == ["jobs"]
 

@@ -40,6 +40,7 @@ def test_a_port_in_use_names_the_flag_and_who_to_ask(tmp_path: Path) -> None:
         done = run(*command, f"--azure=127.0.0.1:{port}")
     assert done.returncode == 4
     assert f"--azure 127.0.0.1:{port}: the port is in use" in done.stderr
+    assert not (tmp_path / "data").exists(), "a refused start leaves nothing"
     assert "Choose another with --azure HOST:PORT (port 0: a free one), or see who has it: ss -ltnp" in done.stderr
 
 

@@ -62,7 +62,7 @@ _OPTIONS: Final = Options(reserve_bytes=0, migrates=False)
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess | None = None) -> None:
-    """Make a copy, and print how to serve it. Raises Failure.
+    """Make a copy, and print how to go back to it. Raises Failure.
 
     With `access`, the server makes the copy and sends it.
     """
@@ -94,7 +94,10 @@ def _say_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"destination": str(destination.absolute()), "bytes": size_bytes}))
     else:
-        print(f"copied {size_bytes} bytes to {destination}; serve it with: veilmq serve --data {destination}")
+        print(
+            f"copied {size_bytes} bytes to {destination}; go back to it in a new directory, which leaves it as it is:"
+        )
+        print(f"veilmq restore NEW_DIRECTORY --from {destination}")
 
 
 def _through(access: HttpAccess, path: str, members: dict[str, Any]) -> dict[str, Any]:

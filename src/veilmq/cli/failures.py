@@ -7,6 +7,7 @@ which it would be made. The search goes from the root down and names the first o
 
 import errno
 import os
+import pwd
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -103,11 +104,32 @@ def closed_to_user(path: Path, *, made: bool = False) -> str:
         if not _may(each, os.F_OK):
             return ""  # missing, as all below it
         if not _may(each, os.X_OK):
-            return f"{each} is closed to this user ({_user()})."
+            return f"{each} is closed to this user ({_user()}): {_way_in(each)}."
     if made and not _may(path, os.F_OK):
-        return "" if _may(path.parent, os.W_OK) else _unwritable(path.parent)
+        return "" if _may(path.parent, os.W_OK) else _unwritable(path.parent, path)
     if _may(path, os.F_OK) and not _may(path, os.R_OK):
-        return f"{path} may not be read by this user ({_user()})."
+        return f"{path} may not be read by this user ({_user()}): {_way_in(path)}."
+    return ""
+
+
+def _way_in(path: Path) -> str:
+    """What to type, so that this user may use the file or directory."""
+    owner = path.stat().st_uid
+    if owner == os.geteuid():
+        return f"chmod {'700' if path.is_dir() else '600'} {path}"
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"'#{owner}'"
+    return f"run the command as its owner, sudo -u {name}"
+
+
+def own_and_closed(*paths: Path) -> str:
+    """What to type, if one of these is this user's own, and its mode keeps even this user from writing; else empty."""
+    for path in paths:
+        mode = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
+        if _may(path, os.F_OK) and path.stat().st_uid == os.geteuid() and not _may(path, mode):
+            return f"Its mode keeps even its owner ({_user()}) from writing: {_way_in(path)}"
     return ""
 
 
@@ -117,10 +139,15 @@ def _denial(path: Path) -> int:
     return errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
 
 
-def _unwritable(path: Path) -> str:
+def _unwritable(path: Path, below: Path | None = None) -> str:
+    """Why this user cannot write there; below: what was to be made in it."""
     if _denial(path) == errno.EROFS:
         return f"{path} is on a file system that is mounted read-only."
-    return f"{path} may not be written by this user ({_user()})."
+    if below is not None and path.stat().st_uid != os.geteuid():
+        step = f"have it made for you, sudo install -d -m 700 -o {os.geteuid()} {below}"
+    else:
+        step = _way_in(path)
+    return f"{path} may not be written by this user ({_user()}): {step}."
 
 
 def advice_on(path: Path, otherwise: str) -> str:

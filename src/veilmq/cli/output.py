@@ -52,6 +52,11 @@ def time_text(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7_200 else f"{seconds / 3_600:.3g} h"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 message, 2 messages."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def lease_named(by: str, lease_us: int) -> str:
     """The lease in force of a queue, by what decides it (`by` of GET .../timeout)."""
     named = {"queue": "visibility timeout", "receive": "lease that receives ask for", "plan": "lease of a plan"}

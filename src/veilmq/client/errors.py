@@ -35,10 +35,16 @@ _NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNO
 """OpenSSL's messages for an answer in plain HTTP."""
 
 
+_OTHER_HOST: Final = re.compile("(hostname|ip address) mismatch|has expired|not yet valid", re.IGNORECASE)
+"""OpenSSL's messages for a certificate of an issuer that it may know."""
+
+
 def advised(reason: str) -> str:
     """Why a call failed, with advice where we have any."""
     if "proxy" in reason.lower():  # a proxy says nothing about the service
         return f"{reason}: the environment names a proxy; for a host that it cannot reach, export NO_PROXY=HOST"
+    if "CERTIFICATE_VERIFY_FAILED" in reason and _OTHER_HOST.search(reason) is None:
+        return f"{reason}: for a certificate of your own, export SSL_CERT_FILE=FILE with the certificate of its issuer"
     if _NO_TLS.search(reason) is None:
         return reason
     return f"{reason}: the port speaks no TLS; in a URL say tls=0"

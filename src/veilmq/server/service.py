@@ -428,7 +428,7 @@ class Service:
             address.port,
             port.handle,
             settings.listener_limits(),
-            ssl=self.certificate.context(settings.connections_max + OVERFLOW_MAX) if self.certificate else None,
+            ssl=self.certificate.context(settings.connections_max + OVERFLOW_MAX, name) if self.certificate else None,
             name=name,
             refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),
             failure=codec.failure,

@@ -44,7 +44,7 @@ _PORT_MAX: Final = 65_535
 _OTHER_NAME: Final = frozenset({62, 64})
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 _ADVICE_NAME: Final = "Name the host as its certificate does, or on the server's own machine its directory: --data DIR."
-_ADVICE_ISSUER: Final = "For a certificate of your own, name its issuer's in the variable SSL_CERT_FILE."
+_ADVICE_ISSUER: Final = "For a certificate of your own, export SSL_CERT_FILE=FILE with the certificate of its issuer."
 _ADVICE_PLAIN: Final = "For a port without TLS, say http:// or HOST:PORT."
 _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the directory with --data DIR."
 _ADVICE_SILENT: Final = 'Its disk may hang: see `dmesg` there, and "no port answers" in docs/operations.md.'

@@ -58,7 +58,7 @@ Something is wrong:  veilmq doctor
 All commands:        veilmq --help
 A command:           veilmq COMMAND --help
 Moving from SQS, Azure or an emulator:  veilmq import --help, veilmq bridge --help
-Documentation:       docs/ beside the source, docs/cli.md for the commands; man veilmq where it is installed
+Documentation:       docs/index.md in the source (a wheel has no pages); man veilmq where it is installed
 """
 _NO_SERVER: Final = """\
 No server holds ./veilmq-data. Start one, in development mode and on this machine alone, and leave it running:

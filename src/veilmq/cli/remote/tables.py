@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from veilmq.cli.output import duration, instant, print_json, printable, table
+from veilmq.cli.output import counted, duration, instant, print_json, printable, table
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -115,7 +115,7 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
             print(f"  attribute  {name} = {value} ({printable(attribute['type'])})")
         if "dead_letter_receives" in message:
             source = message["dead_letter_source"]["name"]
-            print(f"  dead letter of {source} after {message['dead_letter_receives']} receives")
+            print(f"  dead letter of {source} after {counted(message['dead_letter_receives'], 'receive')}")
         if "last_error" in message:
             error = message["last_error"]
             print(f"  last error  {printable(': '.join(part for part in (error['type'], error['text']) if part))}")
@@ -183,11 +183,11 @@ def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:
 def _why(kind: str, detail: Mapping[str, Any]) -> str:
     """The important part of an event's detail."""
     if kind in {"purged", "queue_deleted"}:
-        return f"with {detail['count']} messages"
+        return f"with {counted(detail['count'], 'message')}"
     error = ": ".join(detail[name] for name in ("error_type", "error") if detail.get(name))
     if kind == "dead_lettered":
         times = detail.get("receives")
-        return ", ".join(part for part in (f"after {times} receives" if times else "", error) if part)
+        return ", ".join(part for part in (f"after {counted(times, 'receive')}" if times else "", error) if part)
     return error or str(detail.get("reason") or detail.get("part", ""))
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import veilmq
 from veilmq import accelerator
 from veilmq.cli.access import TOKEN_FILE
-from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign
+from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, own_and_closed
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.serve.systemd import READY, STOPPING, Manager
 from veilmq.cli.sources import Resolved
@@ -368,6 +368,8 @@ def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> 
 
 async def _start(service: Service, settings: Settings, entry: AdminEntry) -> None:
     """Start the service. Raises Failure with advice."""
+    if not os.access(settings.data, os.F_OK):  # a start that is refused for a port shall make no directory
+        _look_at_ports(service, settings)
     try:
         await service.start(entry.open)
     except DirectoryHeld as error:
@@ -390,6 +392,20 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
         raise _in_the_way(error, settings, _opening(service, entry)) from None
     if service.leads:
         _tell_unowned(service)
+
+
+def _look_at_ports(service: Service, settings: Settings) -> None:
+    """Raises Failure if a port is not to be had."""
+    for name, address in settings.addresses().items():
+        if name in service.sockets:
+            continue
+        try:
+            family, kind, protocol, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(place)
+        except OSError as error:
+            raise _in_the_way(error, settings, name) from None
 
 
 def _opening(service: Service, entry: AdminEntry) -> str:
@@ -430,7 +446,7 @@ def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
     where = error.filename or settings.data
     if error.errno in {errno.EACCES, errno.EPERM}:
         advice = f"The data directory and all in it must belong to the server's user: chown -R {os.geteuid()}:"
-        closed = closed_to_user(settings.data, made=True)
+        closed = closed_to_user(settings.data, made=True) or own_and_closed(settings.data, Path(where))
         return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", closed or f"{advice} {settings.data}")
     return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", "Choose another directory with --data DIR.")
 

@@ -41,10 +41,13 @@ from veilmq.client.worker import (
 )
 from veilmq.client.worker.runners.processes import resolve
 from veilmq.estimate.survival import Sample
-from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
 from veilmq.server.config.parsing import PORT_MAX
 from veilmq.server.logs import set_up
 
+_ADVICE_AWAY: Final = (
+    "Start a server with `veilmq serve`, or check host and port in the URL: veil:// goes to the --sqs port, 9324."
+)
 _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
 _SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "error_report")
 
@@ -103,7 +106,10 @@ def open_queue(url: str) -> Queue:
         return connect(url)
     except TransportError as error:
         code = Exit.DIRECTORY if url.startswith("veil:///") else Exit.ADDRESS
-        raise Failure(code, error.reason) from None
+        raise Failure(code, error.reason, "" if code is Exit.DIRECTORY else _ADVICE_AWAY) from None
+    except QueueMissing as error:
+        advice = f"See `veilmq queues list`; make it with `veilmq queues create {error.queue}`, or create=1 in the URL."
+        raise Failure(Exit.USAGE, f"--queue: {error}", advice) from None
     except ParameterInvalid as error:
         advice = ""
         if error.parameter == "directory":

@@ -29,7 +29,7 @@ from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.unreadable import Policy, keep
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing
 from veilmq.model.settings.access import HOME_REGION_DEFAULT
 
 _ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
@@ -250,6 +250,10 @@ def connect(source: Any, queue: str | None = None, *, template: Template | None 
         if template is not None or address.create:
             account.create(name, template)
         return _Connected(account.queue(name))
+    except QueueMissing as error:
+        account.close()
+        error.add_note(f"Make it with `veilmq queues create {name}`, with create=1 in the URL, or with template=.")
+        raise
     except BaseException:
         account.close()
         raise

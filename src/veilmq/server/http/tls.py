@@ -3,7 +3,7 @@
 Strategy: each port has an empty context with a callback that switches, at each ClientHello, to the one context that
 holds the certificate and key. A new pair is loaded aside and, if it is valid, replaces the old one for all ports by one
 assignment, so ports never differ. A listener learns of a connection only after its handshake, so the port's context
-counts connections that never finish theirs.
+counts connections that never finish theirs, and logs those of clients that speak plain HTTP.
 """
 
 import asyncio
@@ -15,10 +15,28 @@ from weakref import WeakSet
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.server.config.aside import DEADLINE_S, read_aside
+from veilmq.server.http.refusals import RefusalLog
 
 _END_NEAR_US: Final = 14 * DAY_US
 
+_PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+"""OpenSSL's reasons for a request without TLS."""
+
 logger = logging.getLogger("veilmq.tls")
+
+
+class _Session(ssl.SSLObject):
+    """A session that logs the request of a client without TLS, which gets no answer that it could read."""
+
+    def do_handshake(self) -> None:
+        """See `ssl.SSLObject`."""
+        port = self.context
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason in _PLAIN and isinstance(port, _BoundedContext) and port.refusals.takes("plain HTTP"):
+                logger.info("%s: refused a client that speaks plain HTTP: its URL needs https:// or tls=1", port.name)
+            raise
 
 
 class _BoundedContext(ssl.SSLContext):
@@ -26,6 +44,8 @@ class _BoundedContext(ssl.SSLContext):
 
     sessions: WeakSet[ssl.SSLObject]
     sessions_max: int | None
+    name: str
+    refusals: RefusalLog
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
         """See `ssl.SSLContext`. Raises ssl.SSLError beyond the maximum; the loop then drops the connection."""
@@ -51,11 +71,12 @@ class Certificate:
         self._reading = asyncio.Lock()
         self._take(self._load(), now)
 
-    def context(self, sessions_max: int | None = None) -> ssl.SSLContext:
-        """The context of one port. sessions_max: connections at a time (None: no bound); further ones are dropped at
-        once."""
+    def context(self, sessions_max: int | None = None, name: str = "admin") -> ssl.SSLContext:
+        """The context of one port, by its name in the log. sessions_max: connections at a time (None: no bound);
+        further ones are dropped at once."""
         context = _BoundedContext(ssl.PROTOCOL_TLS_SERVER)
         context.sessions, context.sessions_max = WeakSet(), sessions_max
+        context.name, context.refusals, context.sslobject_class = name, RefusalLog(name, logger), _Session
         context.sni_callback = self._hand_over
         return _for_http(context)
 

@@ -25,8 +25,9 @@ from veilmq.cli.options import (
     queue_names,
     seconds,
 )
-from veilmq.cli.output import in_json, print_json
+from veilmq.cli.output import counted, in_json, print_json
 from veilmq.cli.remote.tables import show_list
+from veilmq.model.settings.queue import FIFO_SUFFIX
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -156,6 +157,9 @@ def create(
         change["redrive"] = redrive.merged(None)
     if tags:
         change["tags"] = dict(pairs("--tag", tags))
+    if fifo is not queue.endswith(FIFO_SUFFIX):
+        again = f"Type: veilmq queues create {queue.removesuffix(FIFO_SUFFIX)}{FIFO_SUFFIX} --fifo"
+        raise Failure(Exit.USAGE, f"--fifo: FIFO queues alone have names that end in {FIFO_SUFFIX}", again)
     shown = asked.run("create", queue, **change, fifo=True if fifo else None)
     _show(asked, shown, f"created {queue}" if shown["new"] else f"{queue} exists with these settings")
 
@@ -357,7 +361,7 @@ def start_move(
     """Begin to move the messages of a dead-letter queue back to where they came from, or elsewhere."""
     task = asked.run("move", queue, destination=to, rate_max=rate)
     if not asked.as_json:
-        print(f"moving {task['to_move']} messages of {queue} to {_goal(task)}: task {task['id']}")
+        print(f"moving {counted(task['to_move'], 'message')} of {queue} to {_goal(task)}: task {task['id']}")
     else:
         print_json(task)
 

@@ -345,12 +345,12 @@ class VeilAccount(CloudAccount):
         self._pool = Pool(endpoints, context, connect_timeout, clock)
         self._timeout = timeout
         self._clock = clock
-        self._retries = retries
+        self._retries, self._has_key = retries, key is not None
         self._prefix = "" if account is None else f"{account}/"
         self._calls = self._new_calls("")
 
     def _new_calls(self, name: str) -> Calls:
-        return Calls(self._pool, self._timeout, name, self._retries)
+        return Calls(self._pool, self._timeout, name, self._retries, has_key=self._has_key)
 
     def queue(self, name: str) -> VeilQueue:
         """An existing queue. Raises QueueMissing."""

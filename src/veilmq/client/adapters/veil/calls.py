@@ -39,6 +39,10 @@ _SERVER_ERROR: Final = 500
 _UNAVAILABLE: Final = 503
 _NOT_CARRIED_OUT: Final = b"The request was not carried out"
 """In our server's text, where it is certain."""
+_TOO_LARGE: Final = 413
+_UNKNOWN_KEY: Final = frozenset({"InvalidClientTokenId", "UnrecognizedClientException"})
+_OTHER_PORT: Final = "veil:// goes to a server's --sqs port, 9324 unless told, and another one answers here"
+_NO_KEY: Final = "the URL names no key, and this server has credentials: say veil://KEY:SECRET@HOST:PORT/NAME"
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -89,13 +93,15 @@ _ERROR: Final = msgspec.json.Decoder(_Error)
 class Calls:
     """Calls of one queue, or of the account. Safe for threads."""
 
-    def __init__(self, pool: Pool, timeout: float, name: str, retries: bool = True) -> None:
+    def __init__(self, pool: Pool, timeout: float, name: str, retries: bool = True, *, has_key: bool = True) -> None:
         """`timeout`: seconds for an answer, in addition to the wait that the request asks for. `name`: for errors.
-        `retries`: False repeats nothing that may have happened, idempotent or not."""
+        `retries`: False repeats nothing that may have happened, idempotent or not. `has_key`: whether somebody's key
+        signs."""
         self._pool = pool
         self._timeout = timeout
         self._name = name
         self._retries = retries
+        self._has_key = has_key
         self._active: set[Connection] = set()
         self._parked: set[Connection] = set()
         """The active connections whose request waits at the server."""
@@ -258,9 +264,14 @@ class Calls:
         except (ValueError, RecursionError):
             error = _Error(message=answer.body[:256].decode("utf-8", "replace"))
         code = answer.header(b"x-amzn-query-error").partition(b";")[0].decode("latin-1")
+        code = code or error.type.rpartition("#")[2]
+        if not code and answer.status < _SERVER_ERROR and answer.status != _TOO_LARGE:
+            error.message = f"{_OTHER_PORT}: {error.message}"
+        if code in _UNKNOWN_KEY and not self._has_key:
+            error.message = _NO_KEY
         return error_of(
             Refusal(
-                code=code or error.type.rpartition("#")[2] or f"HTTP {answer.status}",
+                code=code or f"HTTP {answer.status}",
                 status=answer.status,
                 request_id=_request_id(answer),
                 message=error.message,
