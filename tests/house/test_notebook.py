@@ -43,4 +43,4 @@ def test_the_history_is_learnt_from(tmp_path: Path) -> None:
     assert "exported 450 events" in done.stdout
     assert "image/png" in done.stdout
     assert "takes longer than its lease of 30 s" in done.stdout
-    assert "visibility timeout 30 s." in done.stdout
+    assert "lease of 30 s that receives ask for." in done.stdout

@@ -59,8 +59,12 @@ def counted(number: int, noun: str) -> str:
 
 def lease_named(by: str, lease_us: int) -> str:
     """The lease in force of a queue, by what decides it (`by` of GET .../timeout)."""
-    named = {"queue": "visibility timeout", "receive": "lease that receives ask for", "plan": "lease of a plan"}
-    return f"{named[by]} of {duration(lease_us)}"
+    named = {
+        "queue": "visibility timeout of {}",
+        "receive": "lease of {} that receives ask for",
+        "plan": "lease of {} by a plan",
+    }
+    return named[by].format(duration(lease_us))
 
 
 def lease_change(queue: str, by: str, best_us: int | None) -> str:
