@@ -437,7 +437,7 @@ def test_backup_and_check_beside_a_running_server(serve: Serve, veilmq: Any, tmp
     server.sqs().send_message(QueueUrl=url, MessageBody="order 1")
     done = veilmq("backup", str(tmp_path / "copy"), "--data", str(server.data))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "veilmq serve --data" in done.stdout
+    assert f"veilmq restore NEW_DIRECTORY --from {tmp_path}/copy" in done.stdout
     checked = veilmq("check", VEILMQ_DATA=str(server.data))
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "balanced" in checked.stdout
