@@ -24,7 +24,7 @@ from veilmq.server.auth import Account, DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
 from veilmq.server.http.listener import Exchange, Listener, listen
-from veilmq.server.http.refusals import RefusedWaits
+from veilmq.server.logs import RefusedWaits
 from veilmq.server.shell import Shell
 from veilmq.store import Options
 

@@ -17,7 +17,7 @@ from veilmq.admin.access import REFUSALS, Access
 from veilmq.model.settings.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
 from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.config.settings import Settings
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 from veilmq.testing.for_each import for_each
 
 # One for all: to make a client takes longer than to ask.

@@ -11,7 +11,7 @@ from tests.admin.server import Keys
 
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Template
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.testing.for_each import for_each
 

@@ -9,8 +9,7 @@ from tests.admin.conftest import client
 from tests.admin.server import OPTIONS, Keys, got, running
 
 from veilmq.model.commands import Extend, Origin, Receive
-from veilmq.model.messages import id_text
-from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.messages import Report, Reported, failure_of, id_text
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.config.settings import Settings
@@ -102,7 +101,7 @@ def test_a_bound_stops_at_a_minute_and_says_so(
     assert (len(whole["causes"]), whole["stopped"]) == (3, None)
     for bound in ("ROLLUPS_MAX", "FAILING_MAX"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"veilmq.admin.failures.{bound}", 2)
+            patched.setattr(f"veilmq.admin.holders.{bound}", 2)
             found = all_failures(http)
             assert {each["error"] for each in found["causes"]} == {"second", "third"}, bound
             second = next(each for each in found["causes"] if each["error"] == "second")

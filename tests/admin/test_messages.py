@@ -9,7 +9,7 @@ from tests.admin.conftest import client
 from tests.admin.server import Keys, got
 
 from veilmq.model.commands import Extend, Origin, Receive
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Failure, Report, Reported
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.config.settings import Settings

@@ -18,8 +18,7 @@ from veilmq.admin.past.replay import STATES
 from veilmq.model.commands import StartMove
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages import Extras
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Extras, Failure, Report, Reported
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.batch import history_index
 from veilmq.testing import chance

@@ -28,8 +28,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages import Extras
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Extras, Failure, Report, Reported
 from veilmq.model.outcomes import Outcome, Received, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.for_each import for_each

@@ -19,7 +19,7 @@ from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_US
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, Undeliver
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.messages import Report, Reported, failure_of
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.for_each import for_each

@@ -23,7 +23,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 from veilmq.testing.client_contract import for_each
 
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)

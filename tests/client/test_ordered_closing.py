@@ -24,7 +24,7 @@ from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.unreadable import Unreadable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageGone, ParameterInvalid, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 
 class Sides:

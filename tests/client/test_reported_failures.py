@@ -25,7 +25,7 @@ from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.worker import Backoff, Retry, Worker
 from veilmq.model.errors import ParameterInvalid
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 from veilmq.testing.local import ServerProcess
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,7 @@ import pytest
 from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.adapters.cloud import CancellableWaits
-from veilmq.client.shared import threads
-from veilmq.client.shared.batches import Singly
+from veilmq.client.shared import Singly, threads
 from veilmq.client.shared.threads import DaemonPool
 
 END_SECONDS = 30

@@ -23,7 +23,7 @@ from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times,
 from veilmq.client.transaction.logbook import Entry, encode
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 from veilmq.testing.client_contract import for_each
 
 HOUR = 3_600.0

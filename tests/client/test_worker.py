@@ -16,7 +16,7 @@ from veilmq.client.worker import Backoff, Cause, Kind, Options, Reject, Retry, W
 from veilmq.client.worker.options import complete
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 from veilmq.testing.client_contract import for_each
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)

@@ -19,7 +19,7 @@ from veilmq.client.unreadable import keep
 from veilmq.client.worker import Backoff, DirectoryGuard, Reject, Retry, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 from veilmq.testing.client_contract import for_each
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)

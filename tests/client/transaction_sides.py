@@ -19,7 +19,7 @@ from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.transaction import Prepared, TransactionQueue, Verdict
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 WEEK = Template(retention=7 * 86_400)
 

@@ -12,7 +12,7 @@ from tests.console.hostile import HOSTILE, SOME, tags
 
 from veilmq.model.commands import Extend, Origin
 from veilmq.model.instant import Instant
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Failure, Report, Reported
 from veilmq.model.settings.queue import QueueKey
 
 ORDERS = f"{CONSOLE}/orders"

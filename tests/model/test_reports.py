@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.model.messages.reports import (
+from veilmq.model.messages import (
     ERROR_CHARACTERS_MAX,
     HEADER_BYTES_MAX,
     TYPE_CHARACTERS_MAX,

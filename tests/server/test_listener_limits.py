@@ -10,7 +10,7 @@ import pytest
 from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
 from veilmq.server.http.listener import Exchange
-from veilmq.server.http.refusals import LINES_MAX
+from veilmq.server.logs import LINES_MAX
 from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"

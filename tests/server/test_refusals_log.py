@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from veilmq.server.http.refusals import LINES_MAX, REASONS_MAX, RefusalLog
+from veilmq.server.logs import REASONS_MAX, REFUSED_LINES_MAX, RefusalLog
 
 LOGGER = logging.getLogger("veilmq.port")
 
@@ -14,7 +14,7 @@ def test_ten_lines_a_second_of_each_reason_and_then_the_count(caplog: pytest.Log
     caplog.set_level(logging.INFO)
     log = RefusalLog("sqs", LOGGER)
     taken = [log.takes_at("403 AccessDenied", 5.0 + number / 1_000) for number in range(500)]
-    assert taken == [True] * LINES_MAX + [False] * (500 - LINES_MAX)
+    assert taken == [True] * REFUSED_LINES_MAX + [False] * (500 - REFUSED_LINES_MAX)
     assert log.takes_at("400 MissingParameter", 5.9)
     assert not log.takes_at("403 AccessDenied", 5.9)
     log.report()
@@ -27,7 +27,7 @@ def test_ten_lines_a_second_of_each_reason_and_then_the_count(caplog: pytest.Log
 def test_reasons_without_end_count_as_one() -> None:
     log = RefusalLog("sqs", LOGGER)
     taken = [log.takes_at(f"reason {number}", 1.0) for number in range(10 * REASONS_MAX)]
-    assert taken.count(True) == REASONS_MAX + LINES_MAX
+    assert taken.count(True) == REASONS_MAX + REFUSED_LINES_MAX
 
 
 def test_the_count_is_written_though_no_refusal_follows(caplog: pytest.LogCaptureFixture) -> None:
@@ -35,8 +35,8 @@ def test_the_count_is_written_though_no_refusal_follows(caplog: pytest.LogCaptur
     log = RefusalLog("sqs", LOGGER)
 
     async def flood() -> None:
-        asked = [log.takes("403") for _ in range(LINES_MAX + 3)]
-        assert asked.count(True) == LINES_MAX
+        asked = [log.takes("403") for _ in range(REFUSED_LINES_MAX + 3)]
+        assert asked.count(True) == REFUSED_LINES_MAX
         async with asyncio.timeout(20):
             while not caplog.messages:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

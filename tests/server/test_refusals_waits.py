@@ -7,7 +7,7 @@ import pytest
 from veilmq.engine import Limits
 from veilmq.engine.long_polls import Unread, WaitingRoom
 from veilmq.model.settings.queue import QueueKey
-from veilmq.server.http.refusals import QUEUES_MAX, QUIET_S, RefusedWaits
+from veilmq.server.logs import QUEUES_MAX, QUIET_S, RefusedWaits
 
 ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders", "mail"))
 

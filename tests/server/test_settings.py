@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.server.config.parsing import parse
+from veilmq.server.config import parse
 from veilmq.server.config.settings import FIELDS, Address, SettingInvalid, Settings
 from veilmq.testing.for_each import for_each
 

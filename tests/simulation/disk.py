@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.simulation.loop import Time
 from tests.support.faults import FaultDisk, Image
 
-from veilmq.store.disk import Job
+from veilmq.store.files import Job
 from veilmq.testing import Random
 
 DAMAGED = ("veilmq.db", "veilmq.db-wal", "redo", "committed")

@@ -8,8 +8,7 @@ from tests.support.sqlite import store_of
 from veilmq import testing
 from veilmq.model.commands import Sweep
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages import Extras, id_text
-from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.messages import Extras, Report, Reported, failure_of, id_text
 from veilmq.model.messages.states import Blocked
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.messages import groups as module

@@ -11,7 +11,7 @@ from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.commands import Sweep
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.reports import ERROR_CHARACTERS_MAX, TYPE_CHARACTERS_MAX, Report, Reported, failure_of
+from veilmq.model.messages import ERROR_CHARACTERS_MAX, TYPE_CHARACTERS_MAX, Report, Reported, failure_of
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.store.rollups import (
     CAUSES_MAX,

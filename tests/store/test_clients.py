@@ -11,8 +11,7 @@ from tests.support.sqlite import SqliteFactory, store_of
 from veilmq import testing
 from veilmq.model.commands import Delete, Extend, Origin, Receive, Sweep
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages import Delivery
-from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.messages import Delivery, Report, Reported, failure_of
 from veilmq.model.outcomes import Received
 from veilmq.store.rollups import CLIENT_COUNTS
 from veilmq.store.sqlite.batch import rollups

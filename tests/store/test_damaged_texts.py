@@ -12,8 +12,7 @@ from tests.support.sqlite import store_of
 from veilmq.model.commands import Delete, DropQuarantined, StartMove
 from veilmq.model.errors import LeaseTaken, MessageGone
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages import Extras, id_text
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Extras, Failure, Report, Reported, id_text
 from veilmq.model.outcomes import Deleted, MoveStarted, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.tools import check

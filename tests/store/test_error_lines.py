@@ -7,7 +7,7 @@ from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Failure, Report, Reported
 from veilmq.model.settings.queue import RedrivePolicy
 
 

@@ -16,7 +16,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import MoveStarted
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
-from veilmq.store.disk import RealDisk
+from veilmq.store.files import RealDisk
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check

@@ -44,8 +44,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import StoreFailed
 from veilmq.model.events import Part
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
-from veilmq.model.messages import NO_EXTRAS, Extras
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import NO_EXTRAS, Extras, Failure, Report, Reported
 from veilmq.model.messages.states import State
 from veilmq.model.outcomes import Applied, ClockChecked, MovesListed, QueueDescribed
 from veilmq.model.settings.queue import Adaptive, DeduplicationScope, LeasePlan, QueueInfo, QueueKey, RedrivePolicy

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.sqlite import SMALL
 
-from veilmq.store.disk import REAL, RealDisk, kind_of
+from veilmq.store.files import REAL, RealDisk, kind_of
 from veilmq.store.sqlite.disk.redo import HEAD, Entry, Redo, read
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.file import BLOCK_BYTES, RedoFile, open_file

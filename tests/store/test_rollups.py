@@ -16,7 +16,7 @@ from veilmq import testing
 from veilmq.model.commands import Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US, Instant
-from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.messages import Report, Reported, failure_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.rollups import COUNTS, HOLDS, STEPS, WAITS, Rollup, State, middle_us, step_of, unpacked
 from veilmq.store.sqlite.batch.rollups import PERIOD_SHIFT

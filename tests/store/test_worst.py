@@ -11,8 +11,7 @@ from tests.support.sqlite import SqliteFactory, store_of
 from veilmq import testing
 from veilmq.model.commands import StartMove, Sweep
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.messages import Extras
-from veilmq.model.messages.reports import Report, Reported, failure_of
+from veilmq.model.messages import Extras, Report, Reported, failure_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.reader import MEASURES, Ranking
 from veilmq.store.sqlite.batch.queues import LiveQueue

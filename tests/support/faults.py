@@ -22,7 +22,7 @@ import apsw
 
 from veilmq import testing
 from veilmq.store.directory import COMMITTED
-from veilmq.store.disk import REAL, Bytes, Job, RawFile
+from veilmq.store.files import REAL, Bytes, Job, RawFile
 
 SECTOR_BYTES: Final = 512
 

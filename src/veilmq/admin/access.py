@@ -25,7 +25,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
 from veilmq.server.auth import is_loopback_name
 from veilmq.server.http.intake import is_host
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 
 INPUT_ENDED: Final = "veilmq.input_ended"
 """In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""

@@ -24,7 +24,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import Action
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 from veilmq.server.shell import Shell
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -12,7 +12,7 @@ from veilmq.model.settings.access import AccessKey, Keyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.cluster import Cluster
 from veilmq.server.http.listener import Listener
-from veilmq.server.http.refusals import RefusedWaits
+from veilmq.server.logs import RefusedWaits
 from veilmq.server.port import Port
 from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell

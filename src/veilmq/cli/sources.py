@@ -16,8 +16,7 @@ import typer
 
 from veilmq import accelerator
 from veilmq.cli.failures import Exit, Failure, file_advice
-from veilmq.server.config import FileInvalid, read_toml
-from veilmq.server.config.parsing import parse
+from veilmq.server.config import FileInvalid, parse, read_toml
 from veilmq.server.config.settings import FIELDS, Address, Field, SettingInvalid, Settings
 
 PREFIX: Final = "VEILMQ_"

@@ -31,7 +31,7 @@ import msgspec
 
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.model.errors import VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 
 class HandleOnSend(StrEnum):

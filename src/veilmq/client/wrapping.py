@@ -20,7 +20,7 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Recomme
 from veilmq.client.queue import Account, Capabilities, Queue, identity_of, is_closed
 from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 
 class Wrapping(Closing):

@@ -26,8 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from veilmq.admin.access import Access
 from veilmq.admin.api import STATUS, Refused, described
 from veilmq.admin.service import Service
-from veilmq.console import HOME
-from veilmq.console.calls import ApiRefused, Calls
+from veilmq.console import HOME, ApiRefused, Calls
 from veilmq.console.pages import PAGES
 from veilmq.console.sessions import SIGN_IN, Entrance, Session, SignInNeeded
 from veilmq.console.showing import page

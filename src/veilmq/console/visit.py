@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from veilmq.admin.api import Refused
-from veilmq.console.calls import ApiRefused, Calls
+from veilmq.console import ApiRefused, Calls
 from veilmq.console.sessions import Done, Session, form_of, hashed
 from veilmq.console.showing import clock_time, page
 from veilmq.model.settings.access import Action

@@ -21,7 +21,7 @@ from veilmq.client.messages import Extension, Message, Received, Sent
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import LeaseError, ParameterInvalid, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 _SECOND_US: Final = 1_000_000
 _DIGITS: Final = 16

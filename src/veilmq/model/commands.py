@@ -11,8 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.messages import NO_EXTRAS, Extras
-from veilmq.model.messages.reports import Report
+from veilmq.model.messages import NO_EXTRAS, Extras, Report
 from veilmq.model.moves import Act, Filter
 from veilmq.model.settings.access import SessionCommand, Share
 from veilmq.model.settings.queue import (

@@ -31,8 +31,7 @@ from cryptography.x509.oid import NameOID
 from yarl import URL
 
 from veilmq.model.instant import Instant
-from veilmq.model.messages import Delivery
-from veilmq.model.messages.reports import Failure, Report, Reported, failure_of
+from veilmq.model.messages import Delivery, Failure, Report, Reported, failure_of
 from veilmq.model.settings.topic import ContentFormat, Notification, SubscriptionSettings, TopicKey, render
 from veilmq.push import CERTIFICATE_FILE, KEY_FILE
 from veilmq.push.endpoints import EndpointState

@@ -61,7 +61,7 @@ from veilmq.protocols import Request, Response
 from veilmq.server.auth import Hosts
 from veilmq.server.clock import wall
 from veilmq.server.http.listener import Exchange
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 
 Aliases = Mapping[QueueKey, QueueKey]
 """Alias -> the queue's own name."""

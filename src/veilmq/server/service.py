@@ -42,8 +42,8 @@ from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.connection import OVERFLOW_MAX
 from veilmq.server.http.intake import HeaderCaseIntake, Intake
 from veilmq.server.http.listener import Listener, listen
-from veilmq.server.http.refusals import RefusedWaits
 from veilmq.server.http.tls import Certificate
+from veilmq.server.logs import RefusedWaits
 from veilmq.server.port import NO_ALIASES, Aliases, Port
 from veilmq.server.shell import Shell
 from veilmq.store import Reader, Store

@@ -20,7 +20,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, Instant
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.store.directory import DataDirectory
-from veilmq.store.disk import REAL, Disk
+from veilmq.store.files import REAL, Disk
 from veilmq.store.reader import Reader, View
 
 __all__ = ["MIB", "Options", "Reader", "Store", "View"]

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from veilmq.store.disk import REAL, Disk
-from veilmq.store.files import give_to_owner_of
+from veilmq.store.files import REAL, Disk, give_to_owner_of
 
 _UNRELEASED_READER: Final = "73ed122d7"
 """The last revision that reads a file from before the first release."""

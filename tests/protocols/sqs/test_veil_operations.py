@@ -25,8 +25,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError, leaves
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.model.messages import Attribute, Delivery, Extras
-from veilmq.model.messages.reports import WORKING
+from veilmq.model.messages import WORKING, Attribute, Delivery, Extras
 from veilmq.model.outcomes import (
     Deleted,
     Extended,

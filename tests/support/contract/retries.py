@@ -5,8 +5,7 @@ from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import AfterExpiry, StartMove
 from veilmq.model.instant import MINUTE_US, SECOND_US
-from veilmq.model.messages import Extras
-from veilmq.model.messages.reports import Failure, Report, Reported
+from veilmq.model.messages import Extras, Failure, Report, Reported
 from veilmq.model.outcomes import Extended, MoveStarted
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.replaying import replay

@@ -27,21 +27,19 @@ from veilmq.admin.answers import (
 from veilmq.admin.api import Refused, inputs, operator, views
 from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Asked, Operation
 from veilmq.admin.api.views import shown_topic
-from veilmq.admin.failures import (
-    AllFailuresInput,
-    FailuresInput,
-    Rights,
-    Unstored,
-    all_failures_page,
-    failure_page,
-)
 from veilmq.admin.history import oldest_ages_us, topics_of
 from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.holders import (
+    AllFailuresInput,
     BlockedInput,
+    FailuresInput,
     HoldersInput,
+    Rights,
+    Unstored,
+    all_failures_page,
     blocked_counts,
     blocked_page,
+    failure_page,
     holder_page,
     shown_waiters,
 )

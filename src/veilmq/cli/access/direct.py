@@ -18,14 +18,6 @@ import veilmq
 from veilmq.admin.api import Refused, described, inputs, operator, views
 from veilmq.admin.api.operations import OPERATIONS, Asked
 from veilmq.admin.api.operator import AnyJob
-from veilmq.admin.failures import (
-    AllFailuresInput,
-    FailuresInput,
-    Rights,
-    Unstored,
-    all_failures_page,
-    failure_page,
-)
 from veilmq.admin.history import (
     Scope,
     all_moves,
@@ -38,10 +30,16 @@ from veilmq.admin.history import (
 from veilmq.admin.history.messages import Caller, find_message, find_sends, message_page, quarantine_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.holders import (
+    AllFailuresInput,
     BlockedInput,
+    FailuresInput,
     HoldersInput,
+    Rights,
+    Unstored,
+    all_failures_page,
     blocked_counts,
     blocked_page,
+    failure_page,
     holder_page,
     shown_waiters,
 )

@@ -42,8 +42,7 @@ from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.store import MIB, Options
 from veilmq.store.directory import Holder, is_held, read_holder
-from veilmq.store.disk import REAL
-from veilmq.store.files import sync_file
+from veilmq.store.files import REAL, sync_file
 from veilmq.store.synchronised import is_synchronised
 
 _SECRET_CHARACTERS_MIN: Final = 16

@@ -36,7 +36,7 @@ from veilmq.client.bridge.carrying import Difference, differences
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Message, Sent, Stats, typed
 from veilmq.client.queue import Account, Capabilities, Queue
-from veilmq.client.shared.batches import attempt
+from veilmq.client.shared import attempt
 from veilmq.client.shared.checks import as_message
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError

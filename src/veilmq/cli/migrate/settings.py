@@ -27,7 +27,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account as Queues
 from veilmq.client.queue import Queue
-from veilmq.client.shared.batches import split
+from veilmq.client.shared import split
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT

@@ -51,7 +51,7 @@ from veilmq.model.errors import VeilError
 from veilmq.protocols import absolute_form
 from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON, passing_on
 from veilmq.server.config.settings import Address, Settings
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 from veilmq.server.service import Service
 from veilmq.store import Store
 from veilmq.store.log import Follower

@@ -42,7 +42,7 @@ from veilmq.client.worker import (
 from veilmq.client.worker.runners.processes import resolve
 from veilmq.estimate.survival import Sample
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
-from veilmq.server.config.parsing import PORT_MAX
+from veilmq.server.config import PORT_MAX
 from veilmq.server.logs import set_up
 
 _ADVICE_AWAY: Final = (

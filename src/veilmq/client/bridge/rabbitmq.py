@@ -42,7 +42,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 SCHEMES: Final = ("amqp://", "amqps://")
 _MIB: Final = 1_048_576

@@ -5,8 +5,16 @@ published sample; no pattern is implemented here. Only this package uses names t
 C# and Python names are its purpose. Source: documents 000, 001, 002; docs/from-the-documents.md.
 """
 
-from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient, ServiceSettings
-from veilmq.client.documents.keeping import ChangeVisibilityTask, Manager, MessageReceiver
+from veilmq.client.documents.accounts import (
+    ChangeVisibilityTask,
+    CloudAccount,
+    CloudPullTopic,
+    CloudQueue,
+    Manager,
+    MessageReceiver,
+    MNSClient,
+    ServiceSettings,
+)
 from veilmq.client.documents.queues import (
     BigMessageSizeQueue,
     LocalDiskStorage,

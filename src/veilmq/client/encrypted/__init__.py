@@ -25,8 +25,7 @@ from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keyring, Keys
 from veilmq.client.errors import Undecryptable
 from veilmq.client.messages import Message, Peeked, Received, Sent
 from veilmq.client.queue import ById, Capabilities, Queue, identity_of
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import attempt, send_prepared
+from veilmq.client.shared import attempt, checks, send_prepared
 from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.client.unreadable import Policy, checked_policy, log, read_each, receive_readable
 from veilmq.client.wrapping import Wrapping

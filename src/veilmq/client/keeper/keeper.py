@@ -24,7 +24,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Closing, OfProcess, SenderPool, Teller
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 LOOKS_MAX: Final = 1_000
 """Leases checked before the lock is released for others."""

@@ -22,7 +22,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import ServiceError
 from veilmq.client.messages import Received
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, QueueMissing, ReceiptInvalid, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 
 class State(StrEnum):

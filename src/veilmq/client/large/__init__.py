@@ -40,13 +40,12 @@ from veilmq.client.large.pointer import SHARED_BODY, Fetcher, HandleParts, Point
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
 from veilmq.client.queue import ById, Capabilities, Queue, identity_of
 from veilmq.client.records import Found, ObjectStore, is_key
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import attempt, send_prepared, through
+from veilmq.client.shared import attempt, checks, send_prepared, through
 from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 __all__ = ["LargeMessageQueue", "ObjectStore", "PointerFormat", "SharedBodies", "Swept"]
 

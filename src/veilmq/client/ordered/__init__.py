@@ -49,7 +49,7 @@ from veilmq.client.records.tables import (
 )
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 __all__ = [
     "GapPolicy",

@@ -33,8 +33,7 @@ from veilmq.client.ordered.numbering import (
 )
 from veilmq.client.ordered.storage import Storage, locked
 from veilmq.client.queue import Queue
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import attempt, through
+from veilmq.client.shared import attempt, checks, through
 from veilmq.client.shared.checks import as_message, text_bytes
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 

@@ -20,13 +20,12 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import Account, Capabilities, HandleOnSend, Queue, identity_of, is_closed
 from veilmq.client.routed.parked import Parked
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import attempt
+from veilmq.client.shared import attempt, checks
 from veilmq.client.shared.checks import as_message
 from veilmq.client.shared.threads import Closing
 from veilmq.client.unreadable import log
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
-from veilmq.model.messages.reports import Failure
+from veilmq.model.messages import Failure
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -25,7 +25,7 @@ import msgspec
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete, SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Account, NativePublished, NativeTopics, Queue
-from veilmq.client.shared.batches import attempt, send_prepared
+from veilmq.client.shared import attempt, send_prepared
 from veilmq.client.shared.checks import as_message, check_sendable, text_bytes
 from veilmq.client.shared.threads import Closing, DaemonPool
 from veilmq.client.topics.definitions import (

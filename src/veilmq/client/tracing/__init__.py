@@ -17,7 +17,7 @@ import msgspec
 
 from veilmq.client.messages import ATTRIBUTES_MAX, Message, Received, Sent, with_fields
 from veilmq.client.queue import Capabilities, Queue, identity_of
-from veilmq.client.shared.batches import attempt, send_prepared
+from veilmq.client.shared import attempt, send_prepared
 from veilmq.client.shared.checks import as_message
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from veilmq.admin.api.inputs import message_id
-from veilmq.console.calls import ApiRefused, queue_path
+from veilmq.console import ApiRefused, queue_path
 from veilmq.console.pages.queue import FILTERS, PATH, console_path, key_of
 from veilmq.console.pages.settings import Given, settings_of
 from veilmq.console.sessions import Done

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import message_id
 from veilmq.admin.story.life import life_of
-from veilmq.console.pictures.timeline import timeline
+from veilmq.console.pictures import timeline
 from veilmq.console.showing import shown_body
 from veilmq.console.visit import Page, Visit
 from veilmq.model.events import EventRecord

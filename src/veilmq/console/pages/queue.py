@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from veilmq.admin.api.inputs import queue_key
 from veilmq.admin.past.replay import STATES
-from veilmq.console.calls import ApiRefused, queue_path
+from veilmq.console import ApiRefused, queue_path
 from veilmq.console.pages.settings import settings_shown
 from veilmq.console.pictures import SPANS, charts, effects
 from veilmq.console.showing import FormWrong, blocked, clock_time, count, duration_typed, iso, span_us

@@ -16,7 +16,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 import veilmq
-from veilmq.console.calls import ApiRefused
+from veilmq.console import ApiRefused
 from veilmq.console.pages.queue import key_of
 from veilmq.console.sessions import Done
 from veilmq.console.showing import count, duration, rate

@@ -3,7 +3,7 @@
 Strategy: times are RFC 1123 in headers and messages, ISO 8601 in SAS, policies and keys. Those of the same second
 repeat, so formatting and parsing are cached. Everything is integer arithmetic on UTC; nothing here reads a clock.
 
-The tree of a document is `veilmq.protocols.xml`'s, within this protocol's bounds. An element at a place where none may
+The tree of a document is `veilmq.protocols`'s, within this protocol's bounds. An element at a place where none may
 be is refused; what is not well-formed is refused with line and column. A response is joined strings, without a tree.
 Texts are escaped so that a client reads back exactly what was sent: a carriage return is written as a character
 reference, because a parser turns a bare one into a line feed (XML 1.0, 2.11).
@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import Final
 
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols import remembered, xml
+from veilmq.protocols import DocumentInvalid, Element, clean, escape, remembered
+from veilmq.protocols import read_document as read_tree
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.errors import Refusal, bad_xml, too_large
-from veilmq.protocols.xml import DocumentInvalid, Element, clean, escape
 
 NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"
 """The text of an endless time to live."""
@@ -95,7 +95,7 @@ def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> E
     if len(body) > limit_bytes:
         raise too_large(limit_bytes)
     try:
-        element = xml.read_document(body, limits.XML_DEPTH_MAX, limits.XML_NODES_MAX, text)
+        element = read_tree(body, limits.XML_DEPTH_MAX, limits.XML_NODES_MAX, text)
     except DocumentInvalid as error:
         raise bad_xml(f"{error.reason[0].upper()}{error.reason[1:]}.", error.line, error.column) from None
     if element.name != root:

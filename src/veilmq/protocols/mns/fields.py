@@ -6,7 +6,7 @@ percent-decoded and `+` stays `+`, because three SDKs paste a handle unescaped. 
 base64, so no state is kept between pages. Names that MNS does not allow are left out, so a page may be short or empty
 and still have a next page.
 
-A document becomes the small tree of `veilmq.protocols.xml`. Namespaces are ignored, because ali-mns sends none. A
+A document becomes the small tree of `veilmq.protocols`. Namespaces are ignored, because ali-mns sends none. A
 response is joined strings, without a tree. The namespace of a response has a final slash, except in `Error`: the Java
 SDK reads errors only without it, and everything else only with it. Other clients read both.
 """
@@ -16,11 +16,10 @@ from base64 import b64decode, urlsafe_b64encode
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from veilmq.protocols import Response
+from veilmq.protocols import DocumentInvalid, Element, Response, clean, escape, read_document
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.call import Asked
 from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range, show
-from veilmq.protocols.xml import DocumentInvalid, Element, clean, escape, read_document
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _BOOLEANS: Final = {"true": True, "false": False}

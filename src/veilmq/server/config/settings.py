@@ -2,7 +2,7 @@
 
 Strategy: the fields of `Settings` are the whole table: name, type, bounds, default and help text. Flags, `VEILMQ_*`
 variables and the keys of `--config` are derived from it (cli/sources.py), so a new field has all three.
-parsing.py converts one given value; rules that join several fields are checked for every `Settings` value.
+`veilmq.server.config` converts one given value; rules that join several fields are checked for every `Settings` value.
 
 What `--simulate NAME=VALUE` makes a server do, for the tests of programs that use it:
 

@@ -23,7 +23,7 @@ from veilmq.server.clock import wall
 from veilmq.server.http import CLOSE, Answers, Limits
 from veilmq.server.http.connection import Connection, Exchange
 from veilmq.server.http.intake import Intake, Refusal
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 

@@ -55,8 +55,7 @@ from veilmq.client.adapters.cloud import (
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint, identity_of
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import Singly
+from veilmq.client.shared import Singly, checks
 from veilmq.client.unreadable import Policy, keep
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -65,7 +64,7 @@ from veilmq.model.errors import (
     QueueExists,
     VeilError,
 )
-from veilmq.model.messages.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
+from veilmq.model.messages import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
 
 __all__ = ["AzureAccount", "AzureQueue"]
 

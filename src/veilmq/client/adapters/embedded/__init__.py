@@ -44,7 +44,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages.reports import WORKING, Failure, report_of
+from veilmq.model.messages import WORKING, Failure, report_of
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueInfo, QueueKey, QueueSettings

@@ -11,7 +11,7 @@ from veilmq.client.adapters.embedded import translation
 from veilmq.client.adapters.embedded.translation import MESSAGES_MAX
 from veilmq.client.messages import Message
 from veilmq.client.queue import TAG_CHARACTERS_MAX, NativePublished, NativeSubscription, are_names
-from veilmq.client.shared.batches import attempt, through
+from veilmq.client.shared import attempt, through
 from veilmq.model import outcomes
 from veilmq.model.commands import (
     AnyCommand,

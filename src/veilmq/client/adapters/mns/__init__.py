@@ -70,8 +70,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, identity_of
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import OF_ALL, Singly, batched
+from veilmq.client.shared import OF_ALL, Singly, batched, checks
 from veilmq.client.unreadable import Policy, keep, log
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -83,7 +82,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
-from veilmq.model.messages.reports import RELEASED, WORKING, Failure, Report, Reported
+from veilmq.model.messages import RELEASED, WORKING, Failure, Report, Reported
 
 __all__ = ["MnsAccount", "MnsQueue"]
 

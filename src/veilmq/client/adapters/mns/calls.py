@@ -64,7 +64,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.message_type import TYPE_ATTRIBUTE
-from veilmq.model.messages.reports import REPORT_HEADER, Report, write_header
+from veilmq.model.messages import REPORT_HEADER, Report, write_header
 
 _MINUTE_US: Final = 60_000_000
 _LENGTH: Final = re.compile(r"length of message should not be larger than (\d+) bytes")

@@ -29,7 +29,7 @@ from veilmq.client.adapters.mns.calls import Entry, ThreadClients, entry_of
 from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message
 from veilmq.client.queue import TAG_CHARACTERS_MAX, Capabilities, NativePublished, NativeSubscription, are_names
-from veilmq.client.shared.batches import Singly
+from veilmq.client.shared import Singly
 from veilmq.model.errors import VeilError
 
 _QUEUES: Final = ":queues/"

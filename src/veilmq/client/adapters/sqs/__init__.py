@@ -28,10 +28,9 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import batched, in_requests
+from veilmq.client.shared import batched, checks, in_requests
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
-from veilmq.model.messages.reports import WORKING, Failure, Report, report_of
+from veilmq.model.messages import WORKING, Failure, Report, report_of
 from veilmq.model.settings.queue import FIFO_SUFFIX
 
 __all__ = ["SqsAccount", "SqsQueue", "new_client"]

@@ -45,7 +45,7 @@ from veilmq.client.shared.checks import sendable
 from veilmq.client.shared.threads import OfProcess
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.message_type import TYPE_ATTRIBUTE
-from veilmq.model.messages.reports import REPORT_HEADER, Report, write_header
+from veilmq.model.messages import REPORT_HEADER, Report, write_header
 
 _loading: Final = threading.Lock()
 _loaders: Final[list[Any]] = []

@@ -29,12 +29,11 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities, HandleOnSend, fingerprint
-from veilmq.client.shared import checks
-from veilmq.client.shared.batches import batched
+from veilmq.client.shared import batched, checks
 from veilmq.client.shared.checks import as_message
 from veilmq.client.unreadable import log
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
-from veilmq.model.messages.reports import Failure, Report, report_of
+from veilmq.model.messages import Failure, Report, report_of
 from veilmq.model.settings.access import HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import FIFO_SUFFIX
 from veilmq.protocols.sqs import veil

@@ -24,7 +24,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent, size_bytes, typed, untyped
 from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
-from veilmq.model.messages.reports import Report, write_header
+from veilmq.model.messages import Report, write_header
 from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.protocols.sqs import veil
 from veilmq.protocols.sqs.forms import AttributeValue as WireValue

@@ -30,7 +30,7 @@ from veilmq.client.adapters.cloud import client_name
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.shared.threads import forget_in_child
-from veilmq.model.messages.reports import REPORT_HEADER
+from veilmq.model.messages import REPORT_HEADER
 from veilmq.protocols import Keyed
 
 _READ_BYTES: Final = 65_536

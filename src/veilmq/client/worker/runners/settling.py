@@ -31,7 +31,7 @@ from veilmq.model.errors import (
     UsageError,
     VeilError,
 )
-from veilmq.model.messages.reports import Failure, failure_of
+from veilmq.model.messages import Failure, failure_of
 
 PREFIX: Final = "veilmq.dead_letter."
 ATTRIBUTES_MAX: Final = 10

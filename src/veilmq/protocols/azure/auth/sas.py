@@ -19,7 +19,7 @@ import msgspec
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import NamedAccount
-from veilmq.protocols import Request, is_secure, source_address
+from veilmq.protocols import Element, Request, escape, is_secure, source_address
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
 from veilmq.protocols.azure.auth.shared_key import matches, read_signature
@@ -34,7 +34,6 @@ from veilmq.protocols.azure.fields import (
     read_iso,
     read_policy_time,
 )
-from veilmq.protocols.xml import Element, escape
 
 _LABEL: Final = "azure.policies"
 PERMISSIONS: Final = "raup"

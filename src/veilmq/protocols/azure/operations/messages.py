@@ -12,17 +12,22 @@ from typing import Final
 
 from veilmq.model.commands import AfterExpiry, Delete, Extend, Peek, PurgeQueue, Receive, Send
 from veilmq.model.instant import FOREVER, SECOND_US, Instant
-from veilmq.model.messages import Delivery, encode_xml_body, first_forbidden_character, id_text
-from veilmq.model.messages.reports import REPORT_HEADER, read_header
+from veilmq.model.messages import (
+    REPORT_HEADER,
+    Delivery,
+    encode_xml_body,
+    first_forbidden_character,
+    id_text,
+    read_header,
+)
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.settings.queue import XmlBody
-from veilmq.protocols import Response
+from veilmq.protocols import Response, escape
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import required, whole_number
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import NO_ID, Refusal, bad_node, dead_before_visible, missing_node, too_large
 from veilmq.protocols.azure.fields import CONTENT_TYPE, DECLARATION, members_of, print_rfc1123, read_document
-from veilmq.protocols.xml import escape
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _PLAIN: Final = re.compile(

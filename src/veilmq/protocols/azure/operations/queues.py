@@ -20,14 +20,13 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.queue import QueueInfo, shown_name
-from veilmq.protocols import Request, Response
+from veilmq.protocols import Request, Response, escape
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import service_endpoint, whole_number
 from veilmq.protocols.azure.auth.sas import policies_label, policies_of, read_policies, write_policies
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import Refusal, bad_parameter
 from veilmq.protocols.azure.fields import CONTENT_TYPE, DECLARATION, escape_attribute
-from veilmq.protocols.xml import escape
 
 _COOLDOWN_US: Final = 30 * SECOND_US
 """How long Azure reserves the name of a deleted queue."""

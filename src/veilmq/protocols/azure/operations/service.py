@@ -18,7 +18,7 @@ from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
-from veilmq.protocols import Response
+from veilmq.protocols import Element, Response, escape
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.auth.sas import delegation_value
 from veilmq.protocols.azure.call import Asked, Call, Plan, service_queue
@@ -34,7 +34,6 @@ from veilmq.protocols.azure.fields import (
     read_document,
     read_iso,
 )
-from veilmq.protocols.xml import Element, escape
 
 LABEL_PREFIX: Final = "azure.service."
 _BOOLEANS: Final = {"true": True, "false": False}

@@ -30,22 +30,22 @@ from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, milliseconds
 from veilmq.model.messages import (
     NO_EXTRAS,
+    REPORT_HEADER,
     Attribute,
     Delivery,
     Extras,
     encode_xml_body,
     first_forbidden_character,
+    read_header,
 )
-from veilmq.model.messages.reports import REPORT_HEADER, read_header
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey, XmlBody
-from veilmq.protocols import Response
+from veilmq.protocols import Element, Response, clean, escape
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import arn
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole
 from veilmq.protocols.mns.errors import MESSAGE_NOT_EXIST, Refusal, bad, fault_of, malformed, show
 from veilmq.protocols.mns.fields import boolean, document, members, number, read_root, whole_number, word
-from veilmq.protocols.xml import Element, clean, escape
 
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}
 _BOOLEAN: Final = _TYPES["BOOLEAN"]

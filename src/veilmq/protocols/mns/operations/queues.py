@@ -13,7 +13,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.queue import QueueInfo, RedrivePolicy, shown_name
-from veilmq.protocols import Response
+from veilmq.protocols import Element, Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn, queue_of_text
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
@@ -30,7 +30,6 @@ from veilmq.protocols.mns.fields import (
     truth,
     word,
 )
-from veilmq.protocols.xml import Element
 
 LOGGING: Final = "mns.logging"
 """The label that stores LoggingEnabled, which has no effect here."""

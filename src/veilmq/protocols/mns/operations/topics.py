@@ -41,7 +41,7 @@ from veilmq.model.outcomes import (
     TopicsListed,
 )
 from veilmq.model.settings.topic import ContentFormat, RetryStrategy, SubscriptionInfo, SubscriptionSettings, TopicInfo
-from veilmq.protocols import Response
+from veilmq.protocols import Element, Response, escape
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
@@ -68,7 +68,6 @@ from veilmq.protocols.mns.operations.queues import (
     rate_policy,
     read_rate,
 )
-from veilmq.protocols.xml import Element, escape
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -30,8 +30,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.instant import SECOND_US
-from veilmq.model.messages import NO_EXTRAS, Attribute, Extras, id_text, is_plain
-from veilmq.model.messages.reports import REPORT_HEADER, Report, read_header
+from veilmq.model.messages import NO_EXTRAS, REPORT_HEADER, Attribute, Extras, Report, id_text, is_plain, read_header
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.settings.access import EVERYTHING, Action
 from veilmq.model.settings.queue import QueueKey

@@ -23,8 +23,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages import Delivery, id_text
-from veilmq.model.messages.reports import REPORT_HEADER, WORKING, read_header
+from veilmq.model.messages import REPORT_HEADER, WORKING, Delivery, id_text, read_header
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import PlanState, QueueKey
 from veilmq.protocols.sqs import errors, limits, veil

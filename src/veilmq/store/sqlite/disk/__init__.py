@@ -29,7 +29,7 @@ from veilmq.store.directory import (
     SchemaOlder,
     SqliteTooOld,
 )
-from veilmq.store.disk import Job
+from veilmq.store.files import Job
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.redo.file import FULL, is_given_up

@@ -23,8 +23,7 @@ from veilmq.model.errors import (
 )
 from veilmq.model.events import Event, Kind, LeaseEnding, Refusal
 from veilmq.model.instant import Instant
-from veilmq.model.messages import Receipt
-from veilmq.model.messages.reports import Reported
+from veilmq.model.messages import Receipt, Reported
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue

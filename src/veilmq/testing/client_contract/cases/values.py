@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from veilmq.client.messages import Extension, Message, Sent
 from veilmq.client.queue import Queue
-from veilmq.client.shared.batches import attempt
+from veilmq.client.shared import attempt
 from veilmq.client.shared.checks import check_sendable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, ReceiptInvalid

@@ -30,7 +30,7 @@ from veilmq.model.events import Event
 from veilmq.model.instant import Instant
 from veilmq.store import Options
 from veilmq.store.directory import NotOurs
-from veilmq.store.disk import Disk
+from veilmq.store.files import Disk
 from veilmq.store.sqlite.disk.redo.file import RedoFile, ahead, is_given_up, keyless, note_size, open_file
 from veilmq.store.sqlite.disk.rows import Execute, MessageRow, Row, insert_rows
 

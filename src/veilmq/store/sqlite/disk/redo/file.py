@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 import apsw
 
 from veilmq.store import Options
-from veilmq.store.disk import Bytes, Disk, RawFile, write_whole
+from veilmq.store.files import Bytes, Disk, RawFile, write_whole
 
 BLOCK_BYTES: Final = 4096
 """Writes that bypass the page cache are in whole blocks; disks need 512 bytes or this."""

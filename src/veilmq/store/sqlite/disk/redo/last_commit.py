@@ -28,7 +28,7 @@ import apsw
 
 from veilmq.store import Options
 from veilmq.store.directory import COMMITTED, REDO
-from veilmq.store.disk import Job, RawFile, write_whole
+from veilmq.store.files import Job, RawFile, write_whole
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.redo import file as redo_file
