@@ -19,6 +19,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, ParameterInvalid, VeilError
 from veilmq.testing.client_contract.stage import MovableClock
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import LocalServer
 
 NAMES = ("from", "goal")
@@ -303,7 +304,7 @@ class Stopped(Stop):
         return True
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "target", "lost"),
     [
         ("veil://h/a", "veil://h/b", []),

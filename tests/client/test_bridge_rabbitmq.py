@@ -28,6 +28,7 @@ from veilmq.client.bridge.rabbitmq import CAPABILITIES, RabbitAccount, open_rabb
 from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
 from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ, LocalServer
 
 SERVER = next(iter(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server")), None)
@@ -90,7 +91,7 @@ class TestParts:
         unique = {"handle": "1:1", "lease_end": 0.0, "unique_ids": True}
         assert received_of(pika.BasicProperties(message_id="m"), b"x", **unique).id == "m"
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("value", "header"),
         [
             (0.5, "0.5"), (2**63, str(2**63)), (-(2**63), -(2**63)), (Decimal("1.50"), Decimal("1.50")),

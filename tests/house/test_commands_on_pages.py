@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from markdown_it import MarkdownIt
 from tests.house.test_cli_page import COMMANDS
+
+from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -58,7 +59,7 @@ def test_the_pages_show_commands() -> None:
     assert "pipeline report --out report" in shown(ROOT / "docs" / "pipeline.md")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "said"),
     [
         ("pipeline report --out report", []),

@@ -243,7 +243,7 @@ class TestModules:
         assert offenders(forbidden_imports) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("check", "place", "source", "wrong"),
     [
         (too_long, "admin/answers.py", "\n" * 501, "501 lines: split it by noun"),
@@ -263,7 +263,7 @@ def test_each_rule_finds_its_offender(
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
     path = tmp_path / "veilmq" / place
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
     assert check(path) == wrong
 

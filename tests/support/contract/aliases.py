@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect, refused
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, ListQueues
 from veilmq.model.errors import ParameterInvalid, QueueExists
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDeleted, QueuesListed
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 SMALL = "[a-z-]+"
 
@@ -45,12 +45,13 @@ class TestAliases:
             assert _listed(stage, names=None, prefix="A") == ["A_1"]
             stage.reopen(kill=True)
 
-    @pytest.mark.parametrize("alias", ["", "ab", "a" * 64, "Orders", "a_b", "a--b", "-ab", "ab-", "a.b", "abc\n"])
+    @for_each("alias", ["", "ab", "a" * 64, "Orders", "a_b", "a--b", "-ab", "ab-", "a.b", "abc\n"])
     def test_an_alias_is_a_name_that_every_protocol_allows(self, stage: Stage, alias: str) -> None:
         assert refused(_create(stage, "A_1", alias), ParameterInvalid).parameter == "alias"  # type: ignore[attr-defined]
         expect(_create(stage, "A_1", None), QueueCreated)
         refused(_change(stage, "A_1", alias), ParameterInvalid)
         assert _listed(stage) == []
+        expect(stage.do(DeleteQueue(queue=_key("A_1"), origin=TESTER)), QueueDeleted)
 
     def test_whose_name_is_legal_needs_none(self, stage: Stage) -> None:
         refused(_create(stage, "orders", "other"), ParameterInvalid)

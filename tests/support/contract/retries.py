@@ -8,6 +8,7 @@ from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.messages import Extras, Failure, Report, Reported
 from veilmq.model.outcomes import Extended, MoveStarted
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 from veilmq.testing.replaying import replay
 
 RAISED = Report(Reported.RETRY, Failure("raised", "ValueError", "bad zip code"))
@@ -48,7 +49,8 @@ class TestRetries:
         assert stage.kinds(start) == ["received", "released_for_retry", "received"]
         replay(stage.events())
 
-    @pytest.mark.parametrize(
+    @pytest.mark.parametrize("found", ["swept", "claimed", "extended", "reopened"])
+    @for_each(
         ("steps", "end"),
         [
             ([], "lease_expired"),
@@ -63,8 +65,8 @@ class TestRetries:
             ([(10, RAISED), (20, None)], "lease_expired"),
             ([(20, RAISED), (10, None)], "expired_after_change"),
         ],
+        fresh="stage",
     )
-    @pytest.mark.parametrize("found", ["swept", "claimed", "extended", "reopened"])
     def test_the_end_says_what_the_last_extend_was_for(
         self, stage: Stage, steps: list[tuple[int, Report | None]], end: str, found: str
     ) -> None:

@@ -9,12 +9,13 @@ from veilmq.model.errors import MessageTooLarge, QueueMissing
 from veilmq.model.instant import DAY_US, FOREVER, MINUTE_US, SECOND_US
 from veilmq.model.messages import Attribute, Extras
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueKey
+from veilmq.testing.for_each import for_each
 
 
 class TestSends:
     """Sends."""
 
-    @pytest.mark.parametrize("body", ["x", "", "\r\n\t", "zwölf Boxkämpfer", "\U0001f4a1\ufffd", "a" * 300_000])
+    @for_each("body", ["x", "", "\r\n\t", "zwölf Boxkämpfer", "\U0001f4a1\ufffd", "a" * 300_000], fresh="stage")
     def test_a_body_comes_back_exactly(self, stage: Stage, body: str) -> None:
         queue = stage.create()
         sent = stage.send(queue, body)

@@ -90,6 +90,13 @@ class Stage:
         self.factory = factory
         self.clock = ManualClock()
         self.store = factory.open()
+        self._made: list[QueueKey] = []
+
+    def renew(self) -> None:
+        """Delete the queues that `create` made, between two values of `for_each`. History and clock go on."""
+        made, self._made = self._made, []
+        for queue in made:
+            self.drop(queue)
 
     @property
     def now(self) -> Instant:
@@ -132,6 +139,7 @@ class Stage:
         outcome = self.do(CreateQueue(queue=key, origin=TESTER, change=change))
         assert isinstance(outcome, QueueCreated), outcome
         assert outcome.created
+        self._made.append(key)
         return key
 
     def change(self, queue: QueueKey, **change: Any) -> Outcome:

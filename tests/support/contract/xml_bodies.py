@@ -10,6 +10,7 @@ from veilmq.model.commands import Peek, Receive
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 from veilmq.model.outcomes import Extended, Received
 from veilmq.model.settings.queue import XmlBody
+from veilmq.testing.for_each import for_each
 
 TEXT = "a <text> with \u00e9 and \U0001f600"
 ENCODED = b64encode(TEXT.encode()).decode()
@@ -31,7 +32,7 @@ class TestXmlBodies:
         stage.send(plain, ENCODED, from_xml=True)
         assert stage.take(encoded).body == stage.take(plain).body == ENCODED
 
-    @pytest.mark.parametrize("body", ["?", "YQ", "YQ==\n", "YQ= =", "/w==", "AQ==", "\u00e9", "7aCA"])
+    @for_each("body", ["?", "YQ", "YQ==\n", "YQ= =", "/w==", "AQ==", "\u00e9", "7aCA"], fresh="stage")
     def test_what_does_not_decode_is_refused_and_changes_nothing(self, stage: Stage, body: str) -> None:
         queue = stage.create(xml_body=XmlBody.BASE64)
         handle = stage.send(queue, TEXT, wants_handle=True).handle
