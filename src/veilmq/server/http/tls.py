@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.server.config.aside import DEADLINE_S, read_aside
-from veilmq.server.http.refusals import RefusalLog
+from veilmq.server.logs import RefusalLog
 
 _END_NEAR_US: Final = 14 * DAY_US
 
