@@ -70,6 +70,7 @@ _SHOWN: Final = {
     ),
     "audit": ("rule", "offset", "queue", "sequence", "attempt", "said"),
 }  # fmt: skip
+_ROWS_AT_ONCE: Final = 50_000
 _EXPORT_CODES: Final = {**JOB_CODES, "TokenRefused": Exit.USAGE, "SourceUnreachable": Exit.ADDRESS}
 
 
@@ -331,17 +332,19 @@ def _check_replaced(asked: Asked, names: tuple[str, ...]) -> None:
 
 def _show_all(asked: Asked, found: "DataFrame", name: str, order: tuple[str, ...], none: str | None = None) -> int:
     """Write and show a result that grows with the history; returns how many rows were shown. The driver never holds
-    more than it shows, or with --json one partition.
+    more than it shows, or with --json `_ROWS_AT_ONCE`.
 
     none: to be said if there are no rows.
     """
-    found = found.persist()
+    from pyspark import StorageLevel
+
+    found = found.persist(StorageLevel.DISK_ONLY)  # in memory it would fill the heap that sorts and fetches it
     try:
         if asked.out is not None:
             _write(asked, found, name)
         if asked.as_json:
-            shown = 0
-            for row in dicts(found.orderBy(*order)):
+            shown, pieces = 0, 1 + found.count() // _ROWS_AT_ONCE
+            for row in dicts(found.repartitionByRange(pieces, *order).sortWithinPartitions(*order)):
                 print_json(row)
                 shown += 1
             return shown
