@@ -1,10 +1,10 @@
 """Where a server's memory is, asked of the living process: which allocator holds how much, and which objects exist.
 
-Strategy: `watched()` makes a directory whose `sitecustomize.py` is this file, and puts it on the path of the server
-that is started meanwhile. There a thread waits for words on a named pipe and writes one JSON line for each: `look`
-(what the kernel, malloc, SQLite and Python say), `objects` (also which types and which containers, and what each
-allocator says for itself), `trim` (as `look`, after malloc gave its free pages back: what remains is in use). The
-server's own code knows nothing of it.
+Strategy: `watched()` makes a directory whose `sitecustomize.py` imports this file, and puts it on the path of the
+server that is started meanwhile. There a thread waits for words on a named pipe and writes one JSON line for each:
+`look` (what the kernel, malloc, SQLite and Python say), `objects` (also which types and which containers, and what each
+allocator says for itself), `trim` (as `look`, after malloc gave its free pages back: what remains is in use). Other
+modules may add words (`loop_turns`). The server's own code knows nothing of it.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,23 +71,42 @@ def objects(directory: Path) -> dict[str, Any]:
     return found | {"types": dict(types.most_common(25)), "longest": longest, "tracked": len(alive)}
 
 
+def _trimmed() -> dict[str, Any]:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return look()
+
+
+WORDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "look": look,
+    "objects": lambda: objects(Path(os.environ[_VARIABLE])),
+    "trim": _trimmed,
+}
+
+
+def begin() -> None:
+    """Answer in this process, a server."""
+    directory = Path(os.environ[_VARIABLE])
+    threading.Thread(target=_answer, args=(directory,), name="soak-memory", daemon=True).start()
+
+
 def _answer(directory: Path) -> None:
     while True:
         for word in (directory / "asked").read_text().split():
-            if word == "trim":
-                gc.collect()
-                ctypes.CDLL(None).malloc_trim(0)
-            found = objects(directory) if word == "objects" else look()
+            found = WORDS[word]()
             with (directory / "answers").open("a") as answers:
                 answers.write(json.dumps({"word": word} | found) + "\n")
 
 
 @contextmanager
-def watched(directory: Path) -> Iterator[None]:
-    """A server that starts meanwhile answers `ask(directory, ...)`."""
+def watched(directory: Path, *modules: str) -> Iterator[None]:
+    """A server that starts meanwhile answers `ask(directory, ...)`. modules: of this folder, which it begins, too."""
     directory.mkdir()
     os.mkfifo(directory / "asked")
-    shutil.copy(__file__, directory / "sitecustomize.py")
+    names = ("soak_memory", *modules)
+    for name in names:
+        shutil.copy(Path(__file__).with_name(f"{name}.py"), directory)
+    (directory / "sitecustomize.py").write_text("".join(f"import {name}\n{name}.begin()\n" for name in names))
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(each for each in (str(directory), before) if each)
     os.environ |= {_VARIABLE: str(directory), "PYTHONPATH": path}
@@ -112,7 +131,3 @@ def ask(directory: Path, word: str, seconds: float = 30) -> dict[str, Any]:
             return found
         time.sleep(0.05)
     raise TimeoutError(f"no answer to {word}")
-
-
-if __name__ == "sitecustomize" and _VARIABLE in os.environ:
-    threading.Thread(target=_answer, args=(Path(os.environ[_VARIABLE]),), name="soak-memory", daemon=True).start()

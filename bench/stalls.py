@@ -1,6 +1,6 @@
 """How long one client waits for answers while others run the heaviest operations.
 
-    .venv/bin/python bench/stalls.py [--turns 3] [--depth 200000] [--only NAME ...]
+    .venv/bin/python bench/stalls.py [--turns 3] [--depth 200000] [--only NAME ...] [--loop]
 
 One probe, a process of its own, sends, receives and deletes a message in a queue of its own, a request every 2 ms over
 one connection, and records how long each took. Meanwhile one heavy operation runs, and the probe goes on for a while
@@ -8,6 +8,9 @@ after it, because much of the work follows in steps. Everything is done `--turns
 comes back in every turn, one caused by another program on the machine does not. So the result is the smallest of the
 turns' longest answers, compared with the same for turns without a heavy operation. Goal: 50 ms. Exit code 0 if all meet
 it, 1 if not.
+
+With `--loop` the server runs on asyncio's own loop, each turn of which is timed (`loop_turns`): the longest ones beside
+each operation are shown with what stands behind them. Goal: none with more than 5 ms of CPU.
 """
 
 import argparse
@@ -20,19 +23,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import install
 import report
-from measure import load_1min, machine, percentile
+import soak_memory
+from measure import Load, Target, load_1min, machine, percentile
 from peers import DATA
 
 from veilmq.testing.local import VEILMQ, ServerProcess
 
-GOAL_MS = 50
+GOAL_MS, TURN_GOAL_MS = 50, 5
 EVERY_S = 0.002
 BEFORE_S, AFTER_S = 0.5, 4.0
 BODY = "x" * 200
@@ -169,6 +174,18 @@ def nothing(ground: Ground) -> Callable[[], object]:
     return lambda: time.sleep(1)
 
 
+def lives(ground: Ground, batch: int = 1) -> Callable[[], object]:
+    """The life-cycle load of `bench/run.py` for 10 s."""
+    url = ground.sqs.queue(ground.name())
+    target = Target("json", urlsplit(url).netloc, "/", url, "AKTEST", "secret")
+    command, environment = target.wrk_command(install.wrk(), Load(10, 32, batch))
+    return lambda: subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def lives_of_ten(ground: Ground) -> Callable[[], object]:
+    return lives(ground, 10)
+
+
 def purge(ground: Ground) -> Callable[[], object]:
     url = ground.filled(ground.depth)
     return lambda: ground.sqs.sqs("PurgeQueue", QueueUrl=url)
@@ -289,8 +306,8 @@ def connections(ground: Ground) -> Callable[[], object]:
 HEAVY: dict[str, Heavy] = {
     make.__name__: make
     for make in (
-        nothing, purge, delete_queue, fifo_delay, leases_end, dead_letters, move_task, large_sends, publishes,
-        many_queues, copied, checked, history, connections,
+        nothing, lives, lives_of_ten, purge, delete_queue, fifo_delay, leases_end, dead_letters, move_task,
+        large_sends, publishes, many_queues, copied, checked, history, connections,
     )
 }  # fmt: skip
 
@@ -306,16 +323,38 @@ class Row:
     """The most CPU that the loop used during one answer."""
     took_s: list[float] = field(default_factory=list)
     answers: int = 0
+    loops: list[dict[str, Any]] = field(default_factory=list)
+    """What the loop's turns were, with `--loop`."""
 
     def told(self) -> str:
         each = " ".join(f"{value:.1f}" for value in self.longest)
         best = f"{min(self.longest):.1f} | {each} | {min(self.cpu):.1f} | {min(self.p99):.1f}"
         return f"| {self.name} | {best} | {min(self.took_s):.2f} |"
 
+    def told_turns(self) -> list[str]:
+        """A line for each kind of long turn: the one with the most CPU, and how often there was one like it."""
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for each in (each for loop in self.loops for each in loop["longest"]):
+            kinds.setdefault(" ".join(each["batch"]) or "no batch", []).append(each)
+        count = sum(loop["count"] for loop in self.loops)
+        over = sum(loop["cpu_over"].get(str(TURN_GOAL_MS), 0) for loop in self.loops)
+        lines = [f"| {self.name} | {over} of {count:,} | | | | |"]
+        for alike in kinds.values():
+            most = max(alike, key=lambda turn: turn["cpu_ms"])
+            parts = ", ".join(f"{name} {cpu:.1f}" for name, (_, cpu) in most["parts"].items() if cpu > 0.3)
+            batch = ", ".join(f"{count} {name}" for name, count in most["batch"].items())
+            lines.append(
+                f"| | {len(alike)} alike | {most['cpu_ms']:.1f} | {max(turn['wall_ms'] for turn in alike):.1f} "
+                f"| {batch} | {parts} |"
+            )
+        return lines
 
-def turn(ground: Ground, row: Row) -> None:
+
+def turn(ground: Ground, row: Row, memory: Path | None = None) -> None:
     act = HEAVY[row.name](ground)
     answers: list[list[float]] = []
+    if memory is not None:
+        soak_memory.ask(memory, "turns")
     with probing(ground.server, answers):
         begun = time.monotonic()
         act()
@@ -325,6 +364,10 @@ def turn(ground: Ground, row: Row) -> None:
     row.p99.append(percentile(taken, 99))
     row.cpu.append(max(spent))
     row.answers += len(answers)
+    if memory is not None:
+        found = soak_memory.ask(memory, "turns")
+        found["longest"] = [each for each in found["longest"] if each["cpu_ms"] > TURN_GOAL_MS / 2]
+        row.loops.append(found)
     print(
         f"  {row.name:<13} longest of {len(answers)}: {max(taken):.1f} ms, CPU of the loop {max(spent):.1f} ms, "
         f"load {load_1min():.2f}",
@@ -338,6 +381,13 @@ def text_of(record: dict[str, Any], rows: list[Row]) -> str:
     head += "| p99, ms | what was done took s |"
     missed = [row.name for row in rows if min(row.longest) > GOAL_MS]
     verdict = f"missed: {', '.join(missed)}" if missed else "met"
+    turns: list[str] = []
+    if rows[0].loops:
+        turns = ["", f"Turns of the loop; goal: at most {TURN_GOAL_MS} ms of CPU.", ""]
+        turns += [
+            "| beside | turns over the goal | CPU of the longest, ms | clock, ms | its batch | CPU of its parts, ms |"
+        ]
+        turns += ["|---|---|---|---|---|---|", *(line for row in rows for line in row.told_turns())]
     return "\n".join(
         [
             f"# stalls, {record['at']}",
@@ -347,6 +397,7 @@ def text_of(record: dict[str, Any], rows: list[Row]) -> str:
             head,
             "|---|---|---|---|---|---|",
             *(row.told() for row in rows),
+            *turns,
             "",
             f"Load before {record['load_at_start']:.2f}.",
             "",
@@ -360,6 +411,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--depth", type=int, default=200_000, help="messages in the deep queues")
     parser.add_argument("--only", nargs="*", choices=list(HEAVY), default=list(HEAVY))
+    parser.add_argument("--loop", action="store_true", help="time each turn of the loop")
     parser.add_argument("--probe", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
@@ -369,12 +421,14 @@ def main() -> int:
     rows = [Row(name) for name in options.only]
     DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="stalls-", dir=DATA) as directory:
-        server = ServerProcess(Path(directory), "--no-cooldowns").start()
+        memory = Path(directory, "memory") if options.loop else None
+        with soak_memory.watched(memory, "loop_turns") if memory else nullcontext():
+            server = ServerProcess(Path(directory), "--no-cooldowns").start()
         try:
             ground = Ground(server, options.depth)
             for _ in range(options.turns):
                 for row in rows:
-                    turn(ground, row)
+                    turn(ground, row, memory)
         finally:
             server.stop()
     record: dict[str, Any] = {
@@ -382,7 +436,7 @@ def main() -> int:
         "depth": options.depth, "machine": machine(), "rows": [asdict(row) for row in rows], "goal_ms": GOAL_MS,
     }  # fmt: skip
     text = text_of(record, rows)
-    print("\n" + report.save("stalls", text, record))
+    print("\n" + report.save("stalls-loop" if options.loop else "stalls", text, record))
     return 0 if all(min(row.longest) <= GOAL_MS for row in rows) else 1
 
 

@@ -221,7 +221,19 @@ class TestPace:
         shell.give_back(sweep)
         assert self._sizes(shell, 8, self.SLOW_US) == [8]
 
-    def test_among_small_batches_a_sweep_goes_alone(self, shell: Shell) -> None:
+    def test_a_sweep_goes_alone_among_small_batches_and_beside_many_calls(self, shell: Shell) -> None:
+        shell.run()
+        found = []
+        for count in (7, 8):
+            shell.clock.advance(SECOND_US)
+            for number in range(count):
+                shell.submit(sending(QUEUE, str(number)))
+            batches = []
+            while (batch := shell.engine.take_batch(shell.clock.now)) is not None:
+                batches.append([type(command) for command in batch.commands])
+                shell.give_back(batch)
+            found.append(batches)
+        assert found == [[[Send] * 7 + [Sweep]], [[Send] * 8, [Sweep]]]
         shell.limit(batch_messages_max=8)
         shell.run()
         self._sizes(shell, 8, self.SLOW_US)

@@ -29,6 +29,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     brake_us: int = 0
     """A receive that may not park is answered empty after this time; 0: at once."""
     sweep_steps_max: int = 256
+    beside_a_sweep_max: int = 8
+    """If more calls wait, a sweep is a batch of its own, so that a turn of the loop does not have both."""
     sweep_every_us: int = SECOND_US
     """Expired leases are applied at least this often; at once if a receive waits for the queue."""
     snapshot_every_us: int = 10 * MILLISECOND_US

@@ -170,12 +170,12 @@ class Engine:
             _racers_first(pending)
         self._last_batch = now
         messages = 0
-        small = self._batch_max < self.limits.batch_messages_max
+        apart = self._batch_max < self.limits.batch_messages_max or len(pending) > self.limits.beside_a_sweep_max
         near = self.unread.near
         while pending and messages < self._batch_max:
             call = pending.popleft()
-            if small and type(call.commands[0]) is Sweep and calls:
-                pending.appendleft(call)  # it goes alone: its duration says nothing about other commands
+            if apart and type(call.commands[0]) is Sweep and calls:
+                pending.appendleft(call)  # and its duration says nothing about other commands
                 break
             if call.ticket in self._gone:
                 self._gone.discard(call.ticket)
@@ -192,7 +192,7 @@ class Engine:
             calls.append(call)
             commands += call.commands
             messages += _messages(call)
-            if small and type(call.commands[0]) is Sweep:
+            if apart and type(call.commands[0]) is Sweep:
                 break
         self._batch_messages = 0 if len(calls) == 1 and calls[0].ticket is None else messages
         if not calls and self._credits:

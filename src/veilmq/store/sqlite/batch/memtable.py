@@ -31,8 +31,8 @@ BATCHES_MAX: Final = 64
 of them."""
 BYTES_MAX: Final = 4 << 20
 """Limit of bodies and attributes in the journal, including those of deleted messages."""
-EVENTS_MAX: Final = 16_384
-"""Limit of events since the journal began: a reader takes about 20 ms for this many."""
+EVENTS_MAX: Final = 8_192
+"""Limit of events since the journal began: a reader takes some 10 ms for so many, and a flush copies them."""
 DEPTH_MAX: Final = 512
 """A message with this many before it goes to the tables at once: it will not be deleted before the next flush."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024
