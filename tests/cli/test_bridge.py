@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,12 +14,15 @@ from urllib.parse import urlsplit
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.azurite import azurite
+from tests.support.broken_server import HANG_UP, BrokenServer, answer
 from tests.support.commands import Run
 
+from veilmq.cli.migrate.bridge import once
 from veilmq.client.adapters.cloud import encode_base64
 from veilmq.client.adapters.connect import connect
 from veilmq.client.adapters.embedded import EmbeddedAccount
-from veilmq.client.messages import Message
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
 from veilmq.testing.local import LocalServer
 
@@ -86,20 +90,76 @@ def test_what_is_lost_must_be_accepted(run: Run, data: str, veilmq_server: Local
 def test_through_the_admin_port_a_message_is_sent_once_however_often_it_is_repeated(
     run: Run, data: str, veilmq_server: LocalServer
 ) -> None:
-    target = veilmq_server.connect("to")
+    target, trial = veilmq_server.connect("to"), veilmq_server.connect("trial")
     token = veilmq_server.process.data / "admin-token"
     admin = ("--admin", urlsplit(veilmq_server.admin_url).netloc, "--token-file", str(token))
-    where = (data + "from", veilmq_server.queue_url("to"), "--until-empty", "--json", *admin)
-    assert run("bridge", *where, "--copy").json[0]["sent"] == 3
-    found = {message.body: message for message in target.receive(10, lease=0.001)}
+
+    def bridge(to: str, *options: str) -> tuple[int, int, int]:
+        where = (data + "from", veilmq_server.queue_url(to), "--until-empty", "--json", *admin)
+        (counts,) = run("bridge", *where, *options).json
+        return counts["sent"], counts["duplicates"], counts["deleted"]
+
+    assert bridge("trial", "--copy") == (3, 0, 0)
+    found = {message.body: message for message in trial.receive(10, lease=0.001)}
     assert {name: (each.attributes, each.priority) for name, each in found.items()} == {
         str(number): ({"n": number}, 3) for number in range(3)
     }
-    (again,) = run("bridge", *where).json
-    assert (again["sent"], again["deleted"], again["left"]["visible"]) == (3, 3, 0)
-    assert target.stats().visible == 3
+    assert bridge("trial", "--copy") == (3, 3, 0)
+    assert trial.stats().visible == 3
+    # What was sent to another queue, or before a purge or a new creation of this one, is not there.
+    for forget in ((), ("purge to --yes",), ("queues delete to --yes", "queues create to")):
+        for command in forget:
+            assert run(*command.split(), *admin).code == 0
+        assert bridge("to", "--copy") == (3, 0, 0)
+        assert target.stats().visible == 3
+    assert bridge("to") == (3, 3, 3)
+    assert (target.stats().visible, held(data + "from")) == (3, (0, 0, 0))
     assert run("bridge", data + "from", data + "to", *admin).code == 2
     assert run("bridge", data + "from", veilmq_server.queue_url("to"), "--admin", "127.0.0.1:1").code == 4
+
+
+def test_through_the_admin_port_only_a_kept_command_is_a_duplicate(tmp_path: Path, veilmq_server: LocalServer) -> None:
+    target, token_file = veilmq_server.connect("to"), tmp_path / "token"
+    right = (veilmq_server.process.data / "admin-token").read_text()
+    token_file.write_text(right)
+    place = (None, None)
+
+    def sent(source: str, name: str, body: str, ttl: float | None = None) -> bool:
+        message = Message(body, deduplication_id=name, ttl=ttl)
+        with once(veilmq_server.connect("to"), veilmq_server.admin_url, token_file, place, source) as queue:
+            return queue.send(message).duplicate
+
+    assert not sent("a", "x" * 128, "first", ttl=60)
+    assert sent("a", "x" * 128, "first", ttl=50)  # it comes again, and has less time to live
+    assert not sent("b", "x" * 128, "first"), "ids are unique within one queue"
+    assert not sent("a", "x" * 128, "changed")
+    assert target.stats().visible == 3
+    with ThreadPoolExecutor(1) as other, once(target, veilmq_server.admin_url, token_file, place, "a") as queue:
+        token_file.write_text("another-token-of-16")
+        with pytest.raises(TransportError, match="token"):
+            other.submit(queue.send, Message("last", deduplication_id="1")).result()
+        token_file.write_text(right)
+        assert not other.submit(queue.send, Message("last", deduplication_id="1")).result().duplicate
+        with pytest.raises(ServiceError, match=r"MessageTooLarge.*413") as refused:
+            queue.send(Message("x" * 2_000_000, deduplication_id="2"))
+        assert not refused.value.retryable
+
+
+def test_through_the_admin_port_what_passes_is_tried_again(tmp_path: Path, veilmq_server: LocalServer) -> None:
+    def said(status: int, **members: Any) -> bytes:
+        return answer(status, json.dumps(members).encode())
+
+    begin = [said(200, account="000000000000", region="us-east-1"), said(200, incarnation=1, purged=None)]
+    failed = [
+        said(status, error=error, message="not now", field=None, data={})
+        for status, error in ((503, "StoreFailed"), (503, "NotOwner"), (507, "DiskLow"), (429, "RateExceeded"))
+    ]
+    server = BrokenServer([*begin, *failed, HANG_UP, answer(502), said(200, messages=[{"id": "1"}])])
+    with once(veilmq_server.connect("to"), server.url, None, (None, None), "a") as queue:
+        *errors, sent = queue.send_batch([Message("a", deduplication_id="1")] * 7)
+    server.close()
+    assert [isinstance(error, TransportError) and not error.may_have_happened for error in errors] == [True] * 6
+    assert isinstance(sent, Sent)
 
 
 @pytest.mark.parametrize(

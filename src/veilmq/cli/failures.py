@@ -50,6 +50,9 @@ class Exit(IntEnum):
 class Failure(Exception):
     """Ends the command with an exit code; `advice` says what to do next."""
 
+    answered: tuple[int, str, str] | None = None
+    """A server's answer: its status, error and request id."""
+
     def __init__(self, code: Exit, message: str, advice: str = "") -> None:
         super().__init__(message)
         self.code = code

@@ -83,6 +83,7 @@ def shown_queue(info: QueueInfo) -> dict[str, Any]:
         "incarnation": info.incarnation,
         "created": info.created,
         "modified": info.modified,
+        "purged": info.purged,
         "version": info.version,
         "settings": shown_settings(info.settings),
         "counts": shown_counts(info.counts),

@@ -85,6 +85,7 @@ class HttpAccess:
         self._admin = admin
         self._is_connected = self._may_be_done = False
         self._command_id: str | None = None
+        self.replayed = False  # whether the last answer was kept: the command had been carried out before
         try:
             self._connection = _connection(admin, announced=announced)
         except (ValueError, http.client.InvalidURL):
@@ -275,8 +276,7 @@ class HttpAccess:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._connection.port}{path}"
 
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
-        """Write the response into the file. Raises Failure, also if it is shorter than announced; OSError of the
-        file."""
+        """Write the response into the file. Raises Failure, also if it is cut short; OSError of the file."""
         self._look_for_life()
         with self._failures(_WORK_S):
             self._request("POST", path, b"{}", self._headers, _WORK_S)
@@ -365,6 +365,7 @@ class HttpAccess:
         with self._failures(answer_s):
             self._request(method, f"{path}?{query}" if query else path, body, headers, answer_s)
             with self._answered() as answer:
+                self.replayed = answer.headers.get("idempotent-replayed") == "true"
                 return answer, answer.read()
 
     def _request(
@@ -429,7 +430,9 @@ class HttpAccess:
             message = refused_value(said["field"], said["message"]) if said.get("field") else str(said["message"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_ours(status)
-        return failure_of(str(said.get("error")), message, said)
+        failure = failure_of(error := str(said.get("error")), message, said)
+        failure.answered = status, error, str(said.get("request_id"))
+        return failure
 
     def _not_ours(self, status: int) -> Failure:
         message = f"{self._admin} answers {status}, and not as a VeilMQ admin port"
@@ -460,8 +463,7 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
 
 def _quoted(text: str) -> str:
     """The text as a header's string (RFC 9651, 3.3.3)."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:

@@ -4,12 +4,18 @@ Strategy: everything that is shown before the first receive comes from the queue
 run is the same code without the run. URLs may hold secrets, and are shown nowhere.
 
 `Once` is a queue of our server that takes each message once, through the server's admin port: a message is one command
-with an `Idempotency-Key` made of the source's message id, so it is sent once however often the bridge repeats it, also
-after a kill. The server remembers the last 10,000 commands of a day. A command that was kept under the same key with
-other members is the same message with less time to live: it is there. Each thread has a connection of its own.
+with an `Idempotency-Key`, so it is sent once however often the bridge repeats it, also after a kill. The server
+remembers the last 10,000 commands of a day, whatever their queue. So the key is a digest of the source, its message's
+id and body, and the target as it was when the bridge began: its name, its incarnation and its last purge, because what
+was sent before either of these is not there any more. A command that was kept under the same key with other members is
+the same message with less time to live: it is there. What says nothing about the message (no answer, a full disk, a
+take-over, a token that was changed) is a TransportError, which a bridge tries again. Each thread has a connection of
+its own.
 """
 
 import base64
+import hashlib
+import json
 import os
 import re
 import signal
@@ -20,13 +26,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
 from veilmq.cli.access import Target, http_access
 from veilmq.cli.access.http import HttpAccess
-from veilmq.cli.failures import Exit, Failure, Missing, Unreachable, check_directory
+from veilmq.cli.failures import Exit, Failure, Missing, check_directory
 from veilmq.cli.options import confirm, seconds
 from veilmq.cli.output import bar, print_json, printable
 from veilmq.client.adapters.connect import open_address, parse_url
@@ -46,8 +53,9 @@ from veilmq.store.directory import holds_database
 
 _OF_SERVER: Final = re.compile("veil://[^/]")
 _PREFIX: Final = "bridge."
-_KEY: Final = "Idempotency-Key"
-"""In the server's text about a key that was used for another call."""
+_TOO_MANY: Final = 429
+_FAILED: Final = 500
+"""From here on a status is about the server."""
 
 
 def bridge(given: Mapping[str, Any]) -> Exit:
@@ -79,7 +87,7 @@ def bridge(given: Mapping[str, Any]) -> Exit:
             if given["admin"] is not None:
                 from veilmq.cli.migrate.bridge import once
 
-                target = stack.enter_context(once(target, given["admin"], given["token_file"], end.place))
+                target = stack.enter_context(once(target, given["admin"], given["token_file"], end.place, start.origin))
             run = Bridge(source, target, options, aside=aside)
         with _failing(""):
             counts = _run(run, before)
@@ -112,15 +120,21 @@ class _Side:
         self._account: Account | type[EmbeddedAccount]
         self.place: tuple[str | None, str | None] = (None, None)
         """Account and region, where the URL names them."""
+        self.origin = ""
+        """The queue as its URL names it, without secrets."""
         if url.startswith(("amqp://", "amqps://")):
             from veilmq.client.bridge.rabbitmq import open_rabbitmq
 
             self._account, name, create = open_rabbitmq(url)
+            parts = urlsplit(url)
+            self.origin = f"amqp {parts.hostname}:{parts.port} {parts.path} {name}"
         else:
             address = parse_url(url)
             name, create, self.place = address.queue, address.create, (address.account, address.region)
             self._account = EmbeddedAccount
             directory = None if address.directory is None else Path(address.directory)
+            where = f"{address.host}:{address.port}" if directory is None else str(directory.resolve())
+            self.origin = f"{address.kind} {where} {address.account} {address.region} {name}"
             if directory is not None and create and not creates and not holds_database(directory):
                 check_directory(directory, "TO")
             else:
@@ -274,14 +288,19 @@ def _left(stats: Stats) -> dict[str, int | None]:
 class Once(Wrapping):
     """The queue `inner`, to which messages go by way of the admin port. Each needs a deduplication id."""
 
-    def __init__(self, inner: Queue, target: Target, named: tuple[str | None, str | None]) -> None:
-        """named: account and region as the queue's URL has them. Raises Failure if the server does not answer."""
+    def __init__(self, inner: Queue, target: Target, named: tuple[str | None, str | None], source: str) -> None:
+        """named: account and region as the queue's URL has them. source: names the source, the same in each run.
+
+        Raises Failure if the server does not answer, or has no such queue.
+        """
         super().__init__(inner)
         self._target = target
         self._own = threading.local()
         self._opened: list[HttpAccess] = []
         home = self._access().home(named[0])
         self._key = QueueKey(home.account, named[1] or home.region, inner.name)
+        now = self._access().run("describe", self._key, {})
+        self._way = (source, str(self._key), now["incarnation"], now.get("purged"))
         if inner.capabilities.native_fifo:
             raise Failure(Exit.USAGE, "--admin: not for a FIFO queue, which deduplicates by itself")
 
@@ -292,21 +311,28 @@ class Once(Wrapping):
     def send(self, message: str | Message) -> Sent:
         """One command. Raises TransportError, ServiceError, QueueMissing, ParameterInvalid."""
         given = as_message(message)
-        assert given.deduplication_id is not None
-        command = f"{_PREFIX}{given.deduplication_id}"
+        members = _members(given)
+        facts = json.dumps([*self._way, given.deduplication_id, members["body"]])
+        command = f"{_PREFIX}{hashlib.sha256(facts.encode()).hexdigest()}"
         try:
-            (shown,) = self._access().run("send", self._key, {"messages": [_members(given)]}, command)["messages"]
-        except Unreachable as error:  # a repetition acts once, whatever has happened
-            raise TransportError(reason=str(error), may_have_happened=False) from error
+            access = self._access()
+            (shown,) = access.run("send", self._key, {"messages": [members]}, command)["messages"]
         except Missing as error:
             raise QueueMissing(queue=self.name) from error
         except Failure as error:
-            if _KEY in str(error):
+            if error.answered is not None and "idempotency_key_reused" in error.answered:
                 return Sent(id="", duplicate=True)
-            raise ServiceError(code="admin", status=400, request_id="", message=str(error)) from error
-        if "error" in shown:
-            raise ParameterInvalid(parameter="message", reason=str(shown["message"]))
-        return Sent(id=str(shown["id"]))
+            raise self._error(error) from error
+        return Sent(id=str(shown["id"]), duplicate=access.replayed)
+
+    def _error(self, failure: Failure) -> TransportError | ServiceError:
+        """Why a message was not sent. A repetition acts once, so whether it may have happened does not matter."""
+        status, code, request_id = failure.answered or (_FAILED, "", "")
+        if code == "not_authenticated":
+            self._own.access = None
+        if status >= _FAILED or status == _TOO_MANY or code == "not_authenticated":
+            return TransportError(reason=str(failure), may_have_happened=False)
+        return ServiceError(code=code, status=status, request_id=request_id, message=str(failure))
 
     def _access(self) -> HttpAccess:
         access: HttpAccess | None = getattr(self._own, "access", None)
@@ -324,9 +350,9 @@ class Once(Wrapping):
         super().close()
 
 
-def once(inner: Queue, admin: str, token_file: Path | None, named: tuple[str | None, str | None]) -> Once:
+def once(inner: Queue, admin: str, token_file: Path | None, named: tuple[str | None, str | None], source: str) -> Once:
     """Raises Failure."""
-    return Once(inner, Target(admin, token_file, None), named)
+    return Once(inner, Target(admin, token_file, None), named, source)
 
 
 def _members(message: Message) -> Mapping[str, Any]:

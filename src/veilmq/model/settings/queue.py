@@ -309,6 +309,8 @@ class QueueInfo(msgspec.Struct, frozen=True, gc=False):
     settings: QueueSettings
     counts: QueueCounts
     plan: PlanState = NO_PLAN
+    purged: Instant | None = None
+    """When all messages were deleted last."""
 
     @property
     def version(self) -> str:
