@@ -385,6 +385,13 @@ class TestMaking:
             create_pull_topic(crashing, "news", NAMES, definitions=definitions, create_queues=True)
         with pytest.raises(TopicExists, match="creating"):
             open_pull_topic(account, "news", definitions=definitions)
+        # It may have been no crash: another process is at it, and its queues are its own.
+        left, names = definitions.find("news"), account.names()
+        assert left is not None
+        with pytest.raises(TopicExists, match="another process may be creating it: if not, create it again in"):
+            create_pull_topic(account, "news", NAMES, definitions=definitions, create_queues=True)
+        assert (definitions.find("news"), account.names()) == (left, names)
+        definitions.write(msgspec.structs.replace(left, changed=left.changed - 60))
         again = create_pull_topic(account, "news", NAMES, definitions=definitions, create_queues=True)
         again.publish("x")
         again.delete()

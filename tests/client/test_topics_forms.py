@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import pytest
 from mns.account import Account as SdkAccount
 from tests.support.embedded import EmbeddedClient
@@ -283,6 +284,9 @@ class TestNative:
             del native.account.topics  # type: ignore[attr-defined]
             with pytest.raises(TopicExists, match="creating"):
                 open_pull_topic(native.account, native.topic_name, definitions=native.definitions)
+            found = native.definitions.find(native.topic_name)
+            assert found is not None
+            native.definitions.write(msgspec.structs.replace(found, changed=found.changed - 60))
             again = native.make(form=None if left else Form.FAN_OUT)
             again.publish("x")
             assert native.bodies() == [["x"]] * 3

@@ -3,9 +3,10 @@ and deleted. Which topics exist is in definitions.py.
 
 Strategy, creation: the definition is written first, so that only one of two concurrent calls for the same topic
 succeeds. Then the queues are created, each recorded in the definition; then the definition becomes ready. After an
-error, everything that this call created is removed. After a crash, creating the topic again completes it, or deleting
-it removes the rest. An existing topic is accepted only if it is the same. Source: the documents'
-createPullTopic(topicMeta, queueNameList, needCreateQueue, queueMetaTemplate).
+error, everything that this call created is removed. After a crash, creating the topic again completes it, once it has
+not gone on for a minute (before, another process may be at it), or deleting it removes the rest. An existing topic is
+accepted only if it is the same. Source: the documents' createPullTopic(topicMeta, queueNameList, needCreateQueue,
+queueMetaTemplate).
 
 Publishing: if the service has its own topic for this, a publish is one request to it, which reaches all queues or none.
 For messages that it cannot carry, and everywhere else, a publish is one batch for each queue, to all queues at the same
@@ -328,7 +329,8 @@ def create_pull_topic(
     raises; ObjectStoreFailed. After any of them, nothing new is left.
     """
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
-    wanted = Definition(topic, subscriptions_of(queue_names, tags or {}, encodings or {}), State.CREATING)
+    subscriptions = subscriptions_of(queue_names, tags or {}, encodings or {})
+    wanted = Definition(topic, subscriptions, State.CREATING, changed=where.now())
     if template is not None and not create_queues:
         raise ParameterInvalid(parameter="template", reason="is for queues that are made: create_queues=True")
     if bodies is not None and any(each.encoding is Encoding.BASE64 for each in wanted.subscriptions):
@@ -345,6 +347,7 @@ def create_pull_topic(
             raise TopicExists(topic=topic, reason=f"its form is {there.form}")
         if there.state is State.READY:
             return PullTopic(account, where, there, bodies=bodies)
+        where.check_left(there)
         wanted = msgspec.structs.replace(wanted, created=there.created)
     making = _Making(account, where, wanted, there, bodies)
     try:
@@ -395,7 +398,7 @@ class _Making:
 
     def end(self) -> PullTopic:
         """Mark the definition as ready."""
-        ready = msgspec.structs.replace(self._wanted, state=State.READY)
+        ready = msgspec.structs.replace(self._wanted, state=State.READY, changed=0.0)
         topic = PullTopic(self._account, self._where, ready, bodies=self._bodies)
         self._where.write(ready)
         return topic
@@ -420,7 +423,7 @@ class _Making:
             log.error("topic %s is half made, delete it: %s", topic, error)
 
     def _note(self, **changed: Any) -> None:
-        self._wanted = msgspec.structs.replace(self._wanted, **changed)
+        self._wanted = msgspec.structs.replace(self._wanted, changed=self._where.now(), **changed)
         self._where.write(self._wanted)
 
 

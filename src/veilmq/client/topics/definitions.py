@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import EncodingMismatch, SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Peeked
 from veilmq.client.queue import Account, NativeSubscription, NativeTopics, Queue
@@ -65,6 +66,8 @@ def decoded(message: Peeked, encoding: Encoding | str) -> str:
 
 
 NAME_CHARACTERS_MAX: Final = 120
+CREATING_SECONDS: Final = 60.0
+"""When a creation has not gone on for so long, its process is taken to have ended."""
 _DIRECTORY: Final = "topics"
 
 
@@ -105,6 +108,8 @@ class Definition(msgspec.Struct, frozen=True):
     created: tuple[str, ...] = ()
     """Queues that were created for the topic, and are deleted with it."""
     form: Form = Form.FAN_OUT
+    changed: float = 0.0
+    """Unix seconds at which its creation has come this far; 0: nobody creates it."""
 
 
 class _Added(Definition, frozen=True):
@@ -116,10 +121,25 @@ class _Added(Definition, frozen=True):
 class Definitions:
     """The topics below one URL. Any thread; all calls raise ObjectStoreFailed."""
 
-    def __init__(self, store: str | ObjectStore) -> None:
+    def __init__(self, store: str | ObjectStore, clock: Clock = SYSTEM) -> None:
         """store: a URL as for large messages, e.g. `file:///var/lib/app` or `s3://bucket/app`; the same for all
-        publishers. Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`)."""
+        publishers. clock: says how long ago another process went on with a creation.
+
+        Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
+        """
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
+        self._clock = clock
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._clock.wall()
+
+    def check_left(self, found: Definition) -> None:
+        """Raises TopicExists if another process may be creating the topic now."""
+        age = self.now() - found.changed
+        if found.state is State.CREATING and 0 <= age < CREATING_SECONDS:
+            left = f"if not, create it again in {CREATING_SECONDS - age:.0f} s, or delete it"
+            raise TopicExists(topic=found.topic, reason=f"another process may be creating it: {left}")
 
     def add(self, definition: Definition) -> None:
         """Raises TopicExists. Of two concurrent calls one succeeds, on local files, memory and Amazon S3."""

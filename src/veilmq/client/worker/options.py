@@ -123,7 +123,7 @@ class Options(TypedDict, total=False):
     guard_key: Annotated[Callable[[Received], str] | None, None]
     """The work that a message stands for; None: the message itself."""
     wait: Annotated[float | None, None]
-    """Wait of one poll; None: 20, or the most that the queue allows."""
+    """Wait of one poll; None: 20, or the most that the queue allows. Without a keeper at most half of the lease."""
     pollers: Annotated[int, 1]
     """Receives at the same time; default 1."""
     drain: Annotated[float, 30.0]
