@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, closing, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import apsw
 import psycopg
 import pytest
 from tests.cluster.conftest import Clock, Cluster, LoggedFactory, begin
@@ -18,6 +20,7 @@ from tests.support.postgres import Pair, until
 from tests.support.small_disk import fill_up, small_disk
 from tests.support.sqlite import SMALL
 
+from veilmq.cluster import snapshotting
 from veilmq.cluster.member import Member, begins_at
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership
@@ -30,6 +33,7 @@ from veilmq.server.cluster.member import ClusterServer
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.store import Store
+from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.follower import SqliteFollower
 
 RENEWED = Instant(1_700_000_000 * SECOND_US)
@@ -190,6 +194,47 @@ def test_a_new_owner_renews_its_lease_while_it_opens_its_store(shared_pair: Pair
 
     with pytest.raises(Enough):
         asyncio.run(play())
+
+
+def test_an_owner_whose_copy_has_rotted_hands_over_and_fills_it_again(
+    shared_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has read the damage yet but the check before a snapshot."""
+    monkeypatch.setattr(snapshotting, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(snapshotting, "LOOKS_BETWEEN", 1)
+    caplog.set_level(logging.INFO, "veilmq.cluster")
+    shared_pair.primary.query("drop schema if exists veilmq cascade")
+    init(Postgres(shared_pair.dsn), state_format=STATE_FORMAT, lease_us=SECOND_US)
+    place = Address("127.0.0.1", 0)
+    settings = Settings(data=tmp_path / "data", cluster=shared_pair.dsn, cluster_name="one", peer=place)
+    clock = LeaseClock()
+    server = ClusterServer(settings, clock, "1.0")
+    server.member._snapshot_bytes = 0
+    terms: list[Shell] = []
+
+    async def lead(term: AsyncExitStack, engine: Engine, store: Store) -> Shell:
+        if terms:
+            raise Enough
+        terms.append(Shell(engine, store, clock, holds=server.holds))
+        term.push_async_callback(terms[0].stop, 5.0)
+        terms[0].start()
+        with closing(apsw.Connection(str(settings.data / DATABASE))) as connection:
+            connection.execute("CREATE TABLE rotten (bit)")
+        return terms[0]
+
+    async def play() -> None:
+        async with AsyncExitStack() as undo:
+            assert await server.join(undo, None)
+            async with asyncio.timeout(20):
+                await server.run(lead)
+
+    with pytest.raises(Enough):
+        asyncio.run(play())
+    said = "\n".join(caplog.messages)
+    assert re.search(
+        "a check of the copy found(.|\n)*handed over to any server(.|\n)*thrown away and filled again", said
+    )
+    assert not terms[0].broken
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from veilmq.model.commands import (
     Send,
     Sweep,
 )
-from veilmq.model.errors import QueueMissing, leaves
+from veilmq.model.errors import QueueMissing, StoreUnknown, leaves
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.outcomes import Result, Sent
 from veilmq.model.settings.access import Share
@@ -127,10 +127,19 @@ def test_an_operators_command_that_the_model_does_not_have_is_garbage() -> None:
         across((Operate(origin=TESTER, commands=({"type": "Sweep"},), **fields),))
 
 
-def test_an_error_that_the_model_does_not_have_is_garbage() -> None:
-    frame = FROM_OWNER.decode(ENCODER.encode([4, 1, [["error", "Tired", {}]]]))
-    with pytest.raises(Garbage):
-        unpacked(frame.outcomes)
+def test_an_error_that_the_model_does_not_have_may_mean_anything() -> None:
+    """A later release's owner says it. Only this call hears of it, and the connection stays."""
+    found = [
+        ["error", "Tired", {}],
+        ["error", "QueueMissing", {"of": "later"}],
+        ["error", "QueueMissing", {"queue": "q"}],
+    ]
+    frame = FROM_OWNER.decode(ENCODER.encode([4, 1, found]))
+    unknown, changed, known = unpacked(frame.outcomes)
+    assert isinstance(unknown, StoreUnknown)
+    assert "Tired" in str(unknown)
+    assert isinstance(changed, StoreUnknown)
+    assert known == QueueMissing(queue="q")
 
 
 RECEIVE = Receive(queue=QUEUE, origin=TESTER, count_max=2)

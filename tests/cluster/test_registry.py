@@ -1,5 +1,6 @@
 """The servers that a cluster has, in a real PostgreSQL: who is counted when the state format changes."""
 
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -96,6 +97,18 @@ def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
     assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "starting"]
     one.register()
     assert not one.drained
+
+
+def test_of_two_drains_at_once_one_leaves_a_server(cluster: Cluster) -> None:
+    for name in ("one", "two"):
+        server(cluster, name, 1).register()
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+    with cluster.postgres().connect() as session, session.transaction():
+        session.execute("select 1 from veilmq.server for update")
+        draining = [begin(partial(within, cluster.postgres(), partial(drain, name=name))) for name in ("one", "two")]
+        until(lambda: cluster.pair.primary.query(waiting) == [(2,)])
+    errors = [each.exception(10) for each in draining]
+    assert sorted(map(type, errors), key=str) == sorted([type(None), Unfit], key=str), errors
 
 
 def test_it_waits_for_no_standby_to_say_that_it_is_there(cluster: Cluster) -> None:

@@ -438,6 +438,11 @@ def test_every_server_says_how_its_cluster_stands(servers: Servers) -> None:
     assert follower["lag_seconds"] < 5
     assert owner["append_seconds_count"] > 1 > follower["append_seconds_count"]
     assert owner["records"] > 1 < owner["log_bytes"]
+    proxied = {"X-Forwarded-For": "10.0.0.9"}
+    for server in (first, second):  # what an address of this machine may see, others need the token for
+        assert httpx.get(f"{server.admin}/metrics", headers=proxied).status_code == 401
+        assert httpx.get(f"{server.admin}/metrics", headers=proxied | token(server)).status_code == 200
+        assert httpx.get(f"{server.admin}/metrics", headers={"Host": "rebound.example"}).status_code == 403
     series = [*series_of(httpx.get(f"{second.admin}/metrics").text), Series("up", {"instance": "two"})]
     assert {rule["alert"]: unseen(rule, series) for rule in alarms("veilmq-cluster") if unseen(rule, series)} == {}
     assert first.stop() == 0
@@ -708,14 +713,25 @@ def test_a_server_that_lost_its_directory_gets_its_name_back(servers: Servers, t
 def test_a_running_server_waits_while_an_operator_changes_postgresql(servers: Servers) -> None:
     """It would not have begun like that; but it goes on when the setting is right again."""
     primary, second = servers.pair.primary, None
-    servers.start("one")
+    first = servers.start("one")
     second = servers.start("two")
     primary.set("synchronous_standby_names", "")
     try:
         until(lambda: "set synchronous_standby_names in PostgreSQL" in second.log.read_text())
+        # The owner's lease ends: what it has may be old, and a proxy is to send nothing there.
+        until(lambda: not ready(first))
+        said = httpx.get(f"{first.admin}/health/ready").json()["reasons"]["cluster"]
+        assert "this server's lease has ended: " in said
+        assert "synchronous_standby_names" in said
+        assert "veilmq_cluster_ready 0.0" in httpx.get(f"{first.admin}/metrics").text
+        with pytest.raises(httpx.ReadTimeout):  # it waits for an owner
+            httpx.get(f"{first.admin}/api/v1/queues", headers=token(first), timeout=0.5)
     finally:
         primary.set("synchronous_standby_names", servers.pair.standby.name)
-    until(lambda: "PostgreSQL answers again" in second.log.read_text())
+    until(lambda: ready(first))
+    assert httpx.get(f"{first.admin}/api/v1/queues", headers=token(first)).status_code == 200
+    until(lambda: re.search("PostgreSQL answers again|serving in epoch", second.log.read_text()))
+    until(lambda: ready(second))
     servers.stop("one")
     Client(second).send("after")
     assert servers.owner() == "two"

@@ -12,22 +12,37 @@ import pytest
 from tests.cluster.conftest import Cluster, LoggedFactory, begin
 from tests.support.contract.stage import Stage
 from tests.support.following import compare
+from tests.support.postgres import until
 from tests.support.sqlite import SMALL, store_of
 
+from veilmq.cluster import snapshotting
 from veilmq.cluster.member import Copy
 from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
+from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import Instant
 from veilmq.store.archive import PART_BYTES
-from veilmq.store.directory import DATABASE
+from veilmq.store.directory import DATABASE, DatabaseUnusable
 from veilmq.store.log import Diverged, Entry, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.testing import chance
 
 CLOCK = Instant(5)
 POINT = Point(Position(7, 2, 99), CLOCK)
+
+
+class Flaky(Snapshots):
+    """Loses its connection amid the next snapshot that is read."""
+
+    fails = False
+
+    def read(self, snapshot: Snapshot, path: Path) -> None:
+        if self.fails:
+            self.fails = False
+            raise Unreachable("the connection was lost")
+        super().read(snapshot, path)
 
 
 def at_once(size: int) -> None:
@@ -182,6 +197,17 @@ class TestCopy:
             new.catch_up(cluster.reader())
             equal(stage, new)
 
+        # A connection that is lost amid it says nothing about the snapshot.
+        flaky = Flaky(cluster.postgres(), cluster.shard.incarnation)
+        with closing(Copy(tmp_path / "new", follower, flaky)) as new:
+            for _ in range(2):
+                new.throw_away("a bit flipped")
+                flaky.fails = True
+                with pytest.raises(Unreachable):
+                    new.catch_up(cluster.reader())
+                new.catch_up(cluster.reader())
+                equal(stage, new)
+
     def test_nothing_is_left_to_fill_it_from(
         self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path
     ) -> None:
@@ -304,6 +330,38 @@ class TestCopy:
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new:
             new.catch_up(cluster.reader())
             equal(stage, new)
+
+
+def test_what_fails_is_tried_again_ever_more_seldom(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a full disk, which the copy's store calls by names of its own."""
+    monkeypatch.setattr(snapshotting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(snapshotting, "LOOKS_BETWEEN", 1)
+    errors = [
+        StoreUnknown(reason="database or disk is full"), DatabaseUnusable("disk is full"), Unproven("nobody answers"),
+        None, Diverged("a check of the copy found something"),
+    ]  # fmt: skip
+    at: list[int] = []
+
+    class Failing(Snapshotting):
+        looks = 0
+
+        def answer(self) -> None:
+            self.looks += 1
+
+        def write(self) -> None:
+            at.append(self.looks)
+            if len(at) <= len(errors) and (error := errors[len(at) - 1]) is not None:
+                raise error
+
+    failing = cluster.kept(
+        Failing(cluster.postgres(), cluster.shard.incarnation, "one", tmp_path, owns=False, bytes_min=0)
+    )
+    failing.start()
+    until(lambda: len(at) > 6)
+    assert at[:7] == [1, 2, 4, 8, 9, 10, 11]
+    assert failing.rotten == "a check of the copy found something"
 
 
 def test_so_many_are_kept_that_any_instant_of_late_can_be_restored() -> None:

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from veilmq.server.cluster.admin import Owner, passing_on
+from veilmq.cluster.peer import Identity
+from veilmq.cluster.peer.handshake import Handshake, Role
+from veilmq.cluster.peer.port import PeerPort
+from veilmq.server.cluster.admin import Owner, Unreached, connect, passing_on, while_owner
 
 BODY = (b"first part, ", b"last part")
 
@@ -49,6 +52,42 @@ class Passed:
             writer.write(b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n")
             await writer.drain()
         writer.close()
+
+
+def test_a_server_that_owns_nothing_refuses_a_request_before_it_is_sent() -> None:
+    """So it is sent to the next owner, whatever it changes."""
+
+    async def play() -> None:
+        port = PeerPort(Identity("cluster", "two"), b"a secret of the tests")
+        await port.open("127.0.0.1", 0)
+        wants = Handshake(Role.CALLER, Identity("cluster", "one"), b"a secret of the tests", "two", "admin")
+        with pytest.raises(Unreached, match="this server does not own the queues"):
+            await connect(port.address, wants, None)
+        await port.close()
+        assert not port.refused, "an operator need not hear of it"
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_what_was_read_is_answered_only_if_the_lease_still_runs() -> None:
+    """The process slept between the two. What was committed is answered all the same."""
+
+    def play(method: str, *, holds: bool) -> list[Any]:
+        leases, sent = iter([holds]), []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"old"})
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("status") or message["body"])
+
+        asyncio.run(while_owner(lambda: next(leases), app)({"method": method}, None, send))  # type: ignore[arg-type]
+        return sent
+
+    assert play("GET", holds=True) == play("POST", holds=False) == [200, b"old"]
+    status, body = play("GET", holds=False)
+    assert (status, b"lease" in body) == (503, True)
 
 
 @pytest.mark.parametrize(

@@ -432,8 +432,9 @@ def _cluster_families(report: ClusterReport) -> Iterator[Metric]:
         yield GaugeMetricFamily("veilmq_cluster_snapshot_age_seconds", text, found.snapshot_age_s)
 
 
-async def of_a_follower(service: Service) -> Response:
+async def of_a_follower(request: Request, service: Service) -> Response:
     """The metrics of a server that does not own the queues: of its ports, and of its part in the cluster."""
+    caller_of(request).check(Action.SETTINGS)
     assert service.cluster is not None
     registry = CollectorRegistry(auto_describe=False)
     families = [*_port_families(service, Counter(), 0), *_cluster_families(await service.cluster.report())]

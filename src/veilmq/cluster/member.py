@@ -329,6 +329,8 @@ class Copy:
         self._snapshots = snapshots
         self._bad: set[int] = set()
         """Snapshots that were no use."""
+        self._filled_from: int | None = None
+        """The snapshot that this copy began with."""
         self._trimmed = ""
         """Why the log alone cannot fill it."""
         self.lsn = 0
@@ -380,6 +382,7 @@ class Copy:
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
         except (Diverged, LogDiverged, LogTrimmed) as error:
+            self._doubt(error)
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
             self.throw_away(str(error))
             return True
@@ -393,7 +396,13 @@ class Copy:
             try:
                 return self._opened()
             except Diverged as error:
+                self._doubt(error)
                 self.throw_away(str(error))
+
+    def _doubt(self, error: Exception) -> None:
+        """The copy is no use: nor is the snapshot that it began with, unless only the log went on without it."""
+        if self._filled_from is not None and (not isinstance(error, LogTrimmed) or self._filled_from == self.lsn):
+            self._bad.add(self._filled_from)
 
     def _opened(self) -> Follower:
         self._follower = follower = self._open(self._directory)
@@ -410,15 +419,16 @@ class Copy:
         for snapshot in self._snapshots.list():
             if snapshot.lsn in self._bad:
                 continue
-            self._bad.add(snapshot.lsn)  # if it is good, it is not asked for again
             try:
                 self._snapshots.read(snapshot, part)
             except SnapshotBad as error:
                 log.error("%s: an older one is taken", error)
+                self._bad.add(snapshot.lsn)
                 part.unlink(missing_ok=True)
                 continue
             part.chmod(0o600)
             part.rename(self._directory / DATABASE)
+            self._filled_from = snapshot.lsn
             log.info("filled from the snapshot of record %d", snapshot.lsn)
             return True
         return False
@@ -426,6 +436,7 @@ class Copy:
     def throw_away(self, why: str) -> None:
         """Remove the copy; it is filled again when it is needed."""
         self.close()
+        self._filled_from = None
         remove_copy(self._directory, why)
 
     def close(self) -> None:

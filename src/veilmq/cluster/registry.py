@@ -200,7 +200,7 @@ def drain(session: Session, name: str, *, undo: bool = False) -> None:
     Raises Unfit if there is no such server, or no other that could own the queues; psycopg's errors.
     """
     with session.transaction():
-        look(session, lock="for key share")
+        look(session, lock="for update")  # of two at once, the second counts the first one's server as drained
         found = servers(session)
         _named(found, name)
         if not undo and not any(each.name != name and each.is_running and not each.drained for each in found):

@@ -22,8 +22,9 @@ from veilmq.cluster.postgres import Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
 from veilmq.cluster.postgres.snapshots import BYTES_PER_SECOND, Proof, Proofs, Snapshots
 from veilmq.engine.directory import copy_checked, digest_of, open_follower
+from veilmq.model.errors import StoreUnknown
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE, DatabaseFailed, NotOurs
+from veilmq.store.directory import DATABASE, DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.log import Diverged, Point
 
 SNAPSHOT_BYTES: Final = 256 << 20
@@ -32,6 +33,8 @@ begins with nothing applies them in some seconds."""
 LOOK_SECONDS: Final = 1.0
 LOOKS_BETWEEN: Final = 10
 """After so many looks for a question it is seen whether a snapshot is due."""
+LOOKS_BETWEEN_MAX: Final = 320
+"""The same after attempts that failed: each copies and checks the whole database."""
 _OWNER_LATER: Final = 1.5
 """By so much longer the log is before the owner writes one itself."""
 _ALONE_SECONDS: Final = 20.0
@@ -52,6 +55,14 @@ class Stopped(Exception):
 
 class Unproven(Exception):
     """No other server has answered."""
+
+
+_PASSING: Final = (
+    Unreachable, Unfit, Unproven, LogDiverged, LogTrimmed, DatabaseFailed, DatabaseUnusable, NotOurs, StoreUnknown,
+    OSError,
+)  # fmt: skip
+"""What may be otherwise next time: a full disk is a DatabaseUnusable or a StoreUnknown where the copy is opened or
+brought up to date."""
 
 
 class Snapshotting:
@@ -80,7 +91,7 @@ class Snapshotting:
         self._differed = ""
         """The server that a copy of this one differed from last."""
         self.rotten = ""
-        """Why the copy is to be thrown away. Whoever does clears it."""
+        """Why the copy is to be thrown away. Who follows does, and clears it; an owner hands over first."""
         self._thread = threading.Thread(target=self._run, name="veilmq-snapshots", daemon=True)
 
     def start(self) -> None:
@@ -108,20 +119,22 @@ class Snapshotting:
             self._disconnect()
 
     def _work(self) -> None:
-        looks, said = 0, ""
+        looks, due, pause, said = 0, LOOKS_BETWEEN, LOOKS_BETWEEN, ""
         while not self._ended.wait(LOOK_SECONDS):
             looks += 1
             try:
                 self.answer()
-                if looks % LOOKS_BETWEEN == 0:
+                if looks >= due:
+                    due, pause = looks + pause, min(2 * pause, LOOKS_BETWEEN_MAX)  # if it fails
                     self.write()
+                    due, pause = looks + LOOKS_BETWEEN, LOOKS_BETWEEN
                 said = ""
             except Stopped:
                 return
             except Diverged as error:
                 self.rotten = str(error)
                 log.error("no snapshot: %s", error)
-            except (Unreachable, Unfit, Unproven, LogDiverged, LogTrimmed, DatabaseFailed, NotOurs, OSError) as error:
+            except _PASSING as error:
                 if str(error) != said:
                     log.warning("no snapshot: %s", error)
                 said = str(error)

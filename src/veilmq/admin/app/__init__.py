@@ -10,7 +10,7 @@ last one the result or the error, because the status was sent long before. The c
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -106,8 +106,13 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
 
 def create_copy_app(copy: Follower, keyring: Callable[[], Keys], settings: Settings, token: str) -> Starlette:
     """The events in this server's copy, while another server owns the queues."""
+    return create_own_app([Feed(CopiedHistory(copy), None, keyring).route()], keyring, settings, token)
+
+
+def create_own_app(routes: Sequence[Route], keyring: Callable[[], Keys], settings: Settings, token: str) -> Starlette:
+    """What a server answers itself while another one owns the queues, behind the same access control."""
     return Starlette(
-        routes=[Feed(CopiedHistory(copy), None, keyring).route()],
+        routes=routes,
         middleware=[_access(keyring, settings, token)],
         exception_handlers=_ERRORS | {Exception: answers.failed},
     )

@@ -14,8 +14,9 @@ A client that ends its input after a request gets its answer, as on the data por
 answered empty at once (`INPUT_ENDED`), because it looks the same as one that was killed. With TLS the event loop closes
 such a connection.
 
-While another server owns the queues, health and metrics are this server's own, and the rest is passed on to the owner,
-but for events that the own copy has, if the client asks for them with `VeilMQ-Read: stale-ok`.
+While another server owns the queues, or this one's lease has ended, health and metrics are this server's own, and the
+rest is passed on to the owner, but for events that the own copy has, if the client asks for them with
+`VeilMQ-Read: stale-ok`.
 
 Before changing it: uvicorn writes chunks to an HTTP/1.0 client, which knows none (RFC 9112, 6.1): see `_Unframed`.
 """
@@ -33,7 +34,6 @@ from urllib.parse import parse_qsl
 
 import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -42,14 +42,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
-from veilmq.admin.app import create_copy_app, of_one_copy
+from veilmq.admin.app import create_copy_app, create_own_app, of_one_copy
 from veilmq.admin.history.feed import PATH, READ_HEADER, reads_copy
 from veilmq.admin.metrics import of_a_follower
 from veilmq.cli.serve import BACKLOG, AdminEntry
 from veilmq.console import application
 from veilmq.model.errors import VeilError
 from veilmq.protocols import absolute_form
-from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON, passing_on
+from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON, passing_on, while_owner
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.logs import RefusalLog
 from veilmq.server.service import Service
@@ -305,12 +305,14 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
     built: tuple[Store, str, ASGIApp] | None = None
 
     def here() -> ASGIApp | None:
-        """None: another server owns the queues."""
+        """None: another server owns the queues, or may by now."""
         nonlocal built
-        if not service.leads:
+        cluster = service.cluster
+        if not service.leads or (cluster is not None and not cluster.holds()):
             return None
         if built is None or built[0] is not service.store or built[1] != entry.bearer:
-            built = service.store, entry.bearer, build(entry.bearer)
+            app = build(entry.bearer)
+            built = service.store, entry.bearer, app if cluster is None else while_owner(cluster.holds, app)
         return built[2]
 
     elsewhere = None if service.cluster is None else _elsewhere(service, entry, here)
@@ -364,27 +366,34 @@ def _elsewhere(service: Service, entry: AdminEntry, here: Callable[[], ASGIApp |
 
     async def metrics(request: Request) -> Response:
         """Of its ports, and of its part in the cluster."""
-        return await of_a_follower(service)
+        return await of_a_follower(request, service)
 
     assert service.cluster is not None
     passed_on = passing_on(service.cluster.reach_admin, here)
-    own = Starlette(
-        routes=[
-            Route("/health/live", live, methods=["GET"]),
-            Route("/health/ready", ready, methods=["GET"]),
-            Route("/metrics", metrics, methods=["GET"]),
-        ]
-    )
+    routes = [
+        Route("/health/live", live, methods=["GET"]),
+        Route("/health/ready", ready, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
+    built: tuple[str, ASGIApp] | None = None
+
+    def own() -> ASGIApp:
+        nonlocal built
+        if built is None or built[0] != entry.bearer:
+            app = create_own_app(routes, lambda: service.keyring, service.settings, entry.bearer)
+            built = entry.bearer, app
+        return built[1]
 
     from_copy = _from_copy(service, entry)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if PASSED_ON in scope:  # and it finds this server to be the owner no more
-            text = f"server {service.following().owner or 'nobody'} owns the queues now: try again"
+            state = service.following()
+            text = f"{f'server {state.owner} owns the queues now' if state.owner else state.trouble}: try again"
             answer = JSONResponse({"error": "NotOwner", "field": None, "message": text, "data": {}}, 503)
             await answer(scope, receive, send)
         elif scope["path"] in {"/health/live", "/health/ready", "/metrics"}:
-            await own(scope, receive, send)
+            await own()(scope, receive, send)
         else:
             await (await from_copy(scope) or passed_on)(scope, receive, send)
 

@@ -33,7 +33,7 @@ from veilmq.model.commands import (
     QueueCommand,
     RecordPeek,
 )
-from veilmq.model.errors import VeilError, as_fields, from_fields
+from veilmq.model.errors import StoreUnknown, VeilError, as_fields, from_fields
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Operated, Outcome, Result
 from veilmq.model.settings.access import SessionCommand
@@ -158,7 +158,7 @@ def _pack(outcome: Outcome) -> Any:
 
 
 def unpacked(outcomes: Iterable[Any]) -> list[Outcome]:
-    """The outcomes of an `Outcomes` that was decoded. Raises Garbage for an unknown error."""
+    """The outcomes of an `Outcomes` that was decoded. An error that this release does not know is a StoreUnknown."""
     return [_unpack(each) for each in outcomes]
 
 
@@ -167,8 +167,8 @@ def _unpack(packed: Any) -> Outcome:
     if kind is _Error:
         try:
             return from_fields(packed.name, packed.fields)
-        except (KeyError, TypeError) as error:
-            raise Garbage(f"an unknown error: {error}") from error
+        except (KeyError, TypeError):
+            return StoreUnknown(reason=f"the owner is of another release, and says {packed.name}")
     if kind is _OPERATED:
         return Operated(unpacked(packed.outcomes), packed.repeated, packed.mismatch)
     return packed.value  # type: ignore[no-any-return]

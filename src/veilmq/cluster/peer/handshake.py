@@ -11,6 +11,7 @@ change what is on the wire, use TLS. A hello is short, so that a stranger costs 
 
 import hmac
 import secrets
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -24,7 +25,9 @@ SECRET_BYTES_MIN: Final = 16
 _MAGIC: Final = "veilmq-peer"
 _NONCE_BYTES: Final = 32
 _TEXT_MAX: Final = 300
-_REASONS: Final = frozenset({"no peer", "version", "cluster", "itself", "other server", "secret", "slow", "full"})
+_REASONS: Final = frozenset(
+    {"no peer", "version", "cluster", "itself", "not owner", "other server", "secret", "slow", "full"}
+)
 
 
 CALLS: Final = "calls"
@@ -83,12 +86,22 @@ class Handshake:
     done: the peer has proved itself. peer, purpose: its name and what it wants. version: of the frames to send it.
     """
 
-    def __init__(self, role: Role, identity: Identity, secret: bytes, expects: str | None = None, wants: str = CALLS):
-        """expects: the server that the caller means to reach. Raises ValueError for a secret that is too short or a
-        name that is too long."""
+    def __init__(
+        self,
+        role: Role,
+        identity: Identity,
+        secret: bytes,
+        expects: str | None = None,
+        wants: str = CALLS,
+        serves: Callable[[str], bool] = lambda purpose: True,
+    ):
+        """expects: the server that the caller means to reach. serves: whether an owner has use for a connection of that
+        purpose; else it refuses whoever has proved itself, who then knows that nothing was read. Raises ValueError for
+        a secret that is too short or a name that is too long."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the peer secret must have at least {SECRET_BYTES_MIN} bytes")
         self._role, self._identity, self._secret, self._expects = role, identity, secret, expects
+        self._serves = serves
         names, nonce = (identity.cluster, identity.server), secrets.token_bytes(_NONCE_BYTES)
         self.hello: Final = ENCODER.encode(_Hello(_MAGIC, VERSION, VERSION_OLDEST, *names, nonce, wants))
         if len(self.hello) > HELLO_BYTES_MAX:
@@ -152,6 +165,8 @@ class Handshake:
         if not hmac.compare_digest(answer.digest, self._digest(other)):
             text = "it has another secret: start both again, so that they read that of their cluster"
             raise Refusal("secret", text)
+        if not self._serves(self.purpose):
+            raise Refusal("not owner", "this server does not own the queues")
         self.done = True
 
     def _proof(self, role: Role) -> bytes:

@@ -93,7 +93,10 @@ class PeerPort:
         )
 
     def _handshake(self) -> Handshake:
-        return Handshake(Role.OWNER, self.identity, self._secret)
+        return Handshake(Role.OWNER, self.identity, self._secret, serves=self._serves)
+
+    def _serves(self, purpose: str) -> bool:
+        return purpose == CALLS or (self.shell is not None and self.take is not None)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -164,7 +167,7 @@ class PeerPort:
         if self._closing and not self._connections:
             self._empty.set()
         why, name = peer.why, peer.handshake.peer
-        if isinstance(why, Refusal):
+        if isinstance(why, Refusal) and why.reason != "not owner":
             count_trouble(self.refused, why.reason, f"peer port: refused {peer.address}: {why}")
         elif isinstance(why, Garbage):
             count_trouble(self.refused, "garbage", f"peer port: dropped server {name} at {peer.address}: {why}")
@@ -200,10 +203,9 @@ class _Peer(Connection):
     def proved(self) -> None:
         if self.handshake.purpose == CALLS:
             self._port.proved(self)
-        elif self._port.shell is not None and self._port.take is not None:
-            self._port.take(self)
         else:
-            self.finish(ConnectionResetError("this server does not own the shard"))
+            assert self._port.take is not None, "the handshake has asked"
+            self._port.take(self)
 
     def leave(self, why: Exception) -> None:
         """Carry out no more calls, and tell the peer which was the last that was read: it passes later ones on, and

@@ -146,6 +146,26 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
     return app
 
 
+def while_owner(holds: Callable[[], bool], app: ASGIApp) -> ASGIApp:
+    """The same application over the owner's state: what a request has read is answered only while the lease runs, which
+    is seen after reading. What was committed needs no lease."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        ended = False
+
+        async def sending(message: Message) -> None:
+            nonlocal ended
+            if message["type"] == "http.response.start" and not holds():
+                ended = True
+                await _refuse(send, "NotOwner", "this server's lease has ended: try again")
+            if not ended:
+                await send(message)
+
+        await app(scope, receive, sending if scope["method"] in _READS else send)
+
+    return answered
+
+
 def _from_the_first(read: list[Message], receive: Receive) -> Receive:
     """Receives what was read before, and then what comes, which is kept."""
     before = iter(list(read))

@@ -28,6 +28,7 @@ from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight
 from veilmq.cluster.postgres.schema import Formats
 from veilmq.cluster.registry import Status, Told, ask_to_hand_over, status, within
+from veilmq.cluster.snapshotting import Snapshotting
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
 from veilmq.engine.lease_clock import AHEAD_US_MAX
 from veilmq.engine.long_polls import Unread
@@ -120,12 +121,14 @@ class ClusterServer:
         self.aliases = Aliases()
         self.front = Front(clock, self._caller)
         self.ownership: Ownership | None = None
-        self._shell: Shell | None = None
-        """Of the time as the owner, once it serves."""
+        self._shell: Shell | None = None  # of the time as the owner, once it serves
+        self._unrenewed = ""
+        """Why the lease is not renewed."""
         self._wanted: str | None = None
         """To whom an operator wants the shard handed over: see `Ownership.renew`."""
         self._damaged, self._damaged_ns = "", -int(_FILLED_AGAIN_SECONDS * 1e9)
         """Why the copy is to be thrown away, and when it was last."""
+        self._vouching: Snapshotting | None = None
         self._queues: dict[int, QueueInfo] = {}
         self._own_names: dict[QueueKey, QueueKey] = {}
         self.owner = ""
@@ -161,6 +164,8 @@ class ClusterServer:
         if self.member.drained:
             return Following(self.owner, False, "an operator has drained this server", self.front.held)
         trouble = self.member.trouble or "nobody owns the queues at present"
+        if self.ownership is not None and self.ownership.lost is None:  # it may still be the owner
+            trouble = f"this server's lease has ended: {self._unrenewed or 'PostgreSQL does not answer'}"
         if caller is not None:
             trouble = caller.trouble or "connecting to the owner"
         return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held)
@@ -296,7 +301,7 @@ class ClusterServer:
         def begins(mark: Instant) -> Instant:
             return begins_at(ownership.before, mark, wall(), (boot_ns() - taken_ns) // 1_000)
 
-        self._shell = None
+        self._shell = self._vouching = None
         # From here on: to open a large store takes longer than a lease.
         keeping = asyncio.create_task(self._keep(ownership, shared_log, lambda: begins(Instant(0))))
         term.callback(keeping.cancel)
@@ -330,7 +335,7 @@ class ClusterServer:
         self.front.clock_moved(self._clock.now() - was)
         engine.unread = self.unread
         self._shell = shell = await lead(term, engine, store)
-        vouching = self.member.snapshotting(owns=True)
+        self._vouching = vouching = self.member.snapshotting(owns=True)
         term.push_async_callback(asyncio.to_thread, vouching.close)
         vouching.start()
         term.callback(keeping.cancel)
@@ -351,11 +356,16 @@ class ClusterServer:
 
     def _gives_up(self, ownership: Ownership, message: bytes) -> bool:
         """The store has found a message damaged: whether its copy is given up, since another server's may be whole."""
-        now_ns = boot_ns()
-        if now_ns - self._damaged_ns < _FILLED_AGAIN_SECONDS * 1e9:
+        if not self._fills_again(f"message {id_text(message)} is damaged"):
             return False
-        self._damaged, self._damaged_ns = f"message {id_text(message)} is damaged", now_ns
         ownership.lose(NotOwner(f"{self._damaged} in the copy of this server"))
+        return True
+
+    def _fills_again(self, why: str) -> bool:
+        now_ns = boot_ns()
+        if not why or now_ns - self._damaged_ns < _FILLED_AGAIN_SECONDS * 1e9:
+            return False
+        self._damaged, self._damaged_ns = why, now_ns
         return True
 
     def _throw_away(self) -> None:
@@ -377,8 +387,7 @@ class ClusterServer:
         """Renew the lease until cancelled, until it is to be handed over, or until the shard is lost, which ends the
         shell. begins: what the lease clock says as long as there is no shell."""
         pause_s = ownership.shard.lease_us / 1e6 / _RENEWALS
-        trouble = ""
-
+        self._unrenewed = ""
         registry = self.member.registry
         assert registry is not None
 
@@ -392,17 +401,19 @@ class ClusterServer:
         while self._wanted is None:
             try:
                 self._wanted = await asyncio.to_thread(renew, begins() if self._shell is None else self._clock.now())
-                if trouble:
+                if self._unrenewed:
                     log.info("the lease is renewed again")
-                trouble = ""
+                self._unrenewed = ""
+                if self._wanted is None and self._vouching is not None and self._fills_again(self._vouching.rotten):
+                    self._wanted = ""  # a check of the copy has found damage, and others shall have the queues
             except NotOwner as error:
                 if self._shell is not None:
                     self._shell.abort(str(error))
                 return
             except (Unreachable, Unfit) as error:
-                if not trouble:
+                if not self._unrenewed:
                     log.warning("the lease is not renewed: %s", error)
-                trouble = str(error)
+                self._unrenewed = str(error)
             await asyncio.sleep(0.0 if self._wanted is not None else pause_s)
         log.info("asked to hand over to %s", self._wanted or "any server")
 
@@ -432,7 +443,7 @@ class ClusterServer:
         """See `Cluster.reach_admin`."""
         caller, owner = self.front.caller, self.owner
         if caller is None:
-            raise Unreached("nobody owns the queues at present")
+            raise Unreached(self.following.trouble)
         wants = Handshake(Role.CALLER, self._identity, self._secret, owner or None, "admin")
         return await connect(caller.address, wants, self._context())
 
