@@ -107,13 +107,15 @@ class TestAppend:
         log.append(2, b"second, again")
         assert cluster.rows()[-1] == (2, 1, b"second, again")
 
-    def test_takes_one_at_a_time(self, cluster: Cluster) -> None:
+    def test_takes_one_at_a_time_and_a_take_over_waits_for_it(self, cluster: Cluster) -> None:
         log = cluster.log()
         with cluster.pair.standby_stopped():
             append = begin(lambda: log.append(1, b"first"))
             waits_for_the_standby(cluster, append)
             with pytest.raises(AssertionError):
                 log.append(2, b"second")
+            with psycopg.connect(cluster.pair.primary.dsn) as other, pytest.raises(psycopg.errors.LockNotAvailable):
+                other.execute("select from veilmq.shard for update nowait")
         append.result(10)
 
 

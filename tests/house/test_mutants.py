@@ -21,11 +21,16 @@ SOURCE = """def half(number):
 def twice(number):
     return number * 2
 """
-TESTS = """from numbers_of_ours import half, twice
+TESTS = """import pytest
+from numbers_of_ours import half, twice
 
 
 def test_half():
     assert half(4) == 2
+
+
+def test_elsewhere():
+    pytest.skip("it needs what is not here")
 
 
 class TestTwice:
@@ -111,11 +116,13 @@ def test_survivors_and_tests_that_fail_anyway_are_failures(
     for name, text in {
         "killed": patch(*HALF),
         "lives": patch(*HALF, test=twice),
+        "skipped": patch(*HALF, test="tests/test_numbers.py::test_elsewhere"),
         "broken": patch(" def half(number):", "-    return number / 2", "+    return ("),
     }.items():
         (small / "mutants" / f"{name}.patch").write_text(text)
     chosen, _ = run.mutants()
-    broken, survivor = sorted(run.run(chosen, False, 2))
+    broken, survivor, skipped = sorted(run.run(chosen, False, 2))
+    assert skipped == "skipped: not judged, as its tests are skipped here"
     assert survivor == "no test kills lives: Half of it is wrong."
     assert broken.startswith("broken: the tests cannot run with it")
     told = capsys.readouterr().out
@@ -125,6 +132,8 @@ def test_survivors_and_tests_that_fail_anyway_are_failures(
     assert "lives: killed by tests/test_numbers.py::test_half" in capsys.readouterr().out
     assert (small / "src" / "numbers_of_ours.py").read_text() == SOURCE
     (small / "tests" / "test_numbers.py").write_text(TESTS.replace("== 2", "== 3"))
-    assert run.run(run.mutants(["killed"])[0], False, 1) == [
-        "fails without any patch: tests/test_numbers.py::test_half"
+    assert run.run(run.mutants(["killed", "lives"])[0], False, 1) == [
+        "fails without any patch: tests/test_numbers.py::test_half",
+        "killed: not judged, as one of its tests fails",
+        survivor,
     ]

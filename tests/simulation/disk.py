@@ -83,7 +83,10 @@ class SimulatedDisk(FaultDisk):
             if self._amid_in <= 0:
                 job, self._amid = self._amid, None
                 job.run()
-        super().count(call)
+        if self.dead or self.failure is not None or self.struck:
+            super().count(call)
+        else:
+            self.calls[call] += 1
 
     def _take_time(self, path: str) -> None:
         if self.slow_us_max:

@@ -74,6 +74,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._clock_resolution = 1e-7
         self._turned_us = self._turns = 0
+        self.tasks: list[asyncio.Task[Any]] = []
+        """All that were begun: `asyncio.all_tasks` looks at those of the loops before, too."""
+        self.set_task_factory(self._begun)
+
+    def _begun(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coroutine, loop=loop, **named)
+        self.tasks.append(task)
+        return task
 
     def time(self) -> float:
         """See `asyncio.AbstractEventLoop.time`."""

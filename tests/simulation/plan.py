@@ -57,6 +57,8 @@ class Plan(NamedTuple):
     """The FIFO queue has dead letters."""
     attempts: float
     """Of the receives from FIFO queues: those with an attempt id."""
+    has_tables: bool
+    """The first server finds a database without queues."""
     moves: bool
     """Messages go from queue to queue (moving.py)."""
 
@@ -93,5 +95,6 @@ def plan_of(seed: int, chance: Random) -> Plan:
         tenants=chance.choice((0.0, 0.0, 0.5, 1.0)),
         fifo_dies=of_fifo.random() < 0.5,
         attempts=of_fifo.choice((0.0, 0.5, 0.9)),
+        has_tables=of_fifo.random() < 0.75,
         moves=testing.chance(seed).random() < 0.2,
     )

@@ -14,7 +14,7 @@ from tests.simulation.world import Verdict, World
 from tests.support.faults import Image
 
 ROOT = Path(__file__).parents[2]
-FEW = range(210, 228)
+FEW = range(290, 304)
 MORE = range(10_000, 10_250)
 
 

@@ -15,13 +15,14 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 import apsw
 from tests.simulation.clients import LEASE_US_MAX, Book, Client, Server, making
-from tests.simulation.disk import SimulatedDisk
+from tests.simulation.disk import DAMAGED, SimulatedDisk, in_memory
 from tests.simulation.loop import Spins, Time, VirtualLoop, committers
 from tests.simulation.moving import MovingClient, is_moving, make_topic, misplaced
 from tests.simulation.plan import COPIES, DEAD, DEAD_FIFO, FIFO, JOBS, Plan, plan_of
@@ -62,7 +63,7 @@ class Verdict(NamedTuple):
     told: str
     """Why the life ended early, after a bit had flipped; "" if it did not."""
     happened: Counter[str]
-    """What was done to the server, and how often; with `operations` and `steps` of the disk."""
+    """What was done to the server, and how often; with `operations`, `messages` sent and `steps` of the disk."""
 
 
 class Violated(Exception):
@@ -73,13 +74,37 @@ class Told(Exception):
     """Damage was noticed."""
 
 
+@contextmanager
+def entropy_of(chance: Random) -> Iterator[None]:
+    """Ids, keys and runs depend on the seed too."""
+    system = os.urandom
+    os.urandom = chance.randbytes
+    try:
+        yield
+    finally:
+        os.urandom = system
+
+
+@cache
+def empty_database() -> dict[str, bytes]:
+    """The files of a server that has created its tables and stopped: to create them costs as much as two starts."""
+    with in_memory() as directory, entropy_of(chance(0)):
+        _, store = open_directory(directory, options=Options(reserve_bytes=0, redo_bytes=0))
+        store.close()
+        return {name: path.read_bytes() for name in DAMAGED if (path := directory / name).exists()}
+
+
 class World:
     """`World(seed, directory).run()`."""
 
-    def __init__(self, seed: int, directory: Path, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, directory: Path, trace: Callable[[str], None] | None = None, *, calls: int = 1
+    ) -> None:
+        """calls: how many times as many calls as the seed decides."""
         self.seed, self.directory = seed, directory
         self.chance: Random = chance(seed)
-        self.plan: Plan = plan_of(seed, self.chance)
+        plan = plan_of(seed, self.chance)
+        self.plan: Plan = plan._replace(calls=calls * plan.calls)
         self.time = Time()
         self.disk = SimulatedDisk(f"simulated-{next(_NAMES)}", directory, self.time, self.chance)
         self.disk.kind = self.plan.kind
@@ -97,6 +122,8 @@ class World:
         self._starts = 0
         self._damaged = ""
         self._halts = False
+        self._is_clean = True
+        """What the last server left was struck by nothing."""
 
     def now(self) -> int:
         """The log's clock."""
@@ -110,10 +137,14 @@ class World:
     def run(self) -> Verdict:
         """Live."""
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self.plan.has_tables:
+            self.directory.mkdir(0o700)
+            for name, content in empty_database().items():
+                (self.directory / name).write_bytes(content)
         violations: list[str] = []
         told = ""
         self.tell(str(self.plan))
-        with self._own_entropy():
+        with entropy_of(self.chance):
             try:
                 share = self.plan.calls // (self.plan.ends + 1)
                 for number in range(self.plan.ends + 1):
@@ -131,26 +162,18 @@ class World:
         if told:
             self._happens("ends as told", told)
         done = {"repeated receives": self.book.repeats, "dead letters of groups": self.book.fifo_deaths}
-        self.happened += Counter(done, operations=len(self.book.log), steps=self.disk.calls.total())
+        sent = sum(each.kind is Kind.SEND and each.outcome is Known.OK for each in self.book.log)
+        self.happened += Counter(done, operations=len(self.book.log), messages=sent, steps=self.disk.calls.total())
         return Verdict(self.seed, violations, told, self.happened)
-
-    @contextmanager
-    def _own_entropy(self) -> Iterator[None]:
-        """Ids, keys and runs depend on the seed too."""
-        system = os.urandom
-        os.urandom = self.chance.randbytes
-        try:
-            yield
-        finally:
-            os.urandom = system
 
     def _happens(self, what: str, more: str = "") -> None:
         self.happened[what] += 1
         self.tell(f"== {what}{': ' if more else ''}{more}")
 
-    def _revive(self, *, power: bool) -> None:
+    def _revive(self, *, power: bool, is_clean: bool = False) -> None:
         if power:
             self._happens("power cuts")
+        self._is_clean = is_clean and not power
         self.disk.revive(power=power)
 
     # A server's life
@@ -181,7 +204,7 @@ class World:
             self._end(shell, store)
         finally:
             self._is_over = True
-            tasks = asyncio.all_tasks(loop)
+            tasks = [task for task in loop.tasks if not task.done()]
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -235,8 +258,8 @@ class World:
         raise Violated(why)
 
     def _look(self, store: Any) -> None:
-        """The store's own check, after a start."""
-        if self._starts == 1 or not (self._damaged or self.chance.random() < 0.3):
+        """The store's own check, after some starts on what a fault has left."""
+        if not self._damaged and (self._is_clean or self.chance.random() < 0.7):
             return
         try:
             report = store.reader.check(lambda *_: None)
@@ -259,8 +282,8 @@ class World:
     async def _begin(self, shell: Shell, watch: ClockWatch) -> None:
         shell.start()
         await watch.start()
-        for queue in (DEAD, DEAD_FIFO, *self._queues):
-            (made,) = await shell.call(making(queue, self.plan))
+        queues = (DEAD, DEAD_FIFO, *self._queues)
+        for queue, made in zip(queues, await shell.call(*(making(each, self.plan) for each in queues)), strict=True):
             if not isinstance(made, QueueCreated) and shell.broken is None:
                 raise Violated(f"{queue.name} could not be made: {made}")
         if self.plan.moves:
@@ -360,12 +383,14 @@ class World:
             self._happens("stops")
             with suppress(apsw.Error):
                 store.close()
+            is_clean = not disk.dead and shell.broken is None
         else:
+            is_clean = False
             self._happens("kills at a step" if disk.dead else "failures" if shell.broken else "kills between steps")
             disk.dead = True
             self._close(store)
         power = self.chance.random() < 0.5
-        self._revive(power=power)
+        self._revive(power=power, is_clean=is_clean)
         # After a power cut, `committed` may be a second old: a loss in that second goes unnoticed (decision 0017).
         if self.plan.flips and not self._damaged and not power:
             self._damaged = disk.flip()
@@ -392,8 +417,11 @@ class World:
             loop.run_until_complete(asyncio.sleep(LEASE_US_MAX / 1e6 + 2))
         while self.plan.moves and loop.run_until_complete(is_moving(shell)):
             loop.run_until_complete(asyncio.sleep(1))
-        for queue in (*self._queues, DEAD, DEAD_FIFO):
-            loop.run_until_complete(self._drain_queue(shell, queue))
+        for queues in (self._queues, (DEAD, DEAD_FIFO)):  # dead letters come of the first ones' receives
+            loop.run_until_complete(self._drain_queues(shell, queues))
+
+    async def _drain_queues(self, shell: Shell, queues: Sequence[QueueKey]) -> None:
+        await asyncio.gather(*(self._drain_queue(shell, queue) for queue in queues))
 
     async def _drain_queue(self, shell: Shell, queue: QueueKey) -> None:
         book = self.book

@@ -56,7 +56,9 @@ class Image:
     def write(self, offset: int, data: bytes) -> None:
         """Not yet durable."""
         self.pending.append(Write(offset, data))
-        self.size = max(self.size, offset + len(data))
+        end = offset + len(data)
+        if end > self.size:
+            self.size = end
 
     def cut(self, size: int) -> None:
         """Not yet durable."""
@@ -373,11 +375,13 @@ class FaultFile(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:
         """Write, not yet durable."""
-        self._disk.count("xWrite")
-        self._disk.take_room(self._image, offset + len(data))
+        disk, image = self._disk, self._image
+        disk.count("xWrite")
+        if offset + len(data) > image.size:
+            disk.take_room(image, offset + len(data))
         super().xWrite(data, offset)
-        with self._disk.lock:
-            self._image.write(offset, bytes(data))
+        with disk.lock:
+            image.write(offset, bytes(data))
 
     def xTruncate(self, newsize: int) -> None:
         """Cut, not yet durable."""

@@ -5,9 +5,9 @@ must fail.
     python tools/mutants/run.py [NAME ...] [--thorough] [--check] [--jobs 2]
 
 Strategy: everything happens in copies of the tree, one per job; the work tree is only read. First all named tests run
-without any patch, and must pass. Then each patch is applied alone, its tests run until one fails, and the file is
-restored. A patch that no longer applies, a named test that does not exist or fails without the patch, and a patch that
-no test kills are failures: the exit code is 1.
+without any patch; a patch with a test that fails then is not judged, nor one whose tests are all skipped. Then each
+other patch is applied alone, its tests run until one fails, and the file is restored. A patch that no longer applies or
+is not judged, a named test that does not exist, and a patch that no test kills are failures: the exit code is 1.
 
 A patch is a unified diff of one file. Its head says in one line what the bug does to a user, and then names the tests,
 the cheapest first, without the ids of parameters:
@@ -48,6 +48,7 @@ _WORKERS = ("--dist", "loadgroup", "--max-worker-restart", "0", "-n")
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 _CLASS_OR_TEST = re.compile(r"^(?:class (\w+)|( {4})?(?:async )?def (test_\w+))", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?::.+?)(?: - .*)?$", re.MULTILINE)
+_PASSED = re.compile(r"^=+ .*\d+ passed", re.MULTILINE)
 _LAST = re.compile(r"^(tests/\S+::\S+)", re.MULTILINE)
 
 
@@ -190,19 +191,23 @@ class Tree:
                 (home / name).symlink_to(ROOT / name)
         self._environment = {**os.environ, "PYTHONPATH": str(home / "src")}
 
-    def pytest(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def pytest(self, *arguments: str, accelerator: str = "auto") -> subprocess.CompletedProcess[str]:
         """Run tests here."""
+        environment = self._environment | {"VEILMQ_ACCELERATOR": accelerator}
         command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", *arguments]
-        return subprocess.run(
-            command, cwd=self.home, env=self._environment, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, check=False)
 
     def judge(self, mutant: Mutant, thorough: bool) -> Verdict:
-        """Raises Broken if its code cannot even be imported."""
+        """Raises Broken if its code cannot even be imported, or its tests are skipped."""
         began = time.perf_counter()
         self._write(mutant, patched(mutant, (ROOT / mutant.path).read_text()))
         try:
-            done = self.pytest("-v", "-x", "-n", "0", "--timeout", str(TEST_SECONDS_MAX), *mutant.tests)
+            named = ("-v", "-x", "-n", "0", "--timeout", str(TEST_SECONDS_MAX), *mutant.tests)
+            done = self.pytest(*named)
+            if done.returncode == 0 and not _PASSED.search(done.stdout):
+                raise Broken(f"{mutant.name}: not judged, as its tests are skipped here")
+            if done.returncode == 0:
+                done = self.pytest(*named, accelerator="off")  # the bug may be in what the accelerator does in C
             if done.returncode == 0 and thorough:
                 done = self.pytest(
                     "-x", "-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0", "-m", "not slow"
@@ -237,6 +242,11 @@ def failing(tree: Tree, tests: Sequence[str], jobs: int) -> list[str]:
     return _FAILED.findall(done.stdout) or [done.stdout[-4_000:] + done.stderr[-4_000:]]
 
 
+def _is_of(mutant: Mutant, test: str) -> bool:
+    """Whether it names that test; what pytest says of one has the parameters too."""
+    return any(test == named or test.startswith(f"{named}[") for named in mutant.tests)
+
+
 def judged(trees: Sequence[Tree], chosen: Sequence[Mutant], thorough: bool) -> Iterator[Verdict | Broken]:
     """One after the other in each tree, as they end."""
     free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -269,10 +279,13 @@ def run(chosen: Sequence[Mutant], thorough: bool, jobs: int) -> list[str]:
         trees = [Tree(Path(directory, str(number))) for number in range(min(jobs, len(chosen)))]
         tests = sorted({test for mutant in chosen for test in mutant.tests})
         print(f"{len(tests)} named tests without any patch ...", flush=True)
-        wrong = [f"fails without any patch: {test}" for test in failing(trees[0], tests, jobs)]
-        if wrong:
+        failed = failing(trees[0], tests, jobs)
+        wrong = [f"fails without any patch: {test}" for test in failed]
+        if not all(test.startswith("tests/") for test in failed):
             return wrong
-        for verdict in judged(trees, chosen, thorough):
+        sound = [mutant for mutant in chosen if not any(_is_of(mutant, test) for test in failed)]
+        wrong += [f"{mutant.name}: not judged, as one of its tests fails" for mutant in chosen if mutant not in sound]
+        for verdict in judged(trees, sound, thorough):
             if isinstance(verdict, Broken):
                 wrong.append(str(verdict))
                 continue

@@ -175,6 +175,7 @@ class DataDirectory:
     def __init__(self, path: Path, reserve_bytes: int, floor_bytes: int, disk: Disk = REAL) -> None:
         """Creates it (0700) if missing, but not its parent. Raises DirectoryHeld, DirectoryUnsafe, OSError."""
         self.path = path
+        self._reserve = path / _RESERVE
         self._reserve_bytes = reserve_bytes
         self._floor_bytes = floor_bytes
         self._disk = disk
@@ -237,12 +238,14 @@ class DataDirectory:
         return self.floor_bytes() + (0 if self._has_reserve() else self._reserve_bytes)
 
     def _has_reserve(self) -> bool:
-        path = self.path / _RESERVE
-        return not self._reserve_bytes or (path.exists() and path.stat().st_size == self._reserve_bytes)
+        try:
+            return not self._reserve_bytes or self._reserve.stat().st_size == self._reserve_bytes
+        except FileNotFoundError:
+            return False
 
     def take_reserve(self) -> bool:
         """Create the reserve if there is room beyond the floor and a file can be opened; return whether it exists."""
-        path = self.path / _RESERVE
+        path = self._reserve
         if self._has_reserve():
             return True
         if self.free_bytes() < self.needed_bytes():
@@ -268,7 +271,7 @@ class DataDirectory:
     def give_up_reserve(self) -> bool:
         """Free the reserve's space for the work that must go on. Returns whether there was a reserve."""
         try:
-            (self.path / _RESERVE).unlink()
+            self._reserve.unlink()
         except FileNotFoundError:
             return False
         return True

@@ -9,6 +9,7 @@ assign the same numbers (`last_number`).
 """
 
 import os
+from functools import cache
 from typing import Final
 
 import apsw
@@ -410,12 +411,21 @@ _STATEMENTS: Final = "SELECT hex(name), hex(sql) FROM sqlite_schema WHERE sql IS
 def strangers(connection: apsw.Connection) -> list[str]:
     """The names of tables and indexes that are missing, more than there must be, or not as they were created: SQLite
     may still read a statement in which a bit flipped."""
-    new = apsw.Connection(":memory:")
-    for script in MIGRATIONS[: int(connection.pragma("user_version"))]:
-        new.execute(script)
-    expected, found = (set(each.execute(_STATEMENTS).fetchall()) for each in (new, connection))
-    new.close()
-    return sorted({bytes.fromhex(str(name)).decode(errors="replace") for name, _ in expected ^ found})
+    expected = _statements(tuple(MIGRATIONS[: int(connection.pragma("user_version"))]))
+    found = connection.execute(_STATEMENTS).fetchall()
+    return sorted(
+        {bytes.fromhex(str(name)).decode(errors="replace") for name, _ in expected.symmetric_difference(found)}
+    )
+
+
+@cache
+def _statements(scripts: tuple[str, ...]) -> frozenset[tuple[object, ...]]:
+    connection = apsw.Connection(":memory:")
+    for script in scripts:
+        connection.execute(script)
+    found = frozenset(connection.execute(_STATEMENTS).fetchall())
+    connection.close()
+    return found
 
 
 def migrate(connection: apsw.Connection, version: int | None = None) -> int:
