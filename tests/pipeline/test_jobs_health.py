@@ -1,5 +1,7 @@
 """health: in batch and as a stream, by the same lines."""
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 from tests.pipeline.histories_stage import event, frame, received, sent, table_of
 from tests.support.histories import Workload, history, lognormal, write
 
+from veilmq.cli.pipeline import Asked, run
+from veilmq.cli.pipeline import session as sessions
 from veilmq.pipeline import tables
 from veilmq.pipeline.jobs.health import health
 
@@ -49,6 +53,23 @@ def test_the_threshold_is_the_documents(spark: Any) -> None:
 
 
 @pytest.mark.slow
+def test_rows_are_fetched_a_few_at_a_time_and_printed_in_order(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A partition of 3 million windows did not fit into Spark's usual heap."""
+    write(history([Workload(name, lognormal(20, 1), "t", 300) for name in "ba"], seed=4), tmp_path / "events")
+    monkeypatch.setattr(sessions, "started", lambda *where, is_short: nullcontext(spark))
+    monkeypatch.setattr(run, "_ROWS_AT_ONCE", 7)
+    asked = Asked(None, tmp_path / "events", None, None, None, None, None, "parquet", True, None, None)
+    run.health(asked, {}, "1h", 5, follow=False)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [(row["from"], row["queue"]) for row in rows]
+    assert found == sorted(set(found))
+    assert sum(row["sent"] for row in rows) == 600
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+    assert len(jobs) > len(rows) / 7, "each piece is fetched by a job of its own"
+
+
 def test_a_stream_says_what_a_batch_says(spark: Any, tmp_path: Path) -> None:
     workload = Workload("q", lognormal(20, 1), "t", 2_000, lease=20.0, crashes_per_second=1 / 500)
     exported = write(history([workload], seed=2, span=7_200), tmp_path / "events", file_rows=1_000)
