@@ -193,8 +193,8 @@ def main() -> int:
             intervals = kept.setdefault("intervals", {}).setdefault(case.name, {"messages": asked.messages})
             often = [inside for inside, is_often in each if is_often]
             intervals[name] = {
-                "covered": sum(inside for inside, _ in each), "of": len(each),
-                "covered_where_many": sum(often), "where_many": len(often), "load": round(load_1min(), 1),
+                "covered": int(sum(inside for inside, _ in each)), "of": len(each),
+                "covered_where_many": int(sum(often)), "where_many": len(often), "load": round(load_1min(), 1),
             }  # fmt: skip
             print(f"    {name:11} other work of the kind within the interval: {intervals[name]}", flush=True)
         if not asked.seeds:
