@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.commands import Run, reaching
 
+from veilmq.cli.remote import workers
 from veilmq.testing.local import LocalServer, ServerProcess
 
 WAIT_S = 20
@@ -26,7 +27,7 @@ def veilmq(run: Run, tmp_path: Path) -> Iterator[Run]:
         yield reached
 
 
-def test_once_shows_queues_and_workers_the_deepest_first(veilmq: Run) -> None:
+def test_once_shows_queues_and_workers_the_deepest_first(veilmq: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for queue, count in (("few", 1), ("many", 3)):
         veilmq("queues", "create", queue)
         for number in range(count):
@@ -39,7 +40,12 @@ def test_once_shows_queues_and_workers_the_deepest_first(veilmq: Run) -> None:
     assert re.search(r"command line\S* .* 1 ", shown.out)
     (found,) = veilmq("top", "--json").json
     assert [queue["name"] for queue in found["queues"]] == ["many", "few"]
-    assert found["workers"]["workers"][0]["holds"] == 1
+    assert (found["workers"]["workers"][0]["holds"], found["more"]) == (1, False)
+    assert "by name" not in shown.out
+    monkeypatch.setattr(workers, "QUEUES_MAX", 1)
+    last = veilmq("top", "--once").out.splitlines()[-1]
+    assert last.rstrip() == "of the first 1 queues by name; the deepest of all: veilmq queues worst --by depth"
+    assert veilmq("top", "--json").json[0]["more"]
 
 
 def test_bad_input_is_told(veilmq: Run) -> None:

@@ -1,6 +1,7 @@
 """The shell by itself, on a real store: callers that go away, what shares a commit, stalls, and how it stops."""
 
 import asyncio
+import logging
 import os
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.shell import Shell
+from veilmq.store import RollbackLog
 from veilmq.store.sqlite.store import SqliteStore
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
@@ -266,16 +268,12 @@ def test_a_commit_that_fails_is_told_to_who_asked(tmp_path: Path, disk: FaultDis
     assert visible == 1
 
 
-def test_batches_that_are_rolled_back_are_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_that_are_rolled_back_are_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     """While a full disk or a lost log fails one batch after the other."""
-    now_s = 100.0
-    store = SqliteFactory(tmp_path / "data").open()
-    shell = Shell(Engine(), store, LeaseClock(), stopwatch=lambda: now_s)
+    rollbacks = RollbackLog(logging.getLogger("veilmq.shell"))
     for _ in range(3):
-        shell._tell_rolled_back(StoreFailed(reason="no room"))
-    now_s = 105.0
-    shell._tell_rolled_back(StoreFailed(reason="still none"))
-    store.close()
+        rollbacks.tell(StoreFailed(reason="no room"), 100.0)
+    rollbacks.tell(StoreFailed(reason="still none"), 105.0)
     said = [record.getMessage() for record in caplog.records if "rolled back" in record.getMessage()]
     assert [each.partition(" rolled")[0] for each in said] == ["a batch was", "3 batches were"]
     assert "no room" in said[0]

@@ -10,12 +10,15 @@ reads through the store's `Reader` (reader.py).
 The defaults of `Options` are for production; tests use smaller values.
 """
 
+import logging
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from veilmq.model.commands import AnyCommand, Peek
+from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import DAY_US, HOUR_US, Instant
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.outcomes import Applied, Outcome
@@ -23,9 +26,28 @@ from veilmq.store.directory import DataDirectory
 from veilmq.store.files import REAL, Disk
 from veilmq.store.reader import Reader, View
 
-__all__ = ["MIB", "Options", "Reader", "Store", "View"]
+__all__ = ["MIB", "Options", "Reader", "RollbackLog", "Store", "View"]
 
 MIB = 1 << 20
+_TOLD_S: Final = 5.0
+"""Between two lines about batches that were rolled back."""
+
+
+class RollbackLog:
+    """Logs batches that were rolled back, now and then: while a disk is full or a log cannot be reached, each is."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._count, self._due_s = 0, -math.inf
+
+    def tell(self, error: StoreFailed, now_s: float) -> None:
+        """One more. now_s: on a clock that never goes back."""
+        self._count += 1
+        if now_s >= self._due_s:
+            self._due_s = now_s + _TOLD_S
+            count = f"{self._count} batches were" if self._count > 1 else "a batch was"
+            self._logger.error("%s rolled back and applied command by command: %s", count, error)
+            self._count = 0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ compared, never shown.
 
 import base64
 import errno
-import importlib.metadata
 import json
 import os
 import resource
@@ -71,8 +70,10 @@ _THROUGH: Final = ("127.0.0.1", "localhost")
 
 def versions() -> Iterator[Finding]:
     """Python, SQLite (inside apsw) and ours."""
+    from veilmq.cli.release import sqlite_version
+
     have = ".".join(map(str, sys.version_info[:3]))
-    text = f"VeilMQ {veilmq.__version__}, Python {have}, SQLite {importlib.metadata.version('apsw')}"
+    text = f"VeilMQ {veilmq.__version__}, Python {have}, SQLite {sqlite_version()}"
     if not _TESTED[0] <= sys.version_info[:2] <= _TESTED[1]:
         least, most = (".".join(map(str, each)) for each in _TESTED)
         yield Finding("versions", Level.WARNING, text, f"VeilMQ is tested with Python {least} to {most}.")

@@ -69,8 +69,9 @@ def _bridge(
 ) -> None:
     """Move messages from one queue to another, at least once: deleted at the source when the target has them.
 
-    What the target cannot carry is said first, and asked about (--yes). The first Ctrl-C or SIGTERM ends when what is
-    in hand is settled, the second at once. Exits 1 if messages were refused, or could not be deleted at the source.
+    What the target cannot carry is said first, and asked about (--yes). The first Ctrl-C or SIGTERM ends once the
+    messages received so far are moved, the second at once. Exits 1 if messages were refused, or could not
+    be deleted at the source.
     """
     given = dict(locals())
     from veilmq.cli.migrate.bridge import bridge

@@ -67,14 +67,14 @@ def bridge(given: Mapping[str, Any]) -> Exit:
     )  # fmt: skip
     urls, aside = _urls(given["source"], given["target"], os.environ), SetAside()
     with ExitStack() as stack:
-        with _failing("FROM"):
+        with failing("FROM"):
             start = stack.enter_context(_Side(urls[0], aside))
             source = stack.enter_context(start.queue())
             check(source, options)
             before = source.stats()
         if given["admin"] is not None and not _OF_SERVER.match(urls[1]):
             raise Failure(Exit.USAGE, "--admin: TO must be a queue of a VeilMQ server, veil://HOST:PORT/NAME")
-        with _failing("TO"):
+        with failing("TO"):
             end = stack.enter_context(_Side(urls[1], aside, may_be_missing=True, creates=not given["dry_run"]))
             there = end.stats()
         lost = differences(source.capabilities, end.capabilities, options.group, copies=options.copies)
@@ -82,14 +82,14 @@ def bridge(given: Mapping[str, Any]) -> Exit:
             _show_plan((start, before), (end, there), lost, as_json=given["as_json"])
             return Exit.DONE
         _accept(lost, yes=given["yes"])
-        with _failing("TO"):
+        with failing("TO"):
             target = stack.enter_context(end.queue())
             if given["admin"] is not None:
                 from veilmq.cli.migrate.bridge import once
 
                 target = stack.enter_context(once(target, given["admin"], given["token_file"], end.place, start.origin))
             run = Bridge(source, target, options, aside=aside)
-        with _failing(""):
+        with failing(""):
             counts = _run(run, before)
             after = source.stats() if given["until_empty"] else None
     _show_end(counts, after, options, as_json=given["as_json"])
@@ -187,8 +187,9 @@ _OPTIONS: Final = ("workers", "lease", "rate", "limit", "group")
 
 
 @contextmanager
-def _failing(side: str) -> Iterator[None]:
-    """Raises Failure, which shows no secret."""
+def failing(side: str) -> Iterator[None]:
+    """Raises Failure, which shows no secret, with the exit code of what went wrong. side: what the command line calls
+    the end that is at fault; empty: either."""
     named = f"{side}: " if side else ""
     try:
         yield
@@ -225,7 +226,7 @@ def _run(run: Bridge, before: Stats) -> Counts:
     def end(number: int, frame: FrameType | None) -> None:
         for each, handler in earlier.items():
             signal.signal(each, handler)
-        print("ending when what is in hand is settled; again: at once", file=sys.stderr)
+        print("ending: the messages received so far are still moved; Ctrl-C again ends at once", file=sys.stderr)
         run.stop()
 
     for each in (signal.SIGINT, signal.SIGTERM):

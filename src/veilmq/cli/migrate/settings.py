@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from veilmq.cli.failures import Exit, Failure, closed_to_user
+from veilmq.cli.migrate.bridge import failing
 from veilmq.cli.output import printable, write_new
 from veilmq.client.adapters.connect import SCHEMES, connect_account
 from veilmq.client.bridge.carrying import time_to_live
@@ -28,7 +29,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account as Queues
 from veilmq.client.queue import Queue
 from veilmq.client.shared import split
-from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, VeilError
+from veilmq.model.errors import QueueExists, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.server.auth import Account
@@ -79,14 +80,8 @@ def bring(given: Mapping[str, Any]) -> Exit:
     if given["to"] is None:
         _print(found, given["into"])
         return Exit.DONE
-    try:
+    with failing("--to"):
         account = connect_account(given["to"])
-    except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"--to: {error.reason}") from None
-    except CapabilityMissing as error:
-        raise Failure(Exit.USAGE, f"--to: {error}") from None
-    except VeilError as error:
-        raise Failure(Exit.ADDRESS, f"--to: {error}") from None
     with closing(account):
         return _create(account, found, with_messages=given["messages"])
 
@@ -184,22 +179,13 @@ def _of_endpoint(url: str) -> Iterator[Found]:
     """All queues of an account that speaks SQS, with their tags. Raises Failure."""
     if not url.startswith("sqs://"):
         raise Failure(Exit.USAGE, "SOURCE: settings are read over sqs://HOST:PORT/ alone")
-    try:
-        with connect_account(url) as account:
-            from veilmq.client.adapters.sqs import SqsAccount  # needs boto3
+    with failing("SOURCE"), connect_account(url) as account:
+        from veilmq.client.adapters.sqs import SqsAccount  # needs boto3
 
-            assert isinstance(account, SqsAccount)
-            for name in account.names():
-                attributes, tags = account.described(name)
-                yield _of_attributes(attributes, None, tags)
-    except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"SOURCE: {error.reason}") from None
-    except TransportError as error:
-        raise Failure(Exit.ADDRESS, f"SOURCE: {error}") from None
-    except CapabilityMissing as error:
-        raise Failure(Exit.USAGE, f"SOURCE: {error}") from None
-    except VeilError as error:
-        raise Failure(Exit.WRONG, f"SOURCE: {error}") from None
+        assert isinstance(account, SqsAccount)
+        for name in account.names():
+            attributes, tags = account.described(name)
+            yield _of_attributes(attributes, None, tags)
 
 
 def _of_azurite(directory: Path, account: str | None) -> list[Found]:

@@ -50,18 +50,24 @@ def installed() -> dict[str, Any]:
     """Release, interpreter, machine, the database's engine, event loop, accelerator, what each extra lacks."""
     from veilmq import accelerator
     from veilmq.engine.directory import STATE_FORMAT
-    from veilmq.store.sqlite.tools import SQLITE
 
     accelerator.check_value()
     return {
         "veilmq": f"{veilmq.__version__} (state format {STATE_FORMAT}) in {Path(veilmq.__file__).parent}",
         "python": f"{platform.python_version()} ({platform.python_implementation()}) in {sys.prefix}",
         "platform": f"{platform.platform()} ({os.cpu_count()} cores)",
-        "sqlite": SQLITE,
+        "sqlite": sqlite_version(),
         "loop": f"uvloop {version}" if (version := _version_of("uvloop")) else "asyncio's own",
         "accelerator": accelerator.status,
         "extras": [f"{name}: {_shown(packages)}" for name, packages in sorted(_extras().items())],
     }
+
+
+def sqlite_version() -> str:
+    """SQLite's version, which is inside apsw, and apsw's."""
+    from veilmq.store.sqlite.tools import SQLITE
+
+    return SQLITE
 
 
 def _extras() -> dict[str, list[str]]:

@@ -5,7 +5,8 @@ Strategy: functions of the context (`Asked`), to which the package adds the comm
 
 A look of `top` is two questions to the admin port; `screen` makes of it what is drawn, and knows no terminal. On a
 terminal rich draws it in place until q or Ctrl-C; otherwise, or with `--once`, it is printed once. A server that does
-not answer is said in the first line, and asked again. Only the first `_QUEUES_MAX` queues by name are looked at.
+not answer is said in the first line, and asked again. Only the first `QUEUES_MAX` queues by name are looked at, which
+the last line says then.
 """
 
 import sys
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _QUEUES_NAMED: Final = 3
 _SCAN_MAX: Final = 100_000
 """So many delayed and leased messages are looked at."""
-_QUEUES_MAX: Final = 1_000
+QUEUES_MAX: Final = 1_000
 _ROWS_MAX: Final = 20
 """Queues shown where there is no screen to fill."""
 _FRAME_ROWS: Final = 9
@@ -287,10 +288,10 @@ class Look(NamedTuple):
 def look(asked: "Asked", everything: bool) -> Look:
     """Ask once. Raises Failure."""
     account, region = ("*", None) if everything else (asked.account, asked.region)
-    found = list(islice(asked.access.queues(account, region, "", _MINUTES), _QUEUES_MAX + 1))
+    found = list(islice(asked.access.queues(account, region, "", _MINUTES), QUEUES_MAX + 1))
     workers = asked.access.workers({"client": "", "queue": "", "sort": "holds", "messages": 0})
-    deepest = sorted(found[:_QUEUES_MAX], key=_depth, reverse=True)
-    return Look(deepest, len(found) <= _QUEUES_MAX, workers)
+    deepest = sorted(found[:QUEUES_MAX], key=_depth, reverse=True)
+    return Look(deepest, len(found) <= QUEUES_MAX, workers)
 
 
 def _depth(queue: Mapping[str, Any]) -> tuple[int, int]:
@@ -319,6 +320,10 @@ def screen(found: Look, rows_max: int, error: str = "") -> "RenderableType":
     left = len(found.queues) - of_queues, len(workers) - of_workers
     if max(left) > 0:
         shown.append(Text(f"and {max(0, left[0])} queues, {max(0, left[1])} workers more"))
+    if not found.is_all:
+        shown.append(
+            Text(f"of the first {QUEUES_MAX:,} queues by name; the deepest of all: veilmq queues worst --by depth")
+        )
     return Group(*shown)
 
 
@@ -358,7 +363,7 @@ def top(
     pause_s = max(0.1, seconds("--every", every))
     found = look(asked, everything)
     if asked.as_json:
-        print_json({"queues": found.queues, "workers": found.workers})
+        print_json({"queues": found.queues, "more": not found.is_all, "workers": found.workers})
         return
     from rich.console import Console
 

@@ -14,7 +14,6 @@ must run before leases that ended during it are granted anew, and a loop runs it
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, thread_time
@@ -27,7 +26,7 @@ from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
 from veilmq.server.shell.committer import Committer
-from veilmq.store import Store
+from veilmq.store import RollbackLog, Store
 
 _QUIET_TURNS: Final = 3
 """After so many turns without a new call, several calls become a batch. A single call waits for one turn."""
@@ -80,8 +79,6 @@ _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
 _ADVANCE_STEPS_MAX: Final = 2_000
-_ROLLED_BACK_TOLD_S: Final = 5.0
-"""Between two lines about batches that were rolled back."""
 _LEASE_ENDED: Final = "this server's lease of the shard has ended"
 
 logger = logging.getLogger("veilmq.shell")
@@ -168,7 +165,7 @@ class Shell(Calls):
         self._gathering = Gathering()
         self._committing: Batch | None = None
         self._applied: Applied | None = None
-        self._rolled_back, self._tell_rolled_back_s = 0, -math.inf
+        self._rollbacks = RollbackLog(logger)
         """Batches that nobody was told of, and when the next line about them may come."""
         self._turn_pending = False
         self._timer: asyncio.TimerHandle | None = None
@@ -363,7 +360,7 @@ class Shell(Calls):
         assert batch is not None
         assert applied is not None
         if isinstance(error, StoreFailed):
-            self._tell_rolled_back(error)
+            self._rollbacks.tell(error, self._stopwatch())
             commands, at = batch.commands, applied.at
             self._committer.run_apart(lambda: self.store.apply_each(commands, at))
             return
@@ -376,16 +373,6 @@ class Shell(Calls):
             logger.warning("slow commit: %.0f ms for %d commands", elapsed_us / 1e3, len(batch.commands))
         self._deliver(self.engine.committed(batch, applied))
         self._soon()
-
-    def _tell_rolled_back(self, error: StoreFailed) -> None:
-        """Now and then: while a disk is full or a log cannot be reached, each batch is."""
-        self._rolled_back += 1
-        now_s = self._stopwatch()
-        if now_s >= self._tell_rolled_back_s:
-            self._tell_rolled_back_s = now_s + _ROLLED_BACK_TOLD_S
-            count = f"{self._rolled_back} batches were" if self._rolled_back > 1 else "a batch was"
-            logger.error("%s rolled back and applied command by command: %s", count, error)
-            self._rolled_back = 0
 
     def _break(self, batch: Batch, error: VeilError) -> None:
         """The store's state is unknown, or another server's: fail all calls, and write no more."""

@@ -28,7 +28,7 @@ from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import ParameterInvalid, StoreFailed, StoreUnknown, VeilError, as_fields
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
-from veilmq.store import Options, Store
+from veilmq.store import Options, RollbackLog, Store
 from veilmq.store.directory import (
     DatabaseUnusable,
     DirectoryHeld,
@@ -112,6 +112,7 @@ class Shell(OfProcess):
             logger.warning("the data is %d s ahead of this machine's clock", self._lease_clock.ahead_us // SECOND_US)
         self._clock_lock = threading.Lock()
         self._step_looked = Instant(0)
+        self._rollbacks = RollbackLog(logger)
         self._is_synchronised = is_synchronised
         self._inbox: queue.SimpleQueue[Call | _Cancel | None] = queue.SimpleQueue()
         self._door = threading.Lock()
@@ -225,7 +226,7 @@ class Shell(OfProcess):
         try:
             self._store.commit()
         except StoreFailed as error:
-            logger.error("a batch was rolled back and is applied command by command: %s", error)
+            self._rollbacks.tell(error, self.clock.monotonic())
             return self._store.apply_each(commands, applied.at)
         return applied
 
