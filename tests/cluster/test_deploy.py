@@ -54,7 +54,7 @@ class TestCompose:
             PORTS[port] for port in ("sqs", "azure", "mns")
         ]
         asked = " ".join(service["healthcheck"]["test"])
-        assert f"'127.0.0.1', {PORTS['admin']}" in asked
+        assert f"'localhost', {PORTS['admin']}" in asked
         assert "'/health/ready'" in asked
         assert int(service["stop_grace_period"].rstrip("s")) >= 2 * found.shutdown_deadline_s + 5
         assert service["volumes"][1].split(":")[1] == str(found.credentials)

@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg.types.numeric import Int8
-from tests.cluster.conftest import Clock, Cluster, begin
+from tests.cluster.conftest import Clock, Cluster, begin, empty_cluster
 from tests.support.postgres import until
 
 from veilmq.cluster.postgres import Unreachable
@@ -16,6 +16,7 @@ from veilmq.cluster.postgres.log.reading import LogDiverged, LogTrimmed
 from veilmq.cluster.postgres.schema import log_bytes
 from veilmq.model.instant import Instant
 from veilmq.store.log import AppendUnknown, NotAppended, NotOwner, Position, checksum
+from veilmq.testing.for_each import for_each
 
 START = Position(0, 0, 0)
 WAITED_FOR = pytest.mark.parametrize("before", [0, 1], ids=["in a thread", "on the loop"])
@@ -120,6 +121,35 @@ class TestAppend:
 
 
 class TestUnknown:
+    @for_each(
+        "fails, said",
+        [
+            ("raise 'no'", "did not take record 2: no"),
+            ("perform pg_terminate_backend(pg_backend_pid())", "record 2 is not in the log, and never will be"),
+        ],
+    )
+    def test_a_commit_that_fails_after_the_insertion_was_told_is_no_append(
+        self, cluster: Cluster, fails: str, said: str
+    ) -> None:
+        """PostgreSQL says INSERT 0 1 first, and commits at the end of the exchange. A cancel may come in between."""
+        cluster = empty_cluster(cluster.pair)
+        log = cluster.log()
+        fill(log, 1)
+        query = cluster.pair.primary.query
+        body = f"$$ begin {fails}; return null; end $$"
+        query(f"create function veilmq.fail() returns trigger language plpgsql as {body}")
+        query("grant execute on function veilmq.fail to public")
+        query(
+            "create constraint trigger fail after insert on veilmq.log_0_0 deferrable initially deferred"
+            " for each row execute function veilmq.fail()"
+        )
+        with pytest.raises(NotAppended, match=said):
+            log.append(2, b"second")
+        query("drop trigger fail on veilmq.log_0_0")
+        log.append(2, b"second, again")
+        assert [record for _, _, record in cluster.rows()] == [b"record 1", b"second, again"]
+        cluster.close()
+
     @WAITED_FOR
     def test_a_cancelled_wait_for_the_standby_is_resolved_as_appended(self, cluster: Cluster, before: int) -> None:
         """PostgreSQL says INSERT 0 1 with a warning, which a role may have hidden."""

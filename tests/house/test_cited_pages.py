@@ -7,7 +7,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted(path for room in ("src", "examples", "bench") for path in (ROOT / room).rglob("*.py"))
+ROOMS = ("src", "examples", "bench")
+MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py") if ".peers" not in path.parts)
 NAMED = re.compile(r'([\w./-]+\.md)\b(?:, "([^"]+)")?')
 
 

@@ -329,6 +329,8 @@ class _Sending:
         self.began_s = perf_counter()
         self._session = session
         self._results: list[pq.abc.PGresult] = []
+        self._is_whole = False
+        """Whether all results are there. PostgreSQL says what it inserted before it commits, so an error may follow."""
         self._coming = self._answer()
         self.descriptor: int | None = None
         """Where the answer comes in; None: not all has left yet."""
@@ -359,13 +361,13 @@ class _Sending:
         """Wait for the answer: whether it was inserted. Raises psycopg.Error, Uncertain."""
         with self._session.certain(goes_on=True):
             self._session.wait(self._coming)
-            if not self._results:
+            for result in self._results:
+                if result.status != pq.ExecStatus.COMMAND_OK:
+                    raise psycopg.errors.error_from_result(result)
+            if not self._is_whole or not self._results:
                 self._session.close()
                 raise psycopg.OperationalError("no answer")
-            result = self._results[0]
-            if result.status != pq.ExecStatus.COMMAND_OK:
-                raise psycopg.errors.error_from_result(result)
-            return result.command_tuples == 1
+            return self._results[0].command_tuples == 1
 
     def _answer(self) -> PQGen[None]:
         connection = self._session.pgconn
@@ -376,6 +378,7 @@ class _Sending:
             while not connection.is_busy():
                 result = connection.get_result()
                 if result is None:
+                    self._is_whole = True
                     return
                 self._results.append(result)
             yield Wait.R
