@@ -38,6 +38,20 @@ def test_neighbours_change_places(tmp_path: Path, window: int, count: int) -> No
         assert (stats.visible, stats.in_flight, stats.delayed) == (0, 200, 0)
 
 
+def test_a_receive_that_large_bodies_cut_short_passes_none_over(tmp_path: Path) -> None:
+    clock = MovableClock()
+    with account(tmp_path / "data", clock, 5) as there:
+        there.create("orders")
+        queue = there.queue("orders")
+        for number in range(40):
+            queue.send(str(number).ljust(2**20))
+        came: list[int] = []
+        while messages := queue.receive(40):
+            assert len(messages) < 20, "what one answer may hold"
+            came += [int(message.body) for message in messages]
+        assert sorted(came) == list(range(40))
+
+
 def test_counts_and_order_survive_a_restart(tmp_path: Path) -> None:
     clock = MovableClock()
     with account(tmp_path / "data", clock, 5) as there:

@@ -21,6 +21,7 @@ from veilmq.model.errors import QueueMissing, RateExceeded
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import QueueDescribed, Received
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 OTHER = QueueKey("000000000000", "us-east-1", "other")
 WAIT_US = 20 * SECOND_US
@@ -69,22 +70,29 @@ class TestOrder:
         woken = shell.engine.take_batch(shell.clock.now)
         assert [call.ticket for call in woken.calls if type(call.commands[0]) is Receive] == ["a"]
 
-    def test_a_newcomer_stands_behind_those_who_wait(self, shell: Shell) -> None:
-        shell.wait("old", WAIT_US)
+    @for_each("wait_us", [WAIT_US, None])
+    def test_a_newcomer_stands_behind_those_who_wait(self, shell: Shell, wait_us: int | None) -> None:
+        """Also where the wait is the queue's own."""
+        shell.call(ChangeQueue(queue=QUEUE, origin=TESTER, change={"wait_us": WAIT_US}))
+        old, new = (f"{age}, {wait_us}" for age in ("old", "new"))
+        shell.wait(old, wait_us)
         shell.submit(sending(QUEUE, "1"))
-        shell.submit(_receive(), ticket="new")
+        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=wait_us), ticket=new)
         shell.run()
-        assert (shell.got("old"), shell.got("new")) == (["1"], None)
+        assert (shell.got(old), shell.got(new)) == (["1"], None)
+        shell.engine.cancel(new)
+        assert not shell.engine.waiting._own_waits, "nobody waits there any more"
 
-    @pytest.mark.parametrize("wait_us", [0, None])
+    @for_each("wait_us", [0, None])
     def test_a_newcomer_comes_after_those_who_are_woken(self, shell: Shell, wait_us: int | None) -> None:
-        shell.wait("old", WAIT_US)
+        old, new = (f"{age}, {wait_us}" for age in ("old", "new"))
+        shell.wait(old, WAIT_US)
         shell.submit(sending(QUEUE, "1"))
         batch = shell.engine.take_batch(shell.clock.now)
         shell.give_back(batch)
-        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=wait_us), ticket="new")
+        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=wait_us), ticket=new)
         shell.run()
-        assert (shell.got("old"), shell.got("new")) == (["1"], [])
+        assert (shell.got(old), shell.got(new)) == (["1"], [])
 
     def test_a_claim_that_found_nothing_goes_back_to_its_place(self, shell: Shell) -> None:
         for ticket in "abc":
@@ -322,8 +330,15 @@ class TestDeadlines:
         shell.send("1")
         assert shell.got("long") == ["1"]
         shell.wait("again", None)
-        shell.later(5 * SECOND_US)
-        assert shell.got("again") == []
+        shell.later(SECOND_US)
+        shell.wait("behind", None)
+        shell.call(ChangeQueue(queue=QUEUE, origin=TESTER, change={"wait_us": 0}))
+        shell.wait("short now", None)
+        assert shell.got("short now") == []
+        shell.later(4 * SECOND_US)
+        assert (shell.got("again"), shell.got("behind")) == ([], None)
+        shell.later(SECOND_US)
+        assert shell.got("behind") == []
 
     def test_a_receive_that_may_not_wait_never_does(self, shell: Shell) -> None:
         shell.wait("a", 0)

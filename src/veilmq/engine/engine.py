@@ -16,6 +16,8 @@ from veilmq.engine import Limits
 from veilmq.engine.long_polls import Brake, Polls, Unread, Waiter, WaitingRoom
 from veilmq.model.commands import (
     AnyCommand,
+    ChangeQueue,
+    CreateQueue,
     Delete,
     DeleteQueue,
     Extend,
@@ -53,7 +55,7 @@ class Batch(msgspec.Struct, gc=False, eq=False):
 
 
 _RACERS: Final = (Delete, Extend, Operate)  # the last may have them in it
-_DELETING: Final = frozenset({DeleteQueue, Operate})  # of a queue
+_SETTING: Final = frozenset({CreateQueue, ChangeQueue, DeleteQueue, Operate})  # what may change or delete a queue
 
 
 class Engine:
@@ -111,20 +113,15 @@ class Engine:
     def submit(self, ticket: Any, commands: Sequence[AnyCommand], now: Instant) -> None:
         """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
         if len(self._pending) >= self.limits.pending_max:
-            refused: list[Outcome] = [Overloaded(limit=self.limits.pending_max)] * len(commands)
-            self._ready.append((ticket, refused))
+            self._ready.append((ticket, [Overloaded(limit=self.limits.pending_max)] * len(commands)))
             return
         first = commands[0]
         # A repeated attempt id has its messages already, so it does not queue behind others.
-        if (
-            type(first) is Receive
-            and first.wait_us
-            and first.attempt_id is None
-            and self.waiting
-            and self.waiting.stands_behind(first)
-        ):
-            self._park(ticket, first, now, first.wait_us, now)
-            return
+        if type(first) is Receive and first.attempt_id is None and self.waiting:
+            wait_us = self.waiting.wait_behind(first)
+            if wait_us:
+                self._park(ticket, first, now, wait_us, now)
+                return
         self._pending.append(Call(ticket, commands, now))
 
     def cancel(self, ticket: Any) -> None:
@@ -221,7 +218,7 @@ class Engine:
         for queue, visible in applied.visible.items():
             self._credit(queue, visible)
         at = 0
-        deleted: list[QueueKey] = []
+        changed, deleted = False, list[QueueKey]()
         for call in batch.calls:
             commands, ticket = call.commands, call.ticket
             first, count = commands[0], len(commands)
@@ -234,12 +231,15 @@ class Engine:
             else:
                 self._gone.discard(ticket)
                 answers.append((ticket, mine))
-                if type(first) in _DELETING:
+                if type(first) in _SETTING:
+                    changed = True
                     deleted += _deleted_queues(first, mine[0])
         if self._cut:
             self._pending.extendleft(reversed(self._cut))
             self._cut = []
             self._counted = self._counted_messages = 0
+        if changed:
+            self.waiting.forget_waits()
         for queue in deleted:  # last, because a receive parked by this batch may wait for them too
             self._retry(self.waiting.take_all(queue), applied.at)
         answers += self._take_ready()
@@ -302,8 +302,7 @@ class Engine:
     def next_wake(self) -> Instant | None:
         """The earliest instant at which a lease, a delay or a wait may end; None if none will."""
         ends = (self.waiting.next_deadline(), self._brake.next_due(), self._store_due)
-        dues = [due for due in ends if due is not None]
-        return Instant(min(dues)) if dues else None
+        return min((due for due in ends if due is not None), default=None)
 
     def _take_ready(self) -> list[Answer]:
         ready, self._ready = self._ready, []
@@ -380,6 +379,7 @@ class Engine:
             return True
         if outcome.wait_us:
             self._park(call.ticket, command, call.submitted, outcome.wait_us, at)
+            self.waiting.note_wait(command, outcome.wait_us)
             return True
         return False
 

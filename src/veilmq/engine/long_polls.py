@@ -65,6 +65,8 @@ class WaitingRoom:
         self._lines: dict[QueueKey, list[Waiter]] = {}
         self._free: dict[QueueKey, list[Waiter]] = {}
         """The waiters of each queue that no cap on messages in flight can hold up."""
+        self._own_waits: dict[QueueKey, int] = {}
+        """The `wait_us` of queues where somebody waits, as the store last named it."""
         self._attempts: dict[tuple[QueueKey, str], list[Waiter]] = {}
         """Waiters with an attempt id, by queue and id."""
         self._by_ticket: dict[Any, Waiter] = {}
@@ -95,10 +97,21 @@ class WaitingRoom:
         """Who waits, for any queue: one for each receive."""
         return [waiter.command.origin for waiter in self._by_ticket.values()]
 
-    def stands_behind(self, command: Receive) -> bool:
-        """Whether a receive that comes now must queue behind others."""
+    def wait_behind(self, command: Receive) -> int:
+        """How long a receive that comes now waits behind others, in us; 0: none is before it, or it may not wait."""
         lines = self._free if command.in_flight_max is None else self._lines
-        return command.queue in lines
+        if command.queue not in lines:
+            return 0
+        return self._own_waits.get(command.queue, 0) if command.wait_us is None else command.wait_us
+
+    def note_wait(self, command: Receive, wait_us: int) -> None:
+        """The store said how long that receive waits: if this is the queue's own wait, others may wait behind it."""
+        if command.wait_us is None and command.queue in self._lines:
+            self._own_waits[command.queue] = wait_us
+
+    def forget_waits(self) -> None:
+        """A queue's settings may have changed: the store names its own wait again to the next receive."""
+        self._own_waits.clear()
 
     def has_room(self, queue: QueueKey) -> bool:
         """Whether one more may park for the queue; if not, it is counted in `refused`."""
@@ -196,6 +209,8 @@ class WaitingRoom:
     def _leave(self, waiter: Waiter) -> Waiter:
         queue = waiter.command.queue
         _step_out(self._lines, waiter)
+        if queue not in self._lines:
+            self._own_waits.pop(queue, None)
         if waiter.command.in_flight_max is None:
             _step_out(self._free, waiter)
         if waiter.command.attempt_id is not None:

@@ -17,7 +17,7 @@ follows from the sequences. Groups keep their order. Source: document 002, the r
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final, TypeVar
@@ -134,7 +134,7 @@ def _sole_line(queue: LiveQueue) -> "deque[Unflushed] | None":
 
 def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
     """Lease the first `count` messages, wherever they are stored; False if there was none."""
-    found: Sequence[StoredMessage | Unflushed]
+    found: Iterable[StoredMessage | Unflushed]
     if writer.disorder:
         held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
         found = disordered(writer, queue, held, count, writer.disorder)
@@ -144,6 +144,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
             lined += [each for line in queue.unflushed.values() for each in islice(line, count)]
             lined.sort(key=_order)
         found = _by_turns(lined, writer, queue, count) if queue.returned else lined[:count]
+    candidate = None
     for candidate in found:
         if isinstance(candidate, Unflushed):
             waiting = queue.unflushed.get(candidate.row.priority)
@@ -155,7 +156,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
         if granting.detours_left <= 0 or writer.bytes_left <= 0:
             break
     granting.write()
-    return bool(found)
+    return candidate is not None
 
 
 def _order(candidate: StoredMessage | Unflushed) -> tuple[int, int]:
@@ -387,11 +388,13 @@ def lease_unflushed(
 
 def disordered(
     writer: Writer, queue: LiveQueue, candidates: Sequence[StoredMessage], count: int, window: int
-) -> list[StoredMessage]:
-    """The first `count` candidates in the order of delivery. The queue must be touched before."""
+) -> Iterator[StoredMessage]:
+    """The first `count` candidates in the order of delivery. The queue must be touched before.
+
+    Each must be taken before the next one is asked for: what steps aside for the next moves the line's cursor.
+    """
     rest = list(candidates)
-    chosen: list[StoredMessage] = []
-    while rest and len(chosen) < count:
+    while rest and count > 0:
         head = rest[0]
         place = 0
         if not head.leased:
@@ -401,8 +404,8 @@ def disordered(
             place = crc32(head.sequence.to_bytes(8)) % reach
         for passed_over in rest[:place]:
             _step_aside(writer, queue, passed_over)
-        chosen.append(rest.pop(place))
-    return chosen
+        count -= 1
+        yield rest.pop(place)
 
 
 def _in_line(candidate: StoredMessage, head: StoredMessage) -> bool:
