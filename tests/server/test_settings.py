@@ -107,15 +107,19 @@ def test_beyond_loopback_needs_credentials_and_tls_or_insecure(name: str, host: 
     Settings(**where, credentials=keys, insecure=True)
 
 
-@for_each("host", ["0.0.0.0", "10.1.2.3", "172.17.0.2", "192.168.1.1", "::", "fd00::1"])
+@for_each("host", ["0.0.0.0", "10.1.2.3", "172.16.0.0", "172.31.255.255", "192.168.1.1", "::", "fd00::1"])
 def test_names_of_a_private_network_open_its_addresses(host: str) -> None:
     for name in ("sqs", "azure", "mns", "admin"):
         Settings(dev_host=("elasticmq",), **{name: Address(host, 7000)})
 
 
 def test_names_of_a_private_network_open_nothing_else() -> None:
-    for host in ("8.8.8.8", "2600::1", "queue.example"):
-        with pytest.raises(SettingInvalid, match="beyond private networks") as refused:
+    for host, why in (
+        *((host, "beyond private networks") for host in ("8.8.8.8", "2600::1", "fc00::1", "fe80::1", "172.32.0.1")),
+        *((host, "beyond private networks") for host in ("169.254.1.1", "240.0.0.1", "203.0.113.5", "100.64.0.1")),
+        ("elasticmq", "is a name: with dev_host give an address"),
+    ):
+        with pytest.raises(SettingInvalid, match=why) as refused:
             Settings(dev_host=("elasticmq",), azure=Address(host, 7000))
         assert refused.value.name == "azure"
     with pytest.raises(SettingInvalid, match="give a credentials file instead of dev_host") as refused:
@@ -155,7 +159,7 @@ def test_what_is_shown_is_what_differs_as_plain_values() -> None:
 def test_limits_reach_their_rooms() -> None:
     settings = Settings(parked_max=11, idle_s=12.0, history_s_max=13, floor_bytes=14, topics_per_account_max=15)
     assert settings.engine_limits().parked_max == 11
-    assert settings.listener_limits().idle_s == 12.0
+    assert settings.listener_limits("sqs").idle_s == 12.0
     assert settings.store_options().history_us_max == 13_000_000
     assert settings.store_options().floor_bytes == 14
     assert settings.store_options().topics_per_account_max == 15

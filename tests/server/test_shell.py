@@ -4,7 +4,9 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,10 +21,16 @@ from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import QueueKey
+from veilmq.protocols import Response
+from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.server.auth import DevelopmentKeyring, Hosts
 from veilmq.server.clock import LeaseClock
+from veilmq.server.http.listener import listen
+from veilmq.server.port import Port
 from veilmq.server.shell import Shell
 from veilmq.store import RollbackLog
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.for_each import for_each
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 TAKE = Receive(queue=QUEUE, origin=TESTER, lease_us=HOUR_US, wait_us=SECOND_US)
@@ -76,8 +84,44 @@ async def take_and_go(path: Path) -> list[str]:
     return [message.body for message in outcome.messages]
 
 
-def test_an_answer_that_comes_as_its_caller_goes_is_given_back(tmp_path: Path) -> None:
-    assert asyncio.run(take_and_go(tmp_path / "data")) == ["work"]
+class Speechless(Codec):
+    """It cannot write what a receive got."""
+
+    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
+        raise ValueError("no text has this form")
+
+
+async def receive_in_vain(path: Path) -> list[str]:
+    """A request whose answer cannot be written; what the next receive gets."""
+    store = SqliteFactory(path).open()
+    shell = Shell(Engine(), store, LeaseClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    await shell.call(sending(QUEUE, "work"))
+    keyring = DevelopmentKeyring()
+    port = Port("sqs", Speechless(keyring, Endpoint()), shell, shell.engine.unread, keyring, Hosts([]))
+    listener = await listen("127.0.0.1", 0, port.handle)
+    reader, writer = await asyncio.open_connection(*listener.address[:2])
+    body = b"Action=ReceiveMessage&QueueUrl=/000000000000/jobs"
+    form = b"Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n"
+    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (form, len(body), body))
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    writer.close()
+    (outcome,) = await shell.call(TAKE)
+    assert isinstance(outcome, Received)
+    await listener.close_gracefully(1)
+    await shell.stop(5)
+    store.close()
+    return [message.body for message in outcome.messages]
+
+
+@for_each("play", [take_and_go, receive_in_vain])
+def test_an_answer_that_comes_as_its_caller_goes_is_given_back(
+    tmp_path: Path, play: Callable[[Path], Coroutine[Any, Any, list[str]]]
+) -> None:
+    """So is one that cannot be written."""
+    assert asyncio.run(play(tmp_path / play.__name__)) == ["work"]
 
 
 class JumpingClock:

@@ -408,7 +408,9 @@ class Conversation:
             response = self._port.codec.encode(self._call, outcomes)
         except Exception:  # the request's edge: a failed response must not stop the others
             logger.exception("a request could not be answered", extra={"request": exchange.request.request_id})
-            response = self._port.codec.failure(exchange.request)
+            exchange.respond(self._port.codec.failure(exchange.request))
+            self._release(outcomes)
+            return
         if type(response) is not Response:
             self._port.proceed(response, exchange, self._port.shell.now())
             return

@@ -427,7 +427,7 @@ class Service:
             address.host,
             address.port,
             port.handle,
-            settings.listener_limits(),
+            settings.listener_limits(name),
             ssl=self.certificate.context(settings.connections_max + OVERFLOW_MAX, name) if self.certificate else None,
             name=name,
             refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),

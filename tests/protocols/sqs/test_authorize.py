@@ -134,15 +134,19 @@ def test_a_policy_from_before_its_form_was_checked(served: Any, owner: Any, frie
         ("dead", "ReceiveMessage"),
         ("dead", "DeleteMessage"),
         ("other", "SendMessage"),
+        ("jobs", "SendMessage"),
     ],
 )
 def test_a_move_task_needs_what_it_does(served: Any, owner: Any, queue: str, action: str) -> None:
+    """It sends to `other` if that is named, else back to `jobs`."""
     urls = {name: owner.create_queue(QueueName=name)["QueueUrl"] for name in ("dead", "other", "jobs")}
     arns = {name: f"arn:aws:sqs:us-east-1:{OWNER}:{name}" for name in urls}
     redrive = json.dumps({"deadLetterTargetArn": arns["dead"], "maxReceiveCount": 1})
     owner.set_queue_attributes(QueueUrl=urls["jobs"], Attributes={"RedrivePolicy": redrive})
     owner.set_queue_attributes(QueueUrl=urls[queue], Attributes=policy("Deny", action))
-    given = {"SourceArn": arns["dead"], "DestinationArn": arns["other"]}
+    given = {"SourceArn": arns["dead"]} | ({} if queue == "jobs" else {"DestinationArn": arns["other"]})
+    if queue == "jobs":
+        owner.set_queue_attributes(QueueUrl=urls["other"], Attributes=policy("Deny", action))  # not its dead letters
     code, text = served.refused(owner.start_message_move_task, **given)
     assert code.startswith("AccessDenied")
     assert f"sqs:{action.lower()} on resource: {arns[queue]}" in text

@@ -27,6 +27,7 @@ from veilmq.model.settings.access import EVERYTHING, AccessKey
 from veilmq.protocols import Request, Response
 from veilmq.protocols.sqs import auth, limits
 from veilmq.protocols.sqs.auth.signature_parts import canonical_path
+from veilmq.protocols.sqs.auth.signature_parts import stamp_of as signed_at
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.testing.for_each import for_each
 
@@ -485,6 +486,8 @@ def test_the_http_date_serves_where_amazons_is_missing(codec: Codec) -> None:
     wall = Instant(int(moment.timestamp()) * SECOND_US)
     assert code_of(codec.decode(request, wall, Instant(0))) == "ok"
     assert code_of(codec.decode(request, Instant(wall + 901 * SECOND_US), Instant(0))) == "SignatureDoesNotMatch"
+    for date in (b"Sat, 31 Jan 2026 12:00:00 -0000", b"Sat, 31 Jan 2026 14:00:00 +0200", b"30 Jan 2026 22:00:00 -1400"):
+        assert signed_at({b"date": date}) == b"20260131T120000Z"
 
 
 def test_a_key_that_was_taken_away_is_unknown_at_once(ring: Ring, codec: Codec) -> None:

@@ -104,7 +104,7 @@ class TestExpiry:
     def test_who_must_appear_is_not_dead_before(
         self, stage: Stage, settings: dict[str, Any], own: dict[str, Any], taken: bool
     ) -> None:
-        queue = stage.create(**settings)
+        queue = stage.create(f"jobs-{stage.following()}", **settings)
         outcome = stage.do(sending(queue, must_appear=True, **own))
         assert isinstance(outcome, Sent if taken else ParameterInvalid)
         assert sum(stage.counts(queue)) == taken
@@ -192,7 +192,7 @@ class TestExpiry:
         stage.later(HOUR_US // 2)
         stage.sweep_expired()
         assert stage.counts(queue)[0] == 600
-        assert stage.kinds().count("expired") == 4
+        assert stage.kinds().count("expired") == 4 + (name == "jobs")
 
     @pytest.mark.parametrize("name", ["jobs", "jobs.fifo"])
     def test_messages_with_a_long_life_hide_no_dead_ones_of_other_groups(self, stage: Stage, name: str) -> None:
@@ -223,11 +223,32 @@ class TestExpiry:
         assert stage.counts(queue) == (300, 0, 0)
         assert stage.kinds().count("expired") == 3
 
-    def test_a_lease_does_not_keep_a_dead_message_for_ever(self, stage: Stage) -> None:
-        queue = stage.create(retention_us=MINUTE_US)
-        stage.send(queue)
-        stage.take(queue, lease_us=HOUR_US)
-        stage.later(HOUR_US)
+    @for_each("held", ["in line", "beside it", "of a tenant", "delayed", "first of a group"])
+    def test_no_lease_and_no_delay_keeps_a_dead_message(self, stage: Stage, held: str) -> None:
+        queue = stage.create(held.replace(" ", "-") + ".fifo" * (held == "first of a group"), retention_us=DAY_US)
+        group = "a" if held in {"of a tenant", "first of a group"} else None
+        for number in range(3):
+            delay_us = {"beside it": SECOND_US, "delayed": DAY_US // 2}.get(held, 0)
+            stage.send(queue, extras=Extras(group=group, deduplication_id=str(number)), delay_us=delay_us)
+        stage.later(SECOND_US)
+        if held != "delayed":
+            stage.take(queue, lease_us=DAY_US // 2)
+        stage.change(queue, retention_us=MINUTE_US)
+        stage.later(MINUTE_US)
         stage.sweep_expired()
         assert stage.counts(queue) == (0, 0, 0)
         assert stage.factory.rows(stage.store) == 0
+
+    def test_a_look_at_a_time_finds_the_dead_among_many_in_flight(self, stage: Stage) -> None:
+        """Beside the lines, where only the leases say who is there."""
+        queue = stage.create(retention_us=HOUR_US)
+        for count, ttl_us in ((300, DAY_US), (1, None), (300, DAY_US)):
+            stage.batch([sending(queue, delay_us=SECOND_US, ttl_us=ttl_us) for _ in range(count)])
+        stage.later(SECOND_US)
+        while stage.receive(queue, 250, lease_us=DAY_US):
+            pass
+        stage.later(HOUR_US)
+        for _ in range(3):
+            assert stage.counts(queue)[2] >= 600
+            stage.sweep_expired()
+        assert stage.counts(queue) == (0, 0, 600)

@@ -237,7 +237,7 @@ def shown_name(info: "QueueInfo", allowed: re.Pattern[str]) -> str | None:
 
 
 class QueueCounts(msgspec.Struct, frozen=True, gc=False):
-    """Counts of a queue's messages by state. Expired messages count until a sweep removes them."""
+    """Counts of a queue's messages by state. Expired messages of any state count until a sweep removes them."""
 
     visible: int = 0
     delayed: int = 0

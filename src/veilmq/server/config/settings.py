@@ -13,7 +13,7 @@ push-header-case=documented header names of pushes as Alibaba's Java sample look
 
 import re
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from socket import gethostname
 from types import NoneType, UnionType
@@ -80,6 +80,11 @@ class SettingInvalid(Exception):
         self.allowed = allowed
 
 
+_AZURE_HEADERS_MAX: Final = 4_096
+"""As many headers of metadata as `header_bytes_max` has room for."""
+_PRIVATE_NETWORKS: Final = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8")))
+
+
 class Address(NamedTuple):
     """Where a port listens. Port 0 takes a free one."""
 
@@ -90,28 +95,29 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def address(self) -> IPv4Address | IPv6Address | None:
+        """The address; None if the host is a name."""
+        try:
+            return ip_address(self.host)
+        except ValueError:
+            return None
+
+    @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it. A name other than `localhost` could be any machine: False."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host.lower() == "localhost"
+        return self.host.lower() == "localhost" if self.address is None else self.address.is_loopback
 
     @property
     def private(self) -> bool:
-        """Whether it is an address of a private network (RFC 1918, RFC 4193), or all addresses of this machine."""
-        try:
-            return ip_address(self.host).is_private
-        except ValueError:
-            return False
+        """Whether it is an address of a private network (RFC 1918, RFC 4193), or all addresses of this machine. A name
+        could be any address: False."""
+        address = self.address
+        return address is not None and (address.is_unspecified or any(address in each for each in _PRIVATE_NETWORKS))
 
     @property
     def unspecified(self) -> bool:
         """Whether it means all addresses of this machine, and so none to which another one could connect."""
-        try:
-            return ip_address(self.host).is_unspecified
-        except ValueError:
-            return False
+        return self.address is not None and self.address.is_unspecified
 
 
 AtLeast1 = Annotated[int, Meta(ge=1, le=2**53)]
@@ -312,6 +318,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if address.loopback or (self.dev_host and address.private and name != "peer"):
                 continue
             if self.dev_host and name != "peer":
+                if address.address is None:
+                    raise SettingInvalid(name, f"{address} is a name: with dev_host give an address, such as 0.0.0.0")
                 raise SettingInvalid(name, f"{address} is beyond private networks, which is all that dev_host opens")
             if self.credentials is None:
                 instead = " instead of dev_host" if self.dev_host else ""
@@ -352,9 +360,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             brake_us=SECOND_US if self.parked_brake else 0,
         )
 
-    def listener_limits(self) -> ListenerLimits:
-        """Bounds of each data port."""
-        return ListenerLimits(
+    def listener_limits(self, name: str) -> ListenerLimits:
+        """Bounds of the data port of that name. At Azure's, each pair of metadata is a header."""
+        limits = ListenerLimits(
             body_bytes_max=self.body_bytes_max,
             header_deadline_s=self.header_deadline_s,
             body_deadline_s=self.body_deadline_s,
@@ -363,6 +371,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             connections_max=self.connections_max,
             held_bytes_max=self.held_bytes_max,
         )
+        return msgspec.structs.replace(limits, header_count_max=_AZURE_HEADERS_MAX) if name == "azure" else limits
 
     def store_options(self) -> Options:
         """Bounds of the store."""

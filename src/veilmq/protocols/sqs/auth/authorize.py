@@ -7,7 +7,7 @@ managing access in Amazon SQS" (cross-account permissions) in the SQS Developer 
 IAM User Guide.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -64,6 +64,8 @@ class _Question(NamedTuple):
 
     queue: QueueKey
     action: str
+    dead_letters: QueueKey | None = None
+    """Asked only if the queue's dead letters go there."""
 
 
 class _Held(NamedTuple):
@@ -86,7 +88,7 @@ def authorized(asked: Asked, call: Call) -> Call:
     else:
         guarded = asked.endpoint.guarded if asked.caller.verified else ()
         failing = asked.endpoint.kms_faults and call.operation in _ENCRYPTED
-        questions = tuple(each for each in _questions(call) if failing or each.queue in guarded)
+        questions = tuple(each for each in _questions(call, guarded) if failing or each.queue in guarded)
         if not questions or _unlocks(call):
             return call
     commands = tuple(DescribeQueue(queue=each.queue, origin=asked.caller.origin) for each in questions)
@@ -94,9 +96,10 @@ def authorized(asked: Asked, call: Call) -> Call:
     return msgspec.structs.replace(call, key=key, commands=commands, row=_JUDGE, memo=_Held(call, asked, questions))
 
 
-def _questions(call: Call) -> Iterator[_Question]:
+def _questions(call: Call, guarded: Iterable[QueueKey]) -> Iterator[_Question]:
     """The actions of the call on each queue. A move task receives, deletes and sends: "Configuring queue permissions
-    for dead-letter queue redrive" in the Developer Guide."""
+    for dead-letter queue redrive" in the Developer Guide. Without a destination it sends to the queues whose dead
+    letters the source has; which these are, only the store knows."""
     command = call.commands[0] if call.commands else None
     queue = getattr(command, "queue", None)
     if queue is None:
@@ -107,6 +110,10 @@ def _questions(call: Call) -> Iterator[_Question]:
         yield _Question(queue, "DeleteMessage")
         if command.destination is not None:
             yield _Question(command.destination, "SendMessage")
+            return
+        for other in sorted(guarded):
+            if (other.account, other.region) == (queue.account, queue.region):
+                yield _Question(other, "SendMessage", queue)
 
 
 def note(endpoint: Endpoint, info: QueueInfo) -> None:
@@ -160,6 +167,9 @@ def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
 
 def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
     """Raises Refusal if the queue's policy denies the call, or its KMS key fails."""
+    redrive = info.settings.redrive
+    if question.dead_letters is not None and (redrive is None or redrive.target != question.dead_letters):
+        return
     decision = _decision(held, question, info)
     if decision is Decision.DENIED or (held.asked.foreign is not None and decision is Decision.SILENT):
         raise _denied(held.call, question, decision)

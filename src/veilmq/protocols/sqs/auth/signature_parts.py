@@ -13,6 +13,7 @@ import calendar
 import re
 import time
 from collections.abc import Sequence
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
@@ -191,7 +192,10 @@ def stamp_of(headers: dict[bytes, bytes]) -> bytes:
     if _STAMP.match(date):
         return date
     try:
-        return parsedate_to_datetime(date.decode("latin-1")).strftime("%Y%m%dT%H%M%SZ").encode()
+        moment = parsedate_to_datetime(date.decode("latin-1"))
+        if moment.tzinfo is not None:  # `-0000` has none, and is UTC
+            moment = moment.astimezone(UTC)
+        return moment.strftime("%Y%m%dT%H%M%SZ").encode()
     except (ValueError, OverflowError):
         raise _bad_date(date) from None
 

@@ -111,6 +111,7 @@ class LiveQueue:
         "in_flight",
         "incarnation",
         "key",
+        "looked",
         "modified",
         "next_due",
         "next_expiry",
@@ -145,9 +146,7 @@ class LiveQueue:
         (memtable.py)."""
         self.visible = 0
         """All that can be claimed: in the lines, unflushed, and returned."""
-        self.returned = 0
-        self.delayed = 0
-        self.in_flight = 0
+        self.returned = self.delayed = self.in_flight = 0
         self.cap: int = FOREVER
         """The limit of messages in flight that cut a receive short. A parked receive is woken when one of them ends."""
         self.grouped = 0
@@ -164,6 +163,8 @@ class LiveQueue:
         """Not after the earliest end of a lease or delay."""
         self.next_expiry = FOREVER
         """Not after the earliest expiry that a sweep could apply."""
+        self.looked: tuple[int, int] = (FOREVER, 0)
+        """End of the lease, and sequence, of the hidden message that a sweep looked at last: a hint."""
 
     def save(self) -> tuple[object, ...]:
         """Everything that a batch can change."""

@@ -74,17 +74,34 @@ _FIRST_IN_LINE: Final = (
     "SELECT sequence, coalesce(expires, sent + ?2) AS ends FROM message INDEXED BY message_line"
     " WHERE generation = ?1 AND line = ?3 AND in_line = 1 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
 )
+_LINES_OF_ALL: Final = f"(VALUES {', '.join(f'({priority})' for priority in range(1, PRIORITY_LINES_MAX + 1))}) p"
 _FIRST_RETURNED: Final = (
     "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends FROM"
     " (SELECT sequence FROM lease INDEXED BY lease_returned"
     "  WHERE generation = ?1 AND hidden = 0 ORDER BY line, sequence LIMIT ?3) l"
     " CROSS JOIN message m ON m.sequence = l.sequence"
     " UNION ALL SELECT m.sequence, coalesce(m.expires, m.sent + ?2) FROM"
-    f" (VALUES {', '.join(f'({priority})' for priority in range(1, PRIORITY_LINES_MAX + 1))}) p"
-    " CROSS JOIN message m ON m.sequence = (SELECT sequence FROM lease INDEXED BY lease_returned"
+    f" {_LINES_OF_ALL} CROSS JOIN message m ON m.sequence = (SELECT sequence FROM lease INDEXED BY lease_returned"
     "  WHERE generation = ?1 AND hidden = 0 AND line = p.column1 ORDER BY sequence LIMIT 1)"
 )
 """Some returned messages, and the first of each priority, so that many of one priority do not hide the others."""
+_FIRST_OF_LINES: Final = (
+    f"SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends FROM {_LINES_OF_ALL}"
+    " CROSS JOIN message m ON m.sequence IN (SELECT sequence FROM message INDEXED BY message_line"
+    "  WHERE generation = ?1 AND line = p.column1 AND in_line = 1 ORDER BY sequence LIMIT ?3)"
+)
+"""The first of each priority's line, also those before its cursor: they are in flight, or were returned."""
+_HIDDEN: Final = (
+    "(SELECT * FROM (SELECT sequence, due FROM lease INDEXED BY lease_hidden"
+    "  WHERE generation = ?1 AND hidden = 1 AND due = ?4 AND sequence < ?5 ORDER BY sequence DESC LIMIT ?3)"
+    " UNION ALL SELECT * FROM (SELECT sequence, due FROM lease INDEXED BY lease_hidden"
+    "  WHERE generation = ?1 AND hidden = 1 AND due < ?4 ORDER BY due DESC, sequence DESC LIMIT ?3) LIMIT ?3)"
+)
+_ENDS_OF_HIDDEN: Final = (
+    "SELECT json_group_array(json_array(m.sequence, coalesce(m.expires, m.sent + ?2), l.due))"
+    f" FROM {_HIDDEN} l CROSS JOIN message m ON m.sequence = l.sequence"
+)
+_HIDDEN_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int, int]])
 _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows})"
 _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
@@ -253,7 +270,7 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     if gone:
         expire(writer, queue, *gone)
         update_rows(writer, queue)
-    if steps >= steps_max or (gone and (queue.returned or queue.groups is not None)):  # more may follow the first ones
+    if gone:  # more may follow the first ones
         writer.queues.lower_expiry(queue, writer.expiry_now)
     elif queue.in_flight or queue.delayed or queue.visible:
         # One bound per check: a second one, days away, would stay in the heap for days.
@@ -263,8 +280,8 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
 
 
 def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
-    """Messages that may have expired, and their expiry: the first by own expiry, of each line, and of the returned
-    ones."""
+    """Messages that may have expired, and their expiry: the first by own expiry, of each line, of the returned ones,
+    and some of the hidden ones."""
     generation, retention_us = queue.generation, queue.settings.retention_us
 
     def first(rows: str, *values: int) -> list[tuple[int, int]]:
@@ -279,7 +296,20 @@ def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
         found += first(FIRST_OF_GROUPS, retention_us, count)
     if queue.returned:
         found += first(_FIRST_RETURNED, retention_us, count)
+    if queue.in_flight or queue.delayed:
+        if not queue.settings.fifo:
+            found += first(_FIRST_OF_LINES, retention_us, max(1, count // PRIORITY_LINES_MAX))
+        found += _hidden(writer, queue, count)
     return dict(found)
+
+
+def _hidden(writer: Writer, queue: LiveQueue, count: int) -> list[tuple[int, int]]:
+    """The next `count` messages in flight or delayed, and their expiry: each look takes others, from the longest lease
+    down, since those of short leases come back before they matter."""
+    values = (queue.generation, queue.settings.retention_us, count, *queue.looked)
+    rows = writer.read_packed(_ENDS_OF_HIDDEN, values, _HIDDEN_DECODER)
+    queue.looked = (rows[-1][2], rows[-1][0]) if len(rows) == count else (FOREVER, 0)
+    return [(sequence, ends) for sequence, ends, _ in rows]
 
 
 def _drop_ended(writer: Writer, table: str, order: str, rows_max: int) -> int:
