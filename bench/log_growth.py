@@ -6,8 +6,9 @@ Strategy: two servers, and lives of messages in batches of ten with larger bodie
 snapshots' worth in the time. Sampled: the log, PostgreSQL's two directories without their WAL, whose size is a setting
 of PostgreSQL, and the servers' directories, which keep the history as one server alone does. Flat: the log of the last
 third of the time is at most a tenth larger than that of the third before. A snapshot is due when the log has grown by
-what the state has, so the state must not grow: the history is bounded to what it reaches in the first minutes. With
---pause-ms the load is even, also where the machine has other work.
+what the state has, so the state must not grow: the history is bounded to what it reaches in the first minutes, and
+each run has a new queue, since wrk leaves messages behind. With --pause-ms the load is even, also where the machine has
+other work.
 """
 
 import argparse
@@ -103,13 +104,15 @@ def soaked(pair: Pair, options: argparse.Namespace, wrk: str) -> tuple[list[Samp
         watching = threading.Thread(target=watch)
         watching.start()
         try:
-            target = owner.target("json", owner.new_queue("json"))
             while time.monotonic() < began + options.minutes * 60:
+                queue = owner.new_queue("json")
+                target = owner.target("json", queue)
                 load = Load(30, options.connections, 10, body_bytes=options.body_bytes, pause_ms=options.pause_ms)
                 run = measured_run(wrk, owner.pid, target, load)
                 if run.void:
                     raise MeasureFailed(run.void)
                 requests += run.requests
+                owner.drop_queue("json", queue)
         finally:
             ended.set()
             watching.join()
