@@ -50,7 +50,7 @@ class Turn(NamedTuple):
 
 
 class Client(asyncio.Protocol):
-    """One connection: puts a job, reserves one, deletes it, and begins again until it is told to stop."""
+    """One connection: puts a job, reserves one and deletes it, in a loop."""
 
     def __init__(self) -> None:
         self.lives = 0

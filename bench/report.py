@@ -158,7 +158,7 @@ def _heading(kind: str, name: str, result: Result, stamp: str, quick: bool) -> l
     if kind in ("lifecycle", "depth"):
         load = rows[0]["load"]
         lines += [
-            f"Runs of {load['seconds']} s by turns, bodies of {load['body_bytes']} bytes; a ratio is a median.",
+            f"Runs of {load['seconds']} s in turns, bodies of {load['body_bytes']} bytes; a ratio is a median.",
             "Absolute figures are quotable only from a quiet machine (see load and steal below); quote the ratios.",
             "",
         ]

@@ -10,8 +10,7 @@ from tests.cli.conftest import Serve
 from tests.users import other_user
 
 import veilmq
-from veilmq.cli.access import Target, http_access
-from veilmq.cli.access.http import failure_of
+from veilmq.cli.access import Target, failure_of, http_access
 from veilmq.cli.directory import backup
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.pipeline.session import make_place

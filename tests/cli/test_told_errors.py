@@ -16,9 +16,9 @@ from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve
 from tests.users import other_user
 
 import veilmq
-from veilmq.cli.access import Target, http_access
+from veilmq.cli.access import Target, failure_of, http_access
 from veilmq.cli.access.direct import open_direct
-from veilmq.cli.access.http import HttpAccess, failure_of
+from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.directory import check
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.remote import Asked

@@ -99,7 +99,7 @@ def test_an_unknown_kind_is_refused_also_when_files_were_joined(spark: Any, tabl
 def test_a_file_that_goes_meanwhile_is_an_error_whatever_the_session_ignores(
     spark: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tidy waits for the job, and what anybody else removes is told in a sentence."""
+    """`tidy` waits for the job. If somebody else removes a file, the job fails with one clear sentence."""
     monkeypatch.setattr(sessions, "started", lambda *where, is_short: nullcontext(spark))
     monkeypatch.setattr(export, "JOBS_WAIT_S", 0)
     asked = Asked(None, place, None, None, None, None, None, "parquet", False, None, None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from veilmq.cli.failures import Exit, Failure, advice_on
+from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on
 from veilmq.model.settings.queue import QueueKey
 
 if TYPE_CHECKING:
@@ -291,3 +291,41 @@ def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | 
     if not _TOKEN.fullmatch(text):
         raise Failure(Exit.USAGE, f"{path} holds no token", "Name the server's admin-token with --token-file.")
     return text.decode()
+
+
+def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
+    """Turn an error of the admin port into the command's failure, with advice."""
+    if error == "not_authenticated":
+        return Failure(Exit.USAGE, message, _ADVICE_TOKEN)
+    if error == "history_trimmed":
+        return Failure(Exit.WRONG, message, f"Begin with --from {said.get('first_offset')}, or with --from first.")
+    if error == "not_found":
+        return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
+    if error in _OF_STORE:
+        return Failure(Exit.STORE, message, "The server's log says more, and perhaps its disk is full.")
+    if error == "QueueMissing":
+        return Missing(Exit.WRONG, message, _next(error, said))
+    return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))
+
+
+def _next(error: str, said: Mapping[str, Any]) -> str:
+    """What to do next, with the queue's own name."""
+    data = said.get("data")
+    queue = data.get("queue") if isinstance(data, dict) else None
+    name = queue.rpartition("/")[2] if isinstance(queue, str) else ""
+    return _NEXT.get(error, "").replace("NAME", name or "NAME")
+
+
+_ADVICE_TOKEN: Final = (
+    "Name the server's data directory with --data DIR or VEILMQ_DATA: its token is there. "
+    "Or name a file that holds the token with --token-file FILE."
+)
+_RELEASE: Final = "the server is of another release than this command, and has no such operation."
+_OF_STORE: Final = {"StoreFailed", "StoreUnknown"}
+_NEXT: Final = {
+    "method_not_allowed": f"Perhaps {_RELEASE}",
+    "QueueMissing": "See what there is with `veilmq queues list --all`, or make it with `veilmq queues create NAME`.",
+    "QueueExists": "Change it with `veilmq queues set NAME`.",
+    "DiskLow": "Free some space; receives and deletes go on meanwhile.",
+    "LeaseTaken": "The message is another receiver's now: its handle is the one that counts.",
+}

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import veilmq
 from veilmq.admin.api import described, inputs
 from veilmq.admin.api.operations import OPERATIONS
-from veilmq.cli.access import EVERYTHING, Home, Piece, several_accounts
+from veilmq.cli.access import EVERYTHING, Home, Piece, failure_of, several_accounts
 from veilmq.cli.failures import Exit, Failure, Missing, Unknown, Unreachable
 from veilmq.cli.options import refused_value
 from veilmq.model.errors import ParameterInvalid
@@ -50,10 +50,6 @@ _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the
 _ADVICE_SILENT: Final = 'Its disk may hang: see `dmesg` there, and "no port answers" in docs/operations.md.'
 _ADVICE_UNDECIDED: Final = f"{_ADVICE_SILENT} What was asked for may still be done."
 _ADVICE_AWAY: Final = "Is the address right, and does every firewall on the way let it through?"
-_ADVICE_TOKEN: Final = (
-    "Name the server's data directory with --data DIR or VEILMQ_DATA: its token is there. "
-    "Or name a file that holds the token with --token-file FILE."
-)
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 _ADVICE_OTHER_PORT: Final = (
     "A server's admin port is another one than those of SQS, Azure and MNS: "
@@ -85,13 +81,16 @@ class HttpAccess:
         self._admin = admin
         self._is_connected = self._may_be_done = False
         self._command_id: str | None = None
-        self.replayed = False  # whether the last answer was kept: the command had been carried out before
+        self.replayed = False
+        """Whether the last answer was kept: the command had been carried out before."""
         try:
             self._connection = _connection(admin, announced=announced)
         except (ValueError, http.client.InvalidURL):
-            port, message = _PORT.search(admin), f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
+            port = _PORT.search(admin)
             if port is not None and int(port[1]) > _PORT_MAX:
                 message = f"{source}: a port is a number up to {_PORT_MAX}, not {port[1]}"
+            else:
+                message = f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
             raise Failure(Exit.USAGE, message) from None
         self._headers = {"User-Agent": f"veilmq/{veilmq.__version__} (command line)"}
         if announced:
@@ -174,8 +173,9 @@ class HttpAccess:
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.quarantined`."""
+        path = "/api/v1/quarantine/export" if bodies else "/api/v1/quarantine"
         members = {"account": account, "region": region, "prefix": prefix, "limit": inputs.PAGE_MAX}
-        return self._listed(f"/api/v1/quarantine{'/export' * bodies}", "messages", members, answer_s=_WORK_S)
+        return self._listed(path, "messages", members, answer_s=_WORK_S)
 
     def _listed(
         self, path: str, name: str, members: dict[str, Any], *, answer_s: float | None = None
@@ -272,7 +272,8 @@ class HttpAccess:
     def console_link(self) -> str:
         """The address of the console that signs in once, within two minutes. Raises Failure."""
         path = self._json("POST", "/console/links", {}, b"{}")["path"]
-        host, scheme = self._connection.host, "https" if self._connection.default_port == 443 else "http"
+        host = self._connection.host
+        scheme = "https" if isinstance(self._connection, http.client.HTTPSConnection) else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._connection.port}{path}"
 
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
@@ -430,7 +431,8 @@ class HttpAccess:
             message = refused_value(said["field"], said["message"]) if said.get("field") else str(said["message"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_ours(status)
-        failure = failure_of(error := str(said.get("error")), message, said)
+        error = str(said.get("error"))
+        failure = failure_of(error, message, said)
         failure.answered = status, error, str(said.get("request_id"))
         return failure
 
@@ -463,38 +465,5 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
 
 def _quoted(text: str) -> str:
     """The text as a header's string (RFC 9651, 3.3.3)."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
-    """Turn an error of the admin port into the command's failure, with advice."""
-    if error == "not_authenticated":
-        return Failure(Exit.USAGE, message, _ADVICE_TOKEN)
-    if error == "history_trimmed":
-        return Failure(Exit.WRONG, message, f"Begin with --from {said.get('first_offset')}, or with --from first.")
-    if error == "not_found":
-        return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
-    if error in _OF_STORE:
-        return Failure(Exit.STORE, message, "The server's log says more, and perhaps its disk is full.")
-    if error == "QueueMissing":
-        return Missing(Exit.WRONG, message, _next(error, said))
-    return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))
-
-
-def _next(error: str, said: Mapping[str, Any]) -> str:
-    """What to do next, with the queue's own name."""
-    data = said.get("data")
-    queue = data.get("queue") if isinstance(data, dict) else None
-    name = queue.rpartition("/")[2] if isinstance(queue, str) else ""
-    return _NEXT.get(error, "").replace("NAME", name or "NAME")
-
-
-_RELEASE: Final = "the server is of another release than this command, and has no such operation."
-_OF_STORE: Final = {"StoreFailed", "StoreUnknown"}
-_NEXT: Final = {
-    "method_not_allowed": f"Perhaps {_RELEASE}",
-    "QueueMissing": "See what there is with `veilmq queues list --all`, or make it with `veilmq queues create NAME`.",
-    "QueueExists": "Change it with `veilmq queues set NAME`.",
-    "DiskLow": "Free some space; receives and deletes go on meanwhile.",
-    "LeaseTaken": "The message is another receiver's now: its handle is the one that counts.",
-}
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -87,9 +87,8 @@ class Intake:
         self._able = queue.capabilities
         self._first_lease = first_lease(options)
         self._wait = min(WAIT, self._able.wait_max) if options["wait"] is None else options["wait"]
-        if (
-            options["keeper"] is False
-        ):  # SQS does not say when it gave a message out: a lease counts from before the poll
+        if options["keeper"] is False:
+            # SQS does not say when it gave a message out, so a lease counts from before the poll.
             self._wait = min(self._wait, self._first_lease / 2)
         self._stop = Stop(clock)
         self._threads: list[threading.Thread] = []

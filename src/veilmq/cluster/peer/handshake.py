@@ -95,9 +95,9 @@ class Handshake:
         wants: str = CALLS,
         serves: Callable[[str], bool] = lambda purpose: True,
     ):
-        """expects: the server that the caller means to reach. serves: whether an owner has use for a connection of that
-        purpose; else it refuses whoever has proved itself, who then knows that nothing was read. Raises ValueError for
-        a secret that is too short or a name that is too long."""
+        """expects: the server that the caller means to reach. serves: whether this server accepts connections of that
+        purpose. If not, it refuses the peer in the handshake, so the peer knows that nothing was read. Raises
+        ValueError for a secret that is too short or a name that is too long."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the peer secret must have at least {SECRET_BYTES_MIN} bytes")
         self._role, self._identity, self._secret, self._expects = role, identity, secret, expects

@@ -225,8 +225,9 @@ class LiveQueue:
     def info(self) -> QueueInfo:
         """The queue as protocols show it."""
         counts = QueueCounts(self.visible, self.delayed, self.in_flight)
-        dates = (self.created, self.modified)
-        return QueueInfo(self.key, self.incarnation, *dates, self.settings, counts, self.plan, self.purged)
+        return QueueInfo(
+            self.key, self.incarnation, self.created, self.modified, self.settings, counts, self.plan, self.purged
+        )
 
 
 class Groups:
