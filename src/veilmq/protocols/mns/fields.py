@@ -13,13 +13,16 @@ SDK reads errors only without it, and everything else only with it. Other client
 
 import re
 from base64 import b64decode, urlsafe_b64encode
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from veilmq.protocols import DocumentInvalid, Element, Response, clean, escape, read_document
 from veilmq.protocols.mns import errors, limits
-from veilmq.protocols.mns.call import Asked
+from veilmq.protocols.mns.call import Asked, Call
 from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range, show
+
+T = TypeVar("T")
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _BOOLEANS: Final = {"true": True, "false": False}
@@ -200,6 +203,30 @@ _ERROR_XMLNS: Final = 'xmlns="http://mns.aliyuncs.com/doc/v1"'
 def document(root: str, inside: str, status: int = 200) -> Response:
     """A response with one document."""
     return Response(status, CONTENT_TYPE, f"{DECLARATION}<{root} {XMLNS}>{inside}</{root}>".encode())
+
+
+def listing(
+    call: Call,
+    kind: str,
+    place: str,
+    found: Iterable[tuple[str, T]],
+    attributes: Callable[[T], dict[str, str]],
+    *,
+    more: bool,
+) -> Response:
+    """200 with the URL and name of each that a page found, and its attributes if they were asked for. The memo of the
+    call: the page.
+
+    kind: Queue, Topic or Subscription. place: the path of their URLs before the name. found: by name.
+    """
+    page: Page = call.memo
+    start = call.asked.url(place)
+    names, entries = list[str](), list[str]()
+    for name, info in found:
+        names.append(name)
+        fields = {f"{kind}URL": start + name, f"{kind}Name": name}
+        entries.append(f"<{kind}>{elements(fields | attributes(info) if page.with_meta else fields)}</{kind}>")
+    return document(f"{kind}s", "".join(entries) + marker_of(names, more))
 
 
 def elements(fields: dict[str, str]) -> str:

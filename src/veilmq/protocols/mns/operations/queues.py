@@ -19,10 +19,9 @@ from veilmq.protocols.mns.addresses import arn, queue_of_text
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import bad
 from veilmq.protocols.mns.fields import (
-    Page,
     document,
     elements,
-    marker_of,
+    listing,
     members,
     members_of,
     number,
@@ -207,11 +206,5 @@ def plan_list(asked: Asked) -> Plan:
 def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """200 with URLs and names, and the attributes if they were asked for."""
     listed: QueuesListed = sole(call, outcomes)
-    page: Page = call.memo
-    start = call.asked.url("/queues/")
-    names = [_name(info) for info in listed.queues]
-    entries = []
-    for name, info in zip(names, listed.queues, strict=True):
-        fields = {"QueueURL": start + name, "QueueName": name}
-        entries.append(f"<Queue>{elements(fields | _attributes(info) if page.with_meta else fields)}</Queue>")
-    return document("Queues", "".join(entries) + marker_of(names, listed.more))
+    found = [(_name(info), info) for info in listed.queues]
+    return listing(call, "Queue", "/queues/", found, _attributes, more=listed.more)

@@ -47,10 +47,9 @@ from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.errors import Refusal, bad, malformed
 from veilmq.protocols.mns.fields import (
-    Page,
     document,
     elements,
-    marker_of,
+    listing,
     members,
     members_of,
     number,
@@ -153,13 +152,8 @@ def plan_list(asked: Asked) -> Plan:
 def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """200 with URLs and names, and the attributes if they were asked for."""
     listed: TopicsListed = sole(call, outcomes)
-    page: Page = call.memo
-    start = call.asked.url("/topics/")
-    entries = []
-    for info in listed.topics:
-        fields = {"TopicURL": start + info.key.name, "TopicName": info.key.name}
-        entries.append(f"<Topic>{elements(fields | _attributes(info) if page.with_meta else fields)}</Topic>")
-    return document("Topics", "".join(entries) + marker_of([info.key.name for info in listed.topics], listed.more))
+    found = [(info.key.name, info) for info in listed.topics]
+    return listing(call, "Topic", "/topics/", found, _attributes, more=listed.more)
 
 
 def plan_publish(asked: Asked) -> Plan:
@@ -326,13 +320,6 @@ def plan_list_subscriptions(asked: Asked) -> Plan:
 def answer_list_subscriptions(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """200 with URLs and names, and the attributes if they were asked for (the Go SDK does)."""
     listed: SubscriptionsListed = sole(call, outcomes)
-    page: Page = call.memo
-    start = call.asked.url(f"/topics/{call.asked.place.name}/subscriptions/")
-    names = [info.name for info in listed.subscriptions]
-    entries = []
-    for info in listed.subscriptions:
-        fields = {"SubscriptionURL": start + info.name, "SubscriptionName": info.name}
-        entries.append(
-            f"<Subscription>{elements(fields | _subscribed(info) if page.with_meta else fields)}</Subscription>"
-        )
-    return document("Subscriptions", "".join(entries) + marker_of(names, listed.more))
+    place = f"/topics/{call.asked.place.name}/subscriptions/"
+    found = [(info.name, info) for info in listed.subscriptions]
+    return listing(call, "Subscription", place, found, _subscribed, more=listed.more)
