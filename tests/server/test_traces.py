@@ -193,13 +193,17 @@ def test_a_server_exports_as_the_variables_say_and_names_a_missing_exporter(tmp_
     assert (span["name"], span["kind"]) == ("send orders", "SpanKind.SERVER")
     of = span["resource"]["attributes"]
     assert (of["service.name"], of["service.version"], of["deployment"]) == ("veilmq", veilmq.__version__, "test")
-    refused = subprocess.run(
-        [*VEILMQ, "serve", "--traces", "--data", str(tmp_path / "other")],
-        env=os.environ | {"OTEL_TRACES_EXPORTER": "nowhere"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert refused.returncode == 2
-    assert "veilmq: --traces: no installed package has the trace exporter nowhere\n" in refused.stderr
-    assert not (tmp_path / "other").exists()
+    for wrong, why in (
+        ({"OTEL_TRACES_EXPORTER": "nowhere"}, "no installed package has the trace exporter nowhere"),
+        (environment | {"OTEL_BSP_SCHEDULE_DELAY": "-5"}, "schedule_delay_millis must be positive."),
+    ):
+        refused = subprocess.run(
+            [*VEILMQ, "serve", "--traces", "--data", str(tmp_path / "other")],
+            env=os.environ | wrong,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert refused.returncode == 2
+        assert f"veilmq: --traces: {why}\n" in refused.stderr
+        assert not (tmp_path / "other").exists()

@@ -66,7 +66,7 @@ class ExporterMissing(Exception):
 
 def exporters(names: str, protocol: str) -> "list[SpanExporter]":
     """What the variables OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL ask for; "": OTLP, by whichever is
-    installed. Each reads further variables itself. Raises ExporterMissing, and what an exporter's constructor does."""
+    installed. Each reads further variables itself. Raises ExporterMissing, and ValueError for what one refuses."""
     made: list[Any] = []
     for name in (each.strip() for each in (names or "otlp").split(",")):
         if name == "none":
@@ -81,7 +81,7 @@ def exporters(names: str, protocol: str) -> "list[SpanExporter]":
 
 def provider_of(made: "Sequence[SpanExporter]", release: str) -> TracerProvider:
     """A provider that exports in batches. Sampling, and the name of the service if it is not `veilmq`, come from the
-    OTEL_* variables."""
+    OTEL_* variables; raises ValueError for one that the SDK refuses."""
     ours = Resource({"service.name": "veilmq", "service.version": release})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
     for each in made:

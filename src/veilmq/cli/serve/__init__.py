@@ -145,10 +145,12 @@ def _traces(settings: Settings) -> "Traces | None":
         end_without(error)
     try:
         made = exporters(os.environ.get("OTEL_TRACES_EXPORTER", ""), os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", ""))
+        return Traces(provider_of(made, veilmq.__version__))
     except ExporterMissing as error:
         advice = "For OTLP: pip install opentelemetry-exporter-otlp-proto-http; OTEL_TRACES_EXPORTER=console prints."
         raise Failure(Exit.USAGE, f"--traces: {error}", advice) from None
-    return Traces(provider_of(made, veilmq.__version__))
+    except ValueError as error:
+        raise Failure(Exit.USAGE, f"--traces: {error}", "Correct the OTEL_* variable that it reads.") from None
 
 
 def _service(
