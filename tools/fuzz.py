@@ -14,10 +14,10 @@ libFuzzer keeps the input. `make fuzz` runs it.
 import base64
 import hashlib
 import hmac
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -224,13 +224,13 @@ def main() -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds()):
         (corpus / f"seed-{number:02}").write_bytes(seed)
-    with TemporaryDirectory() as directory:
-        store = SqliteStore(Path(directory) / "data", Options())
-        run = one_input(store)
-        for seed in seeds():
-            run(seed)
-        atheris.Setup(sys.argv, run)
-        atheris.Fuzz()
+    data = corpus.parent / "data"  # libFuzzer ends the process without cleanup, so the last run's is removed here
+    shutil.rmtree(data, ignore_errors=True)
+    run = one_input(SqliteStore(data, Options()))
+    for seed in seeds():
+        run(seed)
+    atheris.Setup(sys.argv, run)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
