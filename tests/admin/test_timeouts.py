@@ -14,8 +14,8 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq import testing
 from veilmq.admin import timeouts
-from veilmq.admin.timeouts import Granted, read
-from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_US
+from veilmq.admin.timeouts import Granted, kept, read
+from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_MAX, KEPT_US
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, Undeliver
 from veilmq.model.instant import SECOND_US
@@ -287,6 +287,21 @@ def test_an_answer_that_was_costly_is_given_for_a_minute(http: httpx.Client) -> 
     assert got(http, JOBS + "/timeout") == changed
     http.post("/api/v1/clock", json={"advance_us": KEPT_US})
     assert got(http, JOBS + "/timeout")["messages"] == 850
+
+
+def test_answers_and_verdicts_that_are_kept_are_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest goes: it is made anew when somebody asks."""
+    monkeypatch.setattr(kept, "COSTLY_EVENTS", 0)
+    monkeypatch.setattr(kept, "VERDICTS_MAX", KEPT_MAX + 2)
+    for number in range(KEPT_MAX + 3):
+        stage.create(f"other-{number}")
+    known, queues = kept.Timeouts(stage.store.reader), list(stage.store.reader.queues.values())
+    with stage.store.reader.look() as view:
+        for queue in queues:
+            known.page(view, queue, stage.now)
+        assert len(known._verdicts) == KEPT_MAX + 2
+        made = [known.page(view, queue, stage.now + 1)["at"] - stage.now for queue in reversed(queues)]
+    assert made == [0] * KEPT_MAX + [1] * 4
 
 
 def test_a_message_is_told_what_its_queue_is_told(http: httpx.Client) -> None:

@@ -5,7 +5,7 @@ import json
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,15 +13,18 @@ from queue import SimpleQueue
 from typing import Any, cast
 from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.cli.serve import _push
+from veilmq.cli.serve import _push, push_room
 from veilmq.cli.serve.push_room import _Subscriptions
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.settings.topic import RetryStrategy, SubscriptionSettings, TopicKey
+from veilmq.push.endpoints import EndpointStates
 from veilmq.push.requests import KEY_FILE
+from veilmq.push.room import PushRoom
 from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
@@ -78,6 +81,28 @@ def test_a_change_gives_a_new_object_and_nothing_else_does(stage: Stage) -> None
     assert changed() == [(NEWS, "pushed")]
     stage.do(DeleteTopic(topic=NEWS, origin=TESTER))
     assert changed() == []
+
+
+def test_the_endpoints_whose_pauses_are_shared_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_room, "_SHARE_S", 0.0)
+    shares: list[dict[str, float]] = []
+
+    class Sharing(Service):
+        async def share(self, name: str, value: bytes, *, replaces: bool = False) -> bytes:
+            shares.append(msgspec.msgpack.decode(value))
+            raise asyncio.CancelledError
+
+    class Room:
+        endpoints = EndpointStates(verify=False)
+
+    async def share() -> None:
+        pauses = {f"http://{number}.example:80": 1.0 for number in range(push_room.PAUSES_MAX + 2)}
+        Room.endpoints.resume(pauses)
+        with suppress(asyncio.CancelledError):
+            await push_room._share_pauses(Sharing(Settings(), DevelopmentKeyring(), LeaseClock()), cast(PushRoom, Room))
+
+    asyncio.run(share())
+    assert [len(pauses) for pauses in shares] == [push_room.PAUSES_MAX]
 
 
 def test_pushes_that_end_by_a_bug_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,15 +84,20 @@ def test_a_delete_that_came_late_is_late_when_a_take_over_sets_the_clock(tmp_pat
     assert isinstance(outcome, LeaseExpired)
 
 
-def test_without_an_owner_calls_fail_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "HELD_SECONDS", 0.05)
+def test_without_an_owner_calls_fail_after_a_while_and_too_many_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "HELD_SECONDS", 0.2)
     monkeypatch.setattr(room, "HELD_MAX", 2)
 
     async def scene(front: Front, shell: Shell) -> Any:
         describe = DescribeQueue(queue=QUEUE, origin=TESTER)
-        waiting = [asyncio.create_task(front.call(describe)) for _ in range(3)]
+        *waiting, beyond = [asyncio.create_task(front.call(describe)) for _ in range(3)]
+        refused = await beyond
+        assert front.held == 2
+        assert not any(each.done() for each in waiting)
         outcomes = [outcome for each in waiting for outcome in await each]
-        return [*outcomes, await front.query(Peek(queue=QUEUE, origin=TESTER))]
+        return [*refused, *outcomes, await front.query(Peek(queue=QUEUE, origin=TESTER))]
 
     outcomes = play(tmp_path / "data", scene)
     assert len(outcomes) == 4

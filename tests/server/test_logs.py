@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from veilmq.server import logs
 from veilmq.server.logs import LINES_MAX, Flood, set_up
 
 
@@ -81,3 +82,11 @@ def test_lines_of_one_kind_do_not_fill_the_log() -> None:
     assert late.getMessage() == f"host-1 is unavailable ({2 * LINES_MAX} lines like this one were left out)"
     (handler,) = logging.getLogger().handlers
     assert [type(each) for each in handler.filters] == [Flood]
+
+
+def test_the_kinds_of_lines_that_are_counted_are_bounded() -> None:
+    """A library that formats its texts itself has a kind for each line: they come, and take no memory."""
+    flood = Flood()
+    for number in range(3 * logs._KINDS_MAX):
+        assert flood.filter(logging.LogRecord("other", logging.WARNING, "", 0, f"text {number}", (), None))
+        assert len(flood._kinds) <= logs._KINDS_MAX + 1

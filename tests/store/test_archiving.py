@@ -16,7 +16,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
-from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, snapshots
+from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
 from veilmq.store.log import Diverged, restore
 from veilmq.store.sqlite.effects import digest
@@ -237,6 +237,31 @@ def test_a_place_that_fails_costs_nothing_but_lag(
     factory.archive._snapshot_at = -1e9  # the folder is empty now: a snapshot is due
     factory.archive._try_step()
     assert (factory.archive.lag_s, factory.archive.trouble) == (0, "")
+
+
+def test_a_spool_is_bounded_while_its_place_fails(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the bound it begins anew, with a snapshot when the place answers."""
+    monkeypatch.setattr(shipping, "SPOOL_BYTES_MAX", 32_768)
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    place = tmp_path / "place"
+    place.rename(tmp_path / "away")
+    place.touch()
+    bytes_max = 0
+    for _ in range(40):
+        stage.send(jobs, "x" * 2_000)
+        factory.archive._try_step()
+        bytes_max = max(bytes_max, sum(path.stat().st_size for path in (tmp_path / "data" / "archive").glob("spool-*")))
+    assert 32_768 < bytes_max < 40_960
+    place.unlink()
+    (tmp_path / "away").rename(place)
+    factory.archive._try_step()
+    stage.send(jobs, "of the new epoch")
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert len(epochs(factory)) == 2
 
 
 def test_a_spool_that_cannot_be_written_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.contract.jobs import balanced, finish, numbers, shown, start
-from tests.support.contract.stage import Stage
+from tests.support.contract.stage import TESTER, Stage, expect
 from tests.support.sqlite import SqliteFactory, store_of
 
+from veilmq.model.commands import StartJob
+from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Extras
-from veilmq.model.moves import Act, Filter, MoveStatus
+from veilmq.model.moves import JOBS_ACTIVE_MAX, Act, Filter, MoveStatus
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.upkeep import jobs
 
@@ -158,3 +160,15 @@ def test_a_step_is_bounded_whatever_the_filter_skips(stage: Stage) -> None:
     ended = finish(stage, job)
     assert ended.matched == 0
     assert numbers(finish(stage, searched)) == (40, 0, 0, 0)
+
+
+def test_at_most_so_many_jobs_are_under_way(stage: Stage) -> None:
+    """One more is refused and leaves nothing; when one has ended, there is room for it."""
+    queues = [stage.create(f"jobs-{number}") for number in range(JOBS_ACTIVE_MAX + 1)]
+    under_way = [start(stage, queue, Act.DELETE) for queue in queues[:-1]]
+    refused = expect(stage.do(StartJob(queue=queues[-1], origin=TESTER, act=Act.DELETE)), ParameterInvalid)
+    assert refused.reason == f"{JOBS_ACTIVE_MAX} jobs are running: wait until one ends"
+    with stage.store.reader.look() as view:
+        assert len(list(view.jobs())) == JOBS_ACTIVE_MAX
+    finish(stage, under_way[0])
+    assert finish(stage, start(stage, queues[-1], Act.DELETE)).status is MoveStatus.COMPLETED
