@@ -2,6 +2,8 @@
 
 import datetime
 import os
+import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,13 +16,24 @@ from tests.cli.test_certificate import make_pair
 from tests.support.commands import Ended, Run
 from tests.support.embedded import EmbeddedClient
 
+from veilmq.cli.doctor import Finding, checks
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
+from veilmq.server.config.settings import Settings
+from veilmq.store import MIB
+from veilmq.store.directory import free_and_floor
 from veilmq.store.synchronised import is_synchronised
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
 
-FREE = ("--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+FREE = (
+    "--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0",
+    "--connections-max", "100", "--floor-bytes", "1048576",
+)  # fmt: skip
+"""Ports that are free, and limits that any machine has room for."""
 WELL = 0 if is_synchronised() else 1
 """A machine without a time service has a warning."""
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -228,6 +241,39 @@ def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: 
     assert doctor("certificate", *files)[1][0][0] == "error"
     (tmp_path / "mq.key").unlink()
     assert doctor("certificate", *files)[1][0][:2] == ("error", f"{tmp_path / 'mq.key'} is not there")
+
+
+@for_each(
+    ("found", "level", "said"),
+    [
+        (checks.versions((3, 13, 1)), "ok", "Python 3.13.1,"),
+        (checks.versions((3, 12, 0)), "warning", "tested with Python 3.11, 3.13 and 3.14: "),
+        (checks.versions((3, 15, 0)), "warning", "tested with Python 3.11, 3.13 and 3.14: "),
+        (checks.clock(synchronised=True), "ok", "a time service keeps it"),
+        (checks.clock(synchronised=False), "warning", "timedatectl set-ntp true"),
+        (checks.open_files(32_000, Settings()), "ok", "up to 32000; a server with full ports has 32000"),
+        (checks.open_files(31_999, Settings()), "warning", "LimitNOFILE=32000 in the unit"),
+        (checks.open_files(4_999, Settings(connections_max=1_000)), "warning", "ulimit -n 5000"),
+        (checks.open_files(resource.RLIM_INFINITY, Settings()), "ok", "no limit"),
+        (checks.space(HERE, 1_024 * MIB, 256 * MIB), "ok", "1024 MiB free"),
+        (checks.space(HERE, 1_023 * MIB, 256 * MIB), "warning", "1023 MiB free"),
+        (checks.space(HERE, 255 * MIB, 256 * MIB), "error", "255 MiB free"),
+        (checks.space(HERE, 255 * MIB, 1 * MIB), "ok", "sends are refused below 1"),
+        (checks.sync_speed([0.001] * 5 + [0.9] * 4), "ok", "1 ms (the longest of 9: 900 ms)"),
+        (checks.sync_speed([0.03] * 9), "warning", "each request waits for one"),
+        (checks.sync_speed([0.3] * 9), "error", "each request waits for one"),
+    ],
+)
+def test_facts_of_the_machine(found: Iterator[Finding], level: str, said: str) -> None:
+    (first,) = (each for each in found if "in memory" not in each.text and "as good as that server" not in each.text)
+    assert (first.level, said in f"{first.text} {first.fix}") == (level, True), first
+    assert (first.fix == "") == (level == "ok")
+
+
+def test_the_settings_of_the_server_count(doctor: Any, tmp_path: Path) -> None:
+    assert doctor("open files")[1][0][1].endswith("; a server with full ports has 2300")
+    assert doctor("disk")[1][0][1].endswith(f" MiB free at {tmp_path}; sends are refused below 1")
+    assert free_and_floor(tmp_path, 1 << 60)[1] == shutil.disk_usage(tmp_path).total // 50
 
 
 def test_a_clock_that_was_ahead(doctor: Any, tmp_path: Path) -> None:

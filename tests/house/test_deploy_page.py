@@ -88,7 +88,8 @@ def test_the_unit_goes_with_the_page_and_the_script_that_installs_it() -> None:
     service, script = unit()["Service"], (ROOT / "tools" / "install-service.sh").read_text()
     assert set(service["RestartPreventExitStatus"].split()) == {str(int(one)) for one in (Exit.USAGE, Exit.DIRECTORY)}
     assert int(service["TimeoutStopSec"]) >= 2 * Settings().shutdown_deadline_s + 5
-    assert int(service["LimitNOFILE"]) > 3 * Settings().connections_max
+    assert int(service["LimitNOFILE"]) >= Settings().files_needed
+    assert f"{Settings().files_needed:,} with the default" in PAGE
     program, _, flag, config = service["ExecStart"].split()
     assert flag == "--config"
     for path in (program.removesuffix("/bin/veilmq"), config, f"/var/lib/{service['StateDirectory']}"):

@@ -230,8 +230,8 @@ class DataDirectory:
         return self._disk.space(self.path)[0]
 
     def floor_bytes(self) -> int:
-        """Sends and creates are refused below this much free space: the setting, but at most 2 % of the file system."""
-        return min(self._floor_bytes, self._disk.space(self.path)[1] // 50)
+        """Sends and creates are refused below this much free space."""
+        return free_and_floor(self.path, self._floor_bytes, self._disk)[1]
 
     def needed_bytes(self) -> int:
         """Refused sends are accepted again at this much free space: the floor, plus the reserve if it was given up."""
@@ -283,6 +283,13 @@ class DataDirectory:
             os.close(self._lock)
             if self._own is not None:
                 os.close(self._own)
+
+
+def free_and_floor(path: Path, floor_bytes: int, disk: Disk = REAL) -> tuple[int, int]:
+    """Free space of the file system, and below how much sends and creates are refused, bytes: the setting, but at most
+    2 % of the file system."""
+    free_bytes, total_bytes = disk.space(path)
+    return free_bytes, min(floor_bytes, total_bytes // 50)
 
 
 def _make(path: Path) -> None:

@@ -9,6 +9,7 @@ to the directory's owner.
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -130,6 +131,8 @@ def _show(found: list[Finding]) -> None:
 
 def _examined(resolved: "Resolved") -> Iterator[Finding]:
     from veilmq.cli.doctor import checks
+    from veilmq.store.directory import free_and_floor
+    from veilmq.store.synchronised import is_synchronised
 
     settings = resolved.settings
     for name, meant in resolved.misspelt.items():
@@ -137,13 +140,13 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
     holder = checks.holder_of(settings.data)
     place = _existing(settings.data)
     named: dict[str, Callable[[], Iterable[Finding]]] = {
-        "versions": checks.versions,
-        "clock": checks.clock,
-        "open files": lambda: checks.open_files(settings, holder),
+        "versions": lambda: checks.versions(sys.version_info[:3]),
+        "clock": lambda: checks.clock(synchronised=is_synchronised()),
+        "open files": lambda: checks.open_files(checks.open_files_limit(holder), settings),
         "proxy": lambda: checks.proxies(os.environ),
         "directory": lambda: checks.directory(settings.data, holder),
-        "disk": lambda: checks.space(place),
-        "fsync": lambda: checks.sync_speed(place),
+        "disk": lambda: checks.space(place, *free_and_floor(place, settings.floor_bytes)),
+        "fsync": lambda: checks.sync_speed(checks.sync_times(place)),
         "ports": lambda: checks.ports(settings, holder),
         "credentials": lambda: checks.credentials(settings),
         "certificate": lambda: checks.certificate(settings),

@@ -12,10 +12,9 @@ import os
 import resource
 import socket
 import ssl
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,10 +38,9 @@ from veilmq.protocols.sqs.limits import FIFO_QUEUE_NAME, QUEUE_NAME
 from veilmq.server.auth import Account, Credentials
 from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
-from veilmq.store import MIB, Options
+from veilmq.store import MIB
 from veilmq.store.directory import Holder, is_held, read_holder
 from veilmq.store.files import REAL, sync_file
-from veilmq.store.synchronised import is_synchronised
 
 _SECRET_CHARACTERS_MIN: Final = 16
 _WELL_KNOWN: Final = frozenset({"test", "secret", "password", "minioadmin", "localstack", "x", "any", "changeme"})
@@ -51,7 +49,8 @@ _PUBLIC: Final = frozenset(map(base64.b64decode, DEVELOPMENT_KEYS.values()))
 _ENDS_SOON_S: Final = 14 * 86_400
 _SHOWN: Final = 5
 _HEALTH_S: Final = 5
-_TESTED: Final = ((3, 11), (3, 14))
+TESTED: Final = ("3.11", "3.13", "3.14")
+"""The Pythons of docs/releases.md that are tried."""
 _SYNCS: Final = 9
 _SYNC_BYTES: Final = 4_096
 _SLOW_S: Final = 0.02
@@ -68,38 +67,44 @@ _SOCKET_UNIT: Final = "(systemd)"
 _THROUGH: Final = ("127.0.0.1", "localhost")
 
 
-def versions() -> Iterator[Finding]:
+def versions(python: Sequence[int]) -> Iterator[Finding]:
     """Python, SQLite (inside apsw) and ours."""
     from veilmq.cli.release import sqlite_version
 
-    have = ".".join(map(str, sys.version_info[:3]))
-    text = f"VeilMQ {veilmq.__version__}, Python {have}, SQLite {sqlite_version()}"
-    if not _TESTED[0] <= sys.version_info[:2] <= _TESTED[1]:
-        least, most = (".".join(map(str, each)) for each in _TESTED)
-        yield Finding("versions", Level.WARNING, text, f"VeilMQ is tested with Python {least} to {most}.")
+    text = f"VeilMQ {veilmq.__version__}, Python {'.'.join(map(str, python))}, SQLite {sqlite_version()}"
+    if "{}.{}".format(*python) not in TESTED:
+        fix = f"VeilMQ is tested with Python {', '.join(TESTED[:-1])} and {TESTED[-1]}: use one of these."
+        yield Finding("versions", Level.WARNING, text, fix)
     else:
         yield Finding("versions", Level.OK, text)
 
 
-def clock() -> Iterator[Finding]:
+def clock(*, synchronised: bool) -> Iterator[Finding]:
     """Whether a time service keeps the clock: leases do not depend on it, signatures and expiry do."""
-    if is_synchronised():
+    if synchronised:
         yield Finding("clock", Level.OK, "a time service keeps it")
         return
     text = "no time service keeps it: signed requests are refused and messages expire wrongly when it drifts"
     yield Finding("clock", Level.WARNING, text, "timedatectl set-ntp true, or run chrony; in a container, on its host.")
 
 
-def open_files(settings: Settings, holder: Holder | None) -> Iterator[Finding]:
-    """One file a connection: of the running server, else of this process."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if holder is not None:
-        hard = _limit_of(holder.pid, hard)
-    if hard != resource.RLIM_INFINITY and hard < settings.connections_max:
-        text = f"at most {hard} may be open, and --connections-max is {settings.connections_max}"
-        yield Finding("open files", Level.WARNING, text, "LimitNOFILE=65536 in the unit, or ulimit -n 65536.")
+def open_files(limit: int, settings: Settings) -> Iterator[Finding]:
+    """Whether full ports reach the limit."""
+    needed = settings.files_needed
+    text = (
+        f"{'no limit' if limit == resource.RLIM_INFINITY else f'up to {limit}'}; a server with full ports has {needed}"
+    )
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        fix = f"LimitNOFILE={needed} in the unit, or ulimit -n {needed}, or a lower --connections-max."
+        yield Finding("open files", Level.WARNING, text, fix)
     else:
-        yield Finding("open files", Level.OK, "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
+        yield Finding("open files", Level.OK, text)
+
+
+def open_files_limit(holder: Holder | None) -> int:
+    """How many the running server may open, else this process: a server raises its own limit to the hard one."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return hard if holder is None else _limit_of(holder.pid, hard)
 
 
 def _limit_of(pid: int, otherwise: int) -> int:
@@ -131,15 +136,12 @@ def _passes_by(host: str, found: Mapping[str, str]) -> bool:
     return bool(request.proxy_bypass_environment(host, found))  # type: ignore[attr-defined]
 
 
-def space(directory: Path) -> Iterator[Finding]:
+def space(directory: Path, free_bytes: int, floor_bytes: int) -> Iterator[Finding]:
     """Free space against the floor below which sends are refused, and the kind of file system."""
-    free_bytes, total_bytes = REAL.space(directory)
-    floor_bytes = min(Options().floor_bytes, total_bytes // 50)
-    text = f"{free_bytes // MIB} MiB free at {directory}"
+    text = f"{free_bytes // MIB} MiB free at {directory}; sends are refused below {floor_bytes // MIB}"
     if free_bytes < floor_bytes:
-        yield Finding("disk", Level.ERROR, f"{text}: sends are refused below {floor_bytes // MIB}", "Free some space.")
+        yield Finding("disk", Level.ERROR, text, "Free some space, or give a lower --floor-bytes.")
     elif free_bytes < _LOW_TIMES * floor_bytes:
-        text += f", and sends are refused below {floor_bytes // MIB}"
         yield Finding("disk", Level.WARNING, text, "Free some space, or give the data a disk of its own.")
     else:
         yield Finding("disk", Level.OK, text)
@@ -152,8 +154,8 @@ def space(directory: Path) -> Iterator[Finding]:
         yield Finding("disk", Level.WARNING, text, "Use a local disk; for a second machine, docs/cluster.md.")
 
 
-def sync_speed(directory: Path) -> Iterator[Finding]:
-    """How long a small write takes to be durable. Nothing is answered before that."""
+def sync_times(directory: Path) -> list[float]:
+    """Seconds that a small write takes to be durable, several times."""
     path = directory / f".veilmq-doctor.{os.getpid()}"
     times = []
     try:
@@ -164,8 +166,13 @@ def sync_speed(directory: Path) -> Iterator[Finding]:
             times.append(perf_counter() - begun)
     finally:
         path.unlink(missing_ok=True)
+    return times
+
+
+def sync_speed(times: Sequence[float]) -> Iterator[Finding]:
+    """Whether syncs are fast: nothing is answered before one. times: seconds of each."""
     middle = median(times)
-    text = f"{time_text(middle)} (the longest of {_SYNCS}: {time_text(max(times))})"
+    text = f"{time_text(middle)} (the longest of {len(times)}: {time_text(max(times))})"
     fix = "Use an SSD with power-loss protection, or a volume with more IOPS; nothing else should write to it."
     if middle > _VERY_SLOW_S:
         yield Finding("fsync", Level.ERROR, f"{text}: each request waits for one", fix)

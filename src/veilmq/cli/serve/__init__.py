@@ -168,15 +168,16 @@ def _service(
 
 
 def _raise_open_files(settings: Settings) -> None:
-    """Raise the limit of open files, one per connection, as far as the system allows; warn if that is too little."""
+    """Raise the limit of open files as far as the system allows; warn if full ports would reach it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):  # a system that allows less than it reports
             hard = soft
-    if hard != resource.RLIM_INFINITY and hard < settings.connections_max:
-        log.warning("at most %d files may be open, less than --connections-max %d", hard, settings.connections_max)
+    if hard != resource.RLIM_INFINITY and hard < settings.files_needed:
+        told = "at most %d files may be open, and three ports with --connections-max %d need %d"
+        log.warning(told, hard, settings.connections_max, settings.files_needed)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -80,6 +80,8 @@ class SettingInvalid(Exception):
         self.allowed = allowed
 
 
+_OTHER_FILES: Final = 2_000
+"""The 1,000 connections of the admin port, 256 pushes under way, connections that are refused, the data directory."""
 _AZURE_HEADERS_MAX: Final = 4_096
 """As many headers of metadata as `header_bytes_max` has room for."""
 _PRIVATE_NETWORKS: Final = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8")))
@@ -349,6 +351,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def simulated(self) -> Simulated:
         """What `simulate` asks for."""
         return simulated(self.simulate)
+
+    @property
+    def files_needed(self) -> int:
+        """Files that a server opens whose data ports are full: one a connection, and those of the rest."""
+        return 3 * self.connections_max + _OTHER_FILES
 
     def engine_limits(self) -> EngineLimits:
         """Bounds of the engine."""
