@@ -86,10 +86,22 @@ def test_pythons_are_those_that_were_tried() -> None:
     assert {version for version, said in rows if not said.startswith("not tried")} == named == set(TESTED)
 
 
+def test_every_make_target_of_tests_is_in_the_list_of_a_release() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = re.findall(r"^([a-z-]+)(?: [a-z-]+)*:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    runs = re.compile(r"\(PYTEST\)|-m pytest|-m tests\.|/mutants/run|/fuzz\.py")
+    of_tests = {target for target, recipe in recipes if runs.search(recipe)}
+    assert {"test", "faults", "sanitized", "fuzz", "mutants"} < of_tests
+    listed = (ROOT / "docs" / "releases.md").read_text().partition("## How a release is cut")[2]
+    assert {target for target in of_tests if not re.search(rf"\bmake {target}(?![a-z-])", listed)} == set()
+
+
 def test_every_dependency_is_explained() -> None:
     note = (ROOT / "docs/decisions/0001-dependencies.md").read_text()
     asked = {Requirement(one).name for one in [*BASE, *BUILD, *(one for extra in EXTRAS.values() for one in extra)]}
     assert sorted(name for name in asked if not re.search(rf"\b{re.escape(name)}\b", note)) == []
+    told = re.findall(r"is an extra: (.*?)\. There", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
+    assert set(re.findall(r"`([a-z]+)`", told[0])) == EXTRAS.keys() - {"test", "dev"}
 
 
 def test_the_wheel_is_complete(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ MODULES = {
     ],
     "Errors": ["veilmq.model.errors", "veilmq.client.errors"],
     "Tests": ["veilmq.testing.local", "veilmq.testing.disordered"],
+    "Checking": ["veilmq.checking", "veilmq.checking.log", "veilmq.checking.report", "veilmq.driver.recorded"],
 }  # fmt: skip
 """What a program imports, by section of the page."""
 
