@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.request import Request, urlopen
 
@@ -17,7 +17,8 @@ from tests.pipeline import delta_side, s3_side
 from tests.support.azurite import azurite as emulator
 
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
-from veilmq.pipeline.sinks.delta import Written
+from veilmq.pipeline.places.delta import write_parted
+from veilmq.pipeline.sinks.delta import Written, add_files
 
 SCHEMA = pa.schema([("n", pa.int64())])
 BUCKET = "tables"
@@ -63,6 +64,12 @@ class Store:
     def rows(self, table: str) -> list[int]:
         found: list[int] = DeltaTable(table, storage_options=self.storage()).to_pyarrow_table()["n"].to_pylist()
         return sorted(found)
+
+
+def commit_parted(place: str, rows: pa.Table, batch: int, partitions: Sequence[str]) -> None:
+    """As a task and the driver do, without Spark."""
+    parts = write_parted(iter(rows.to_batches(max_chunksize=2)), place, rows.schema, partitions, 0)
+    add_files(place, rows.schema, [Written(*part, "q", frozenset(), values) for part, values in parts], "q", batch)
 
 
 @contextmanager

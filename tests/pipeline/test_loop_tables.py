@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from tests.pipeline.stores import commit_parted
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.pipeline import tables
@@ -159,15 +160,22 @@ def test_a_delta_table_in_partitions_is_read_with_their_columns(spark: Any, tmp_
     ]
 
 
-def test_a_delta_table_whose_files_are_not_its_rows_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_the_log_of_a_delta_table_says_which_partition_a_file_is_of(spark: Any, tmp_path: Path) -> None:
+    """Paths need not tell it, and those of long values do not (`places.delta.write_parted`)."""
     place = tmp_path / "table"
-    write_deltalake(str(place), pa.table({"body": ["a"], "type": ["x"]}), partition_by=["type"])
-    (log,) = (place / "_delta_log").glob("*.json")
-    (file,) = place.glob("type=x/*.parquet")
+    rows = {"type": ["x", "ж" * 200, "y" * 256, None, "__HIVE_DEFAULT_PARTITION__"], "n": [1, 2, 3, 4, 5]}
+    rows |= {"day": [date(2026, 1, 1)] * 5}
+    commit_parted(str(place), pa.table(rows), 0, ["type", "day"])
+    (log,) = (place / "_delta_log").glob("*1.json")
+    (file,) = place.glob("type=x/*/*.parquet")
     file.rename(place / "elsewhere.parquet")
-    log.write_text(log.read_text().replace(f"type=x/{file.name}", "elsewhere.parquet"))
-    with pytest.raises(OptionInvalid, match="is partitioned by type, and not all paths of its files tell those"):
-        tables.read(spark, place)
+    log.write_text(log.read_text().replace(str(file.relative_to(place)), "elsewhere.parquet"))
+    schema = pa.schema([("type", pa.string()), ("day", pa.date32()), ("n", pa.int64()), ("new", pa.string())])
+    write_deltalake(str(place), schema.empty_table(), mode="append", schema_mode="merge")
+    found = tables.read(spark, place).orderBy("n").collect()
+    assert [(row["type"], row.day, row.n, row.new) for row in found] == [
+        (kind, date(2026, 1, 1), n, None) for kind, n in zip(rows["type"], rows["n"], strict=True)
+    ]
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])

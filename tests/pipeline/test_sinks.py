@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import Row
 from pyspark.sql.types import DataType, LongType, MapType, StringType, StructField, StructType
 from tests.pipeline.drain_stage import Stage, left
+from tests.pipeline.stores import commit_parted
 
 import veilmq
 from veilmq.client.messages import Message
@@ -425,17 +427,11 @@ PARTED = pa.table(
 COLUMNS = ("kind", "day", "is_new")
 
 
-def commit_parted(place: str, rows: pa.Table, batch: int, partitions: Sequence[str] = COLUMNS) -> None:
-    """As a task and the driver do, without Spark."""
-    parts = write_parted(iter(rows.to_batches(max_chunksize=2)), place, rows.schema, partitions, 0)
-    add_files(place, rows.schema, [Written(*part, "q", frozenset(), values) for part, values in parts], "q", batch)
-
-
 def test_a_table_in_partitions_has_each_row_under_its_values(tmp_path: Path) -> None:
     """Whatever letters they have; of a text, Delta knows no difference between none and an empty one."""
     place = str(tmp_path / "t")
     for batch in (0, 1, 1):
-        commit_parted(place, PARTED, batch)
+        commit_parted(place, PARTED, batch, COLUMNS)
     table = DeltaTable(place)
     assert table.metadata().partition_columns == list(COLUMNS)
     wanted = [row | {"kind": row["kind"] or None} for row in PARTED.to_pylist()] * 2
@@ -445,6 +441,37 @@ def test_a_table_in_partitions_has_each_row_under_its_values(tmp_path: Path) -> 
     assert files == 2 * 4, "one for each combination of values and batch"
     assert not check(place, now=0).missing
     assert table.to_pyarrow_table(filters=[("kind", "=", "a/b c")]).num_rows == 4
+
+
+def test_any_value_can_divide_a_table(tmp_path: Path) -> None:
+    """A message has a type of up to 256 characters; what its sender chose must not stop a drain."""
+    values = ["語" * 28, "ж" * 256, "x" * 256, "%", "..", ".", "a=b/c=d", "__HIVE_DEFAULT_PARTITION__", None, "\n\x00"]
+    place = str(tmp_path / "t")
+    rows = pa.table({"type": values, "of": ["o" * 150] * len(values), "n": range(len(values))})
+    commit_parted(place, rows, 0, ["type", "of"])
+    table = DeltaTable(place)
+    found: Any = table.to_pyarrow_dataset()
+    assert sorted(found.to_table().select(rows.schema.names).to_pylist(), key=str) == sorted(rows.to_pylist(), key=str)
+    with duckdb.connect() as quack:
+        quack.register("found", found)
+        assert quack.sql("SELECT n FROM found WHERE type = repeat('ж', 256)").fetchall() == [(1,)]
+        assert quack.sql("SELECT n FROM found WHERE type IS NULL").fetchall() == [(8,)]
+    assert not check(place, now=0).missing
+    assert max(len(each.name) for each in tmp_path.rglob("*")) <= 255
+
+
+def test_any_number_of_values_can_divide_a_table(tmp_path: Path) -> None:
+    """Also of integers, and each once however its rows are mixed; and no rows leave no trace."""
+    place, columns = str(tmp_path / "t"), ["customer", "is_new"]
+    numbers = [*range(1_100), *reversed(range(1_100))]
+    rows = pa.table({"customer": numbers, "is_new": [each % 3 == 0 for each in numbers], "n": range(2_200)})
+    assert write_parted(iter(rows.slice(0, 0).to_batches()), place, rows.schema, columns, 0) == []
+    assert not Path(place).exists()
+    commit_parted(place, rows, 0, columns)
+    table = DeltaTable(place)
+    assert pa.table(table.get_add_actions()).num_rows == 1_100
+    found = table.to_pyarrow_table().select(rows.schema.names).sort_by("n")
+    assert found.cast(rows.schema).equals(rows)
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,14 @@ def read(spark: "SparkSession", place: Place | str) -> "DataFrame":
         # The log has paths encoded, below the table or absolute (Delta protocol, "Add File"); file_uris() mixes both.
         paths = [unquote(each) for each in pa.table(table.get_add_actions()).column("path").to_pylist()]
         files = [each if "://" in each else str(place / each) for each in paths]
-        _check_plain(table, place, paths)
+        _check_plain(table, place)
         if not files:
             raise OptionInvalid(f"{place} is an empty table.", "")
+        names = table.metadata().partition_columns
+        if any(f"/{name}=" not in f"/{path}" for name in names for path in paths):
+            return delta.read(spark, str(place.resolve()), _check_plain)
         # By itself Spark takes the columns of any one file, and other files may have more; values of a partition's
-        # columns come from the directories below the base path.
+        # columns come from the directories below the base path, if those tell them.
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         return spark.read.schema(schema).option("basePath", str(place)).parquet(*map(literal, files))
     # Spark reads files there, and below the directories of partitions.
@@ -136,13 +139,9 @@ def read(spark: "SparkSession", place: Place | str) -> "DataFrame":
     return spark.read.parquet(literal(str(place)))
 
 
-def _check_plain(table: Any, place: Path | str, paths: list[str]) -> None:
+def _check_plain(table: Any, place: Path | str) -> None:
     """Raises OptionInvalid unless the table's files hold exactly its rows."""
     mend = "Read it with Spark's own Delta, and write a plain table."
-    names = table.metadata().partition_columns
-    if any(f"/{name}=" not in f"/{path}" for name in names for path in paths):
-        told = ", ".join(names)
-        raise OptionInvalid(f"{place} is partitioned by {told}, and not all paths of its files tell those.", mend)
     beyond = _BEYOND.intersection(table.protocol().reader_features or ())
     if beyond or table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         raise OptionInvalid(f"{place} has {', '.join(sorted(beyond)) or 'columnMapping'}.", mend)

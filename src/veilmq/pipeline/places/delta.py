@@ -6,14 +6,17 @@ A replacement is one transaction: a reader sees the old table or the new one. Cr
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
-import pyarrow.dataset
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -28,8 +31,16 @@ if TYPE_CHECKING:
 ARROWS_OWN: Final = ("s3://", "gs://", "gcs://", "hdfs://", "viewfs://", "file:")
 """URLs whose files pyarrow writes without another package; for the others fsspec does."""
 _ROWS_FLUSHED: Final = 65_536
+_HELD_BYTES: Final = 64 << 20
+"""Of rows that wait to be divided, in one task. A copy of them is made."""
+_DIRECTORY_LETTERS: Final = 200
+"""A name on a local disk has 255 bytes, and a key of an object store 1,024."""
+_SYNCS: Final = 16
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+"""How a directory's name tells null."""
 _ROWS_READ: Final = 1_000
 """Rows may be large bodies."""
+_PATH: Final = "path of the file"
 _WRITTEN: Final = "`name` string, `size_bytes` bigint, `rows` bigint"
 
 
@@ -93,43 +104,84 @@ _PARTED: Final = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, 
 def write_parted(
     batches: Iterator[Any], path: str, schema: Any, partitions: Sequence[str], number: int
 ) -> list[tuple[Part, dict[str, str | None]]]:
-    """Write record batches as files of the table, one for each combination of the partition columns' values: each file
-    with those values, durably. number: of the task. Raises OSError, OptionInvalid."""
+    """Write record batches as files of the table, divided by the partition columns' values: each file with those
+    values, durably. number: of the task. Raises OSError, OptionInvalid.
+
+    Any number of values: rows are held up to `_HELD_BYTES`, then sorted and written, one file after the other.
+    """
     files, root = files_of(path)
-    columns = pa.schema([schema.field(name) for name in partitions])
-    layout = pyarrow.dataset.partitioning(columns, flavor="hive")
     found: list[tuple[Part, dict[str, str | None]]] = []
-
-    def note(file: Any) -> None:
-        below = file.path[len(root) + 1 :] if file.path.startswith(f"{root}/") else file.path
-        values = pyarrow.dataset.get_partition_keys(layout.parse(below))
-        found.append(
-            (
-                Part(below, int(file.size), file.metadata.num_rows),
-                {name: _told(values.get(name)) for name in partitions},
-            )
-        )
-
-    pyarrow.dataset.write_dataset(
-        pa.RecordBatchReader.from_batches(schema, (each for each in batches if each.num_rows)),
-        root,
-        basename_template=f"part-{number:05}-{secrets.token_hex(16)}-{{i}}.zstd.parquet",
-        format=pyarrow.dataset.ParquetFileFormat(),
-        file_options=pyarrow.dataset.ParquetFileFormat().make_write_options(compression="zstd"),
-        filesystem=files,
-        partitioning=layout,
-        max_rows_per_group=_ROWS_FLUSHED,
-        existing_data_behavior="overwrite_or_ignore",
-        file_visitor=note,
-    )
-    if isinstance(files, pyarrow.fs.LocalFileSystem):
-        made = {Path(root)}
-        for part, _ in found:
-            sync_file(Path(root, part.name))
-            made |= {each for each in Path(root, part.name).parents if each.is_relative_to(root)}
-        for directory in sorted(made, key=lambda each: len(each.parts), reverse=True):
-            sync_directory(directory)
+    template = f"part-{number:05}-{secrets.token_hex(16)}"
+    for held in _held(batches, schema):
+        for rows, values in _divided(held, partitions):
+            directory = _directory(values)
+            if not isinstance(files, pyarrow.fs.S3FileSystem):  # there it would be an object
+                files.create_dir(f"{root}/{directory}", recursive=True)
+            name = f"{directory}/{template}-{len(found)}.zstd.parquet"
+            pq.write_table(rows, f"{root}/{name}", filesystem=files, compression="zstd", row_group_size=_ROWS_FLUSHED)
+            found.append((Part(name, int(files.get_file_info(f"{root}/{name}").size), rows.num_rows), values))
+    if isinstance(files, pyarrow.fs.LocalFileSystem) and found:
+        _sync(Path(root), [Path(root, part.name) for part, _ in found])
     return found
+
+
+def _sync(root: Path, files: list[Path]) -> None:
+    """Many at a time: a disk's cache is flushed for all that wait."""
+    directories = {root}.union(*(set(each.parents) - set(root.parents) for each in files))
+    with ThreadPoolExecutor(_SYNCS) as pool:
+        list(pool.map(sync_file, files))
+        list(pool.map(sync_directory, directories))
+
+
+def _held(batches: Iterator[Any], schema: Any) -> Iterator[Any]:
+    """The rows, as tables of about `_HELD_BYTES`."""
+    waiting: list[Any] = []
+    size_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            size_bytes += batch.nbytes
+        if size_bytes >= _HELD_BYTES:
+            yield pa.Table.from_batches(waiting, schema)
+            waiting, size_bytes = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, schema)
+
+
+def _divided(rows: Any, partitions: Sequence[str]) -> Iterator[tuple[Any, dict[str, str | None]]]:
+    """The rows of each combination of values, without the partition columns, and the values as the log has them."""
+    keys = pa.table({str(n): _key(rows[name]) for n, name in enumerate(partitions)})
+    order = pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])
+    keys, rows = keys.take(order), rows.take(order)
+    changes = pa.array([False] * (rows.num_rows - 1))
+    for column in keys.columns:
+        numbers = column.combine_chunks()
+        changes = pc.or_(changes, pc.not_equal(numbers[1:], numbers[:-1]))
+    starts = [0, *(each + 1 for each in pc.indices_nonzero(changes).to_pylist()), rows.num_rows]
+    for start, stop in pairwise(starts):
+        some = rows.slice(start, stop - start)
+        yield some.drop_columns(list(partitions)), {name: _told(some[name][0].as_py()) for name in partitions}
+
+
+def _key(column: Any) -> Any:
+    """A number for each value of a column; of texts the log has no empty one."""
+    if pa.types.is_string(column.type):
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+    return column.combine_chunks().dictionary_encode("encode").indices
+
+
+def _directory(values: Mapping[str, str | None]) -> str:
+    """Where files with these values are: by their names, as Hive and Spark have them, or by a digest of them.
+
+    A reader takes the values from the log; the names only help a human reader, and one that knows no Delta. A digest
+    stands for names that a file system or store would refuse as too long, or that would say another value (Delta
+    protocol, "Partition Values": a path need not tell them).
+    """
+    told = {name: _NO_VALUE if value is None else quote(value, safe=" ") for name, value in values.items()}
+    directory = "/".join(f"{quote(name, safe=' ')}={value}" for name, value in told.items())
+    if len(directory) <= _DIRECTORY_LETTERS and _NO_VALUE not in values.values():
+        return directory
+    return sha256(json.dumps(list(values.items())).encode()).hexdigest()
 
 
 def check_partitions(schema: Any, partitions: Sequence[str]) -> None:
@@ -192,32 +244,45 @@ def _write(batches: Iterator[Any], url: str, schema: Any) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist([write_part(named, url, schema, context.partitionId())._asdict()])
 
 
-Checking = Callable[[Any, str, list[str]], None]
-"""Raises OptionInvalid unless a deltalake table's files, at these paths, hold exactly its rows."""
+Checking = Callable[[Any, str], None]
+"""Raises OptionInvalid unless the files of a deltalake table, which is there, hold exactly its rows."""
 
 
 def read(spark: "SparkSession", url: str, check: Checking) -> "DataFrame":
-    """The table's rows, each file by a task of its own. Raises OptionInvalid, also as `check` does."""
-    from pyspark.sql.types import StructType
+    """The table's rows, each file by a task of its own; its partitions' values are the log's. Raises OptionInvalid,
+    also as `check` does."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
 
     table = _table(url)
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
-    paths = [unquote(each) for each in pa.table(table.get_add_actions()).column("path").to_pylist()]
-    check(table, url, paths)
-    if table.metadata().partition_columns or any("://" in path for path in paths):
-        mend = "Read it with Spark's own Delta, and write a plain table."
-        raise OptionInvalid(f"{url} has partitions, or files elsewhere.", mend)
-    frame = spark.createDataFrame([(path,) for path in paths], "path string").repartition(max(1, len(paths)))
-    return frame.mapInArrow(partial(_read, url=url, names=schema.names), schema)
+    adds = pa.table(table.get_add_actions(flatten=True))
+    paths = [unquote(each) for each in adds.column("path").to_pylist()]
+    check(table, url)
+    if any("://" in path for path in paths):
+        raise OptionInvalid(f"{url} has files elsewhere.", "Read it with Spark's own Delta, and write a plain table.")
+    names = table.metadata().partition_columns
+    told = StructType([StructField(_PATH, StringType()), *(schema[name] for name in names)])
+    values = (adds.column(f"partition.{name}").to_pylist() for name in names)
+    files = list(zip(paths, *values, strict=True))
+    frame = spark.createDataFrame(files, told).repartition(max(1, len(files)))
+    return frame.mapInArrow(partial(_read, url=url, schema=to_arrow_schema(schema, timezone="UTC")), schema)
 
 
-def _read(batches: Iterator[Any], url: str, names: list[str]) -> Iterator[Any]:
+def _read(batches: Iterator[Any], url: str, schema: Any) -> Iterator[Any]:
+    """batches: of paths, and of the partition columns' values."""
     files, root = files_of(url)
     for batch in batches:
-        for path in batch.column("path").to_pylist():
+        same = batch.drop_columns([_PATH])
+        names = [name for name in schema.names if name not in same.schema.names]
+        for number, path in enumerate(batch.column(_PATH).to_pylist()):
+            values = {name: same[name][number] for name in same.schema.names}
             with files.open_input_file(f"{root}/{path}") as file:
                 for rows in pq.ParquetFile(file).iter_batches(_ROWS_READ, columns=names):
-                    yield rows.select(names)
+                    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+                    columns |= {name: pa.repeat(value, rows.num_rows) for name, value in values.items()}
+                    absent = {each.name: pa.nulls(rows.num_rows, each.type) for each in schema}
+                    yield pa.RecordBatch.from_pydict({name: (absent | columns)[name] for name in schema.names})
 
 
 def load(url: str) -> Any:
