@@ -3,12 +3,12 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.ports import kept_ports
 
 from veilmq.checking.report import Promises, Rule
 
@@ -39,22 +39,20 @@ def test_every_rule_and_every_promise_is_on_the_page() -> None:
 def test_the_server_of_the_page_is_killed_and_verified(tmp_path: Path) -> None:
     """As it stands, on a free port and for a few seconds."""
     (script,), (commands,) = blocks("sh"), blocks("bash")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     others = " ".join(f"--{name} 127.0.0.1:0" for name in ("azure", "mns", "admin"))
-    (tmp_path / "restart.sh").write_text(
-        script.replace("veilmq serve", f"veilmq serve --sqs 127.0.0.1:{port} {others}")
-    )
-    (tmp_path / "restart.sh").chmod(0o700)
-    commands = commands.replace("9324", port).replace("--minutes 1", "--minutes 0.1 --kill-every 3s")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    try:
-        ended = subprocess.run(
-            ["bash", "-eu", "-c", commands], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+    with kept_ports(1) as (port,):
+        (tmp_path / "restart.sh").write_text(
+            script.replace("veilmq serve", f"veilmq serve --sqs 127.0.0.1:{port} {others}")
         )
-    finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        (tmp_path / "restart.sh").chmod(0o700)
+        commands = commands.replace("9324", str(port)).replace("--minutes 1", "--minutes 0.1 --kill-every 3s")
+        try:
+            ended = subprocess.run(
+                ["bash", "-eu", "-c", commands], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+            )
+        finally:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     first, *_, driven, checked = ended.stdout.splitlines()
     assert re.fullmatch(r"seed \d+, 4 clients, \d+ s, 1 rounds, [1-9] kills", first)

@@ -14,6 +14,7 @@ import pytest
 from tests.admin import server as admin
 from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.commands import WAYS, Run, reaching
+from tests.support.ports import kept_ports
 
 from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable
@@ -673,18 +674,19 @@ def test_what_comes_next_is_fixed_when_following_begins(run: Run, tmp_path: Path
     import subprocess
 
     data, token = tmp_path / "data", tmp_path / "data" / "admin-token"
-    with admin.running(data) as server:
-        token.touch(mode=0o600)
-        token.write_text(admin.TOKEN)
-        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
-        command = [sys.executable, "-c", "from veilmq.cli import main; main()", "events", "--follow", "--json", *where]
-        follower = subprocess.Popen([*command, "--from", "next"], stdout=subprocess.PIPE, text=True)
-        watchdog = threading.Timer(60, follower.kill)
-        watchdog.start()
-        while not server.shell.stats.followers and follower.poll() is None:
-            pass
-    assert run("queues", "create", "orders", "--data", str(data)).code == 0
-    again = ServerProcess(tmp_path, *where[:2]).start()
+    with kept_ports(1) as (port,):
+        where = ("--admin", f"127.0.0.1:{port}", "--token-file", str(token))
+        with admin.running(data, port=port) as server:
+            token.touch(mode=0o600)
+            token.write_text(admin.TOKEN)
+            command = [sys.executable, "-c", "from veilmq.cli import main; main()", "events", "--follow", "--json"]
+            follower = subprocess.Popen([*command, *where, "--from", "next"], stdout=subprocess.PIPE, text=True)
+            watchdog = threading.Timer(60, follower.kill)
+            watchdog.start()
+            while not server.shell.stats.followers and follower.poll() is None:
+                pass
+        assert run("queues", "create", "orders", "--data", str(data)).code == 0
+        again = ServerProcess(tmp_path, *where[:2]).start()
     with follower:
         assert follower.stdout is not None
         assert json.loads(follower.stdout.readline())["kind"] == "queue_created"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Serve
+from tests.support.ports import kept_ports
 
 from veilmq.cli import history
 from veilmq.cli.access import http
@@ -25,16 +26,16 @@ QUEUE = QueueKey("000000000000", "us-east-1", "orders")
 
 def test_a_connection_that_the_server_ended_is_renewed(serve: Serve, tmp_path: Path) -> None:
     """As it does with an idle one, while somebody reads the last page."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        admin = f"127.0.0.1:{free.getsockname()[1]}"
-    server = serve("--admin", admin).ready()
-    token = (tmp_path / "data" / "admin-token").read_text().strip()
-    door = HttpAccess(admin, token)
-    door.run("create", QUEUE, {})
-    server.stop()
-    serve("--admin", admin).ready()
-    assert door.run("describe", QUEUE, {})["name"] == "orders"
-    door.close()
+    with kept_ports(1) as (port,):
+        admin = f"127.0.0.1:{port}"
+        server = serve("--admin", admin).ready()
+        token = (tmp_path / "data" / "admin-token").read_text().strip()
+        door = HttpAccess(admin, token)
+        door.run("create", QUEUE, {})
+        server.stop()
+        serve("--admin", admin).ready()
+        assert door.run("describe", QUEUE, {})["name"] == "orders"
+        door.close()
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/v1/later"), ("PUT", "/api/v1/moves")])

@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import urllib.request
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from botocore.exceptions import ClientError, HTTPClientError
 from joserfc.jwk import ECKey
 from tests.cli.conftest import WAIT_S, Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
+from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
 
 from veilmq.cli.serve.admin_port import HEAD_S
@@ -131,14 +132,13 @@ def answered_until_its_end(server: Any, address: tuple[str, int]) -> int:
 
 @pytest.mark.parametrize("missing", ["its port", "its token"])
 def test_a_start_without_its_admin_port_answers_nobody(serve: Serve, tmp_path: Path, missing: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
-        address, admin = free.getsockname(), taken.getsockname()[1] if missing == "its port" else 0
-    with socket.create_server(("127.0.0.1", admin)) if admin else nullcontext():
+    with socket.create_server(("127.0.0.1", 0)) as taken, kept_ports(1) as (port,):
+        admin = taken.getsockname()[1] if missing == "its port" else 0
         if missing == "its token":
             assert serve().ready().stop() == 0
             (tmp_path / "data" / "admin-token").chmod(0o644)
-        server = serve("--sqs", f"127.0.0.1:{address[1]}", "--admin", f"127.0.0.1:{admin}")
-        assert answered_until_its_end(server, address) == 0
+        server = serve("--sqs", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}")
+        assert answered_until_its_end(server, ("127.0.0.1", port)) == 0
         assert server.ended() == (4 if missing == "its port" else 3)
 
 

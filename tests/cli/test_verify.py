@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.commands import Run
+from tests.support.ports import kept_ports
 
 from veilmq.testing.for_each import for_each
 
@@ -32,12 +32,11 @@ Restart = Callable[..., tuple[Path, str]]
 @pytest.fixture
 def restart(tmp_path: Path) -> Iterator[Restart]:
     """Write a script that kills and starts a server on one port, and run it once: the script, and host and port."""
-    pid = tmp_path / "pid"
+    pid, kept = tmp_path / "pid", contextlib.ExitStack()
 
     def written(between: str = "") -> tuple[Path, str]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            place = f"127.0.0.1:{free.getsockname()[1]}"
+        (port,) = kept.enter_context(kept_ports(1))
+        place = f"127.0.0.1:{port}"
         others = " ".join(f"--{name} 127.0.0.1:0" for name in ("azure", "mns", "admin"))
         script = tmp_path / "restart.sh"
         script.write_text(
@@ -48,7 +47,8 @@ def restart(tmp_path: Path) -> Iterator[Restart]:
         subprocess.run([script], check=True)
         return script, place
 
-    yield written
+    with kept:
+        yield written
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(pid.read_text()), signal.SIGKILL)
 

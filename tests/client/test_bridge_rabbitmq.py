@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
+from tests.support.ports import kept_ports
 
 from veilmq.client.adapters.connect import connect
 from veilmq.client.bridge import Bridge, Options
@@ -110,27 +111,28 @@ class TestParts:
         assert (properties.reply_to, properties.message_id) == (None, "d")
 
 
-def free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
-
-
 def answers(port: int) -> bool:
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ports() -> Iterator[list[int]]:
+    """Of the broker, of its port mapper, and for its distribution."""
+    with kept_ports(3) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, ports: list[int]) -> Iterator[str]:
     """The URL of a virtual host. Its port mapper (epmd) is this broker's own and ends with it."""
     assert SERVER is not None
-    home, port, mapper = tmp_path_factory.mktemp("rabbitmq"), free_port(), free_port()
+    home, (port, mapper, distribution) = tmp_path_factory.mktemp("rabbitmq"), ports
     (home / "plugins").write_text("[].")
     environment = {
         "PATH": os.environ["PATH"], "HOME": str(home), "RABBITMQ_NODENAME": f"veilmq-{port}@localhost",
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_DIST_PORT": str(distribution),
         "ERL_EPMD_ADDRESS": "127.0.0.1", "ERL_EPMD_PORT": str(mapper), "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
         "RABBITMQ_LOG_BASE": str(home / "log"), "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
     }  # fmt: skip

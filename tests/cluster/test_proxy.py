@@ -16,6 +16,7 @@ from typing import Any
 import boto3
 import pytest
 from tests.cluster.test_serving import Servers, ready, servers
+from tests.support.ports import kept_ports
 from tests.support.postgres import until
 
 from veilmq.testing.local import ServerProcess
@@ -24,15 +25,6 @@ __all__ = ["servers"]
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy/haproxy.cfg"
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody uses now."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Fixed:
@@ -65,9 +57,8 @@ def connects(port: int) -> bool:
 
 
 @contextmanager
-def haproxy(fixed: Fixed, directory: Path) -> Iterator[str]:
+def haproxy(fixed: Fixed, port: int, directory: Path) -> Iterator[str]:
     """The endpoint of SQS at HAProxy."""
-    (port,) = free_ports(1)
     # Of the example's three listeners that of SQS, at our addresses.
     text = CONFIGURATION.read_text().partition("listen azure")[0].replace("bind *:9324", f"bind 127.0.0.1:{port}")
     for name, place in (("one", "10.0.0.1"), ("two", "10.0.0.2")):
@@ -139,27 +130,25 @@ class Work:
 @pytest.mark.timeout(1_200)  # `make cluster` restarts servers for ten minutes
 def test_boto3_through_haproxy(servers: Servers, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     end = time.monotonic() + pytestconfig.getoption("--restarts") * 60
-    ports = free_ports(4)
     hosts = {"one": "127.0.0.1", "two": "127.0.0.1"}
-    fixed = Fixed(servers, hosts, {"one": (ports[0], ports[1]), "two": (ports[2], ports[3])})
-    with haproxy(fixed, tmp_path) as endpoint:
-        work = Work(endpoint)
-        with work.going_on():
-            fixed.replace(fixed.owner(), ServerProcess.kill)
-            work.moves()
-            restarts = 0
-            while restarts < 2 or time.monotonic() < end:
-                fixed.replace(("one", "two")[restarts % 2], ServerProcess.stop)
+    with kept_ports(5) as ports:
+        fixed = Fixed(servers, hosts, {"one": (ports[0], ports[1]), "two": (ports[2], ports[3])})
+        with haproxy(fixed, ports[4], tmp_path) as endpoint:
+            work = Work(endpoint)
+            with work.going_on():
+                fixed.replace(fixed.owner(), ServerProcess.kill)
                 work.moves()
-                restarts += 1
+                restarts = 0
+                while restarts < 2 or time.monotonic() < end:
+                    fixed.replace(("one", "two")[restarts % 2], ServerProcess.stop)
+                    work.moves()
+                    restarts += 1
     print(f"{restarts} restarts in turn, {len(work.sent):,} messages")
 
 
 def test_boto3_with_a_name_of_two_addresses(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a DNS name with two addresses: the SDK's HTTP client tries the one after the other."""
-    ports = free_ports(3)
     hosts = {"one": "127.0.0.1", "two": "127.0.0.2"}
-    fixed = Fixed(servers, hosts, {"one": (ports[0], ports[1]), "two": (ports[0], ports[2])})
     looked_up = socket.getaddrinfo
 
     def two_addresses(host: Any, port: Any, *args: Any, **options: Any) -> Any:
@@ -168,11 +157,13 @@ def test_boto3_with_a_name_of_two_addresses(servers: Servers, monkeypatch: pytes
         return [each for place in hosts.values() for each in looked_up(place, port, *args, **options)]
 
     monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
-    work = Work(f"http://queues.localhost:{ports[0]}")
-    with work.going_on():
-        fixed.replace("one", ServerProcess.kill)
-        work.moves()
-        fixed.replace("two", ServerProcess.stop)
+    with kept_ports(3, *hosts.values()) as ports:
+        fixed = Fixed(servers, hosts, {"one": (ports[0], ports[1]), "two": (ports[0], ports[2])})
+        work = Work(f"http://queues.localhost:{ports[0]}")
+        with work.going_on():
+            fixed.replace("one", ServerProcess.kill)
+            work.moves()
+            fixed.replace("two", ServerProcess.stop)
 
 
 def test_the_example_of_haproxy_names_our_ports() -> None:

@@ -25,6 +25,7 @@ from botocore.exceptions import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 from tests.house.test_alarms import Series, alarms, series_of, unseen
 from tests.support.commands import Run, in_process
+from tests.support.ports import kept_ports
 from tests.support.postgres import Pair, until
 
 import veilmq
@@ -538,7 +539,16 @@ def mns(server: ServerProcess, method: str, path: str, body: str = "") -> str:
     return answer.text
 
 
-def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(servers: Servers, tmp_path: Path) -> None:
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """A URL at which nobody answers."""
+    with kept_ports(1) as (port,):
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(
+    servers: Servers, nowhere: str, tmp_path: Path
+) -> None:
     """The token, which may be brought, the certificate of pushes, and how long an endpoint is left alone."""
     brought = tmp_path / "one" / "data" / "admin-token"
     brought.parent.mkdir(0o700, parents=True)
@@ -549,8 +559,6 @@ def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(servers:
     secrets = [(second.data / "admin-token").read_text().strip()]
     assert secrets == ["brought-by-the-operator"]
     mns(second, "PUT", "/topics/news", "<Topic/>")
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        nowhere = f"http://127.0.0.1:{nobody.getsockname()[1]}"
     mns(second, "PUT", "/topics/news/subscriptions/s", f"<Subscription><Endpoint>{nowhere}/</Endpoint></Subscription>")
     for number in range(3):
         mns(second, "POST", "/topics/news/messages", f"<Message><MessageBody>{number}</MessageBody></Message>")

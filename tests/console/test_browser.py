@@ -11,6 +11,7 @@ from tests.console.browsing import Tab, barriers, chromium, proxy
 from tests.console.conftest import CONSOLE, QUEUES, Api, Clustered
 from tests.console.hostile import HOSTILE
 from tests.console.test_timeout import live
+from tests.support.ports import kept_ports
 
 pytestmark = pytest.mark.slow
 ORDERS, LANE = f"{CONSOLE}/orders", f"{CONSOLE}/lane.fifo"
@@ -174,9 +175,15 @@ def test_an_open_page_says_that_the_session_is_over(browser: Browser, server: An
     tab.context.close()
 
 
-def test_a_page_outlives_its_server(browser: Browser, tmp_path: Path) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with kept_ports(1) as (port,):
+        yield port
+
+
+def test_a_page_outlives_its_server(browser: Browser, port: int, tmp_path: Path) -> None:
     """It says that the server does not answer, and goes on, still signed in, when it is back."""
-    with admin.running(tmp_path / "data") as server:
+    with admin.running(tmp_path / "data", port=port) as server:
         api = Api(server)
         api.create("orders")
         tab = Tab(browser, server.url)
@@ -187,7 +194,7 @@ def test_a_page_outlives_its_server(browser: Browser, tmp_path: Path) -> None:
     tab.look_for_news()
     tab.page.wait_for_selector("text=The server does not answer")
     assert tab.page.locator("[data-live=visible]").inner_text() == "0"
-    with admin.running(tmp_path / "data", port=server.port) as server:
+    with admin.running(tmp_path / "data", port=port) as server:
         api = Api(server)
         api.send("orders")
         tab.look_for_news()

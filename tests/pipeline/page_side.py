@@ -1,6 +1,6 @@
 """Runs the Python of the pipeline's two pages as a reader would, in a process of its own, and prints what came of it.
 
-    page_side.py ROOT DATA HOST:PORT ADMIN_URL DIRECTORY
+    page_side.py ROOT DATA HOST:PORT ADMIN_URL DIRECTORY METRICS_PORT
 
 Strategy: every block of a page runs as it stands, from top to bottom, in one namespace, but that the server's ports are
 the ones given and every place on disk is below DIRECTORY. What the blocks take for granted (a queue with messages,
@@ -12,7 +12,6 @@ import contextlib
 import io
 import json
 import re
-import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -120,10 +119,8 @@ def _left(queue: Any) -> int:
 
 def main() -> None:
     root, data, address, admin, directory = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5], Path(sys.argv[5])
+    metrics_port = int(sys.argv[6])
     token = (data / "admin-token").read_text().strip()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        metrics_port = free.getsockname()[1]
     replaced = {
         "http://127.0.0.1:9325": admin,
         "127.0.0.1:9324": address,

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.pipeline.page_side import ORDERS, WORKED
 from tests.pipeline.test_jobs_cli import inherited
+from tests.support.ports import kept_ports
 
 from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.options import DrainOptions
@@ -47,9 +48,9 @@ def test_the_pages_run(tmp_path: Path) -> None:
     try:
         place = urlsplit(server.sqs).netloc
         side = str(Path(__file__).with_name("page_side.py"))
-        command = [sys.executable, side, ROOT, server.data, place, server.admin, tmp_path]
         # A JVM may outlive a pipe: a file has no such end.
-        with said.open("w") as out, (tmp_path / "err").open("w") as err:
+        with kept_ports(1) as (port,), said.open("w") as out, (tmp_path / "err").open("w") as err:
+            command = [sys.executable, side, ROOT, server.data, place, server.admin, tmp_path, port]
             done = subprocess.run(
                 list(map(str, command)), stdout=out, stderr=err, timeout=580, cwd=tmp_path, env=inherited() | QUICK
             )

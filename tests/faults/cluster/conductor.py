@@ -25,7 +25,7 @@ from tests.faults.cluster.kinds import HOUR, KINDS
 from tests.faults.cluster.network import Namespaces, Network
 from tests.faults.cluster.stage import LEASE_SECONDS, Fault, Member, Stage
 from tests.faults.suite.conductor import FORMS, commit, told
-from tests.faults.suite.server import free_ports
+from tests.support.ports import kept_ports
 from tests.support.postgres import programs
 
 from veilmq.checking.log import Kind, Outcome
@@ -106,7 +106,7 @@ class Arena:
             clock = wall[number + 1] if wall else None
             if clock is not None:
                 clock.set_ahead((0, HOUR, -HOUR)[number])
-            admin, peer = free_ports(2)
+            admin, peer = stack.enter_context(kept_ports(2))
             log = directory / f"{name}.log"
             members.append(Member(name, net.place(name), place, log, databases.dsn, clock, (admin, peer)))
         self.stage = Stage(databases, net, members, wall[0] if wall else None)
@@ -114,7 +114,7 @@ class Arena:
         stack.callback(self._keep_logs, directory)
         self.stage.begin(*members)
         said = self.stage.wait_ready()
-        assert not said, said
+        assert not said, "\n".join(said)
         self.runs = []
         for number, (protocol, fifo, dead_letters) in enumerate(FORMS):
             url, *others = (members[(number + step) % 3].urls()[protocol] for step in range(3))

@@ -171,16 +171,16 @@ class Stage:
         return self.wait_ready()
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> list[str]:
-        """Until every server's calls reach an owner."""
+        """Until every server's calls reach an owner. Returns who is not ready in time, and all that is known of why."""
         end = time.monotonic() + seconds
-        trouble: dict[str, str] = {}
+        trouble: list[tuple[Member, str]] = []
         while time.monotonic() < end:
-            trouble = {each.name: said for each in self.members if (said := each.ready())}
+            trouble = [(each, said) for each in self.members if (said := each.ready())]
             if not trouble:
                 return []
             self.begin(*self.members)
             time.sleep(0.1)
-        return [f"{name} is not ready after {seconds} s: {said}" for name, said in trouble.items()]
+        return [f"{each.name} is not ready after {seconds} s: {said}; {each.last_words()}" for each, said in trouble]
 
     def close(self) -> None:
         """End everything."""

@@ -132,7 +132,7 @@ class Arena:
         """patterns: a topic and transactions in place of plain queues."""
         self.server = Server(directory, log, *options)
         self.proxy = Proxy(self.server.ports, seeded(seed))
-        assert self.server.start()
+        assert self.server.start(), f"the server does not start: {self.server.last_words()}"
         urls = self.server.urls()
         self.patterns: list[Topics | Transactions] = [Topics(urls), Transactions(urls)] if patterns else []
         plans = [
@@ -160,7 +160,7 @@ class Arena:
             rounds = [pool.submit(each.round, seconds) for each in users]
             kind.strike(stage)
             self.server.kill()
-            assert self.server.start(), f"after {kind.name}, the server does not start: {self.server.log.read_text()}"
+            assert self.server.start(), f"after {kind.name}, the server does not start: {self.server.last_words()}"
             for each in rounds:
                 each.result()
         reports = [run.figures.report for run in self.runs]

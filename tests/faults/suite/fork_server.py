@@ -3,14 +3,17 @@
 Strategy: a start that need not load Python's modules again takes a tenth of the time, so that a server can be killed
 every second. What is forked has no thread and no file of its parent; from then on it is `veilmq serve`, or the same
 service with a death at a named point or a wall clock that is moved. Each line is an `Asked` as JSON, each answer a pid.
+How each ended is a line of the file `ends_of` its log.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import importlib
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import msgspec
@@ -40,6 +43,11 @@ class Asked(msgspec.Struct):
     nth: int = 0
     shift: str = ""
     """A file with the seconds by which its wall clock is ahead."""
+
+
+def ends_of(log: Path) -> Path:
+    """The file in which the fork server notes how each server that writes this log has ended."""
+    return log.with_suffix(".ends")
 
 
 def shifted(path: str) -> LeaseClock:
@@ -78,15 +86,32 @@ def _child(asked: Asked) -> None:
 def run() -> None:
     """Fork until the input ends."""
     importlib.import_module("veilmq.cli.serve")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     read = msgspec.json.Decoder(Asked).decode
+    ends = Path(os.devnull)
+
+    def note_ends(number: int, frame: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                code = os.waitstatus_to_exitcode(ended[1])
+                how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                with ends.open("a") as file:
+                    file.write(f"{ended[0]}: {how}\n")
+
+    signal.signal(signal.SIGCHLD, note_ends)
     while line := os.read(0, 65_536):  # one line at a time: the other side waits for each answer
+        asked = read(line)
+        ends = ends_of(Path(asked.log))
         pid = os.fork()
         if not pid:
+            code = 1
             try:
-                _child(read(line))
+                _child(asked)
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+            except BaseException:  # noqa: BLE001 it ends here, and its log is to say why
+                traceback.print_exc()
             finally:
-                os._exit(1)
+                os._exit(code)
         os.write(1, b"%d\n" % pid)
 
 

@@ -7,7 +7,6 @@ table shows when a life has ended: no process here is the server's parent.
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from tests.faults.suite.fork_server import Asked
+from tests.faults.suite.fork_server import Asked, ends_of
+from tests.support.ports import kept_ports
 
 from veilmq.store.directory import read_holder
 from veilmq.testing.local import VEILMQ
@@ -40,7 +40,8 @@ class Server:
         self.data = directory / "data"
         self.log = log
         self.address = address
-        self.ports = free_ports(3)
+        self._kept = contextlib.ExitStack()
+        self.ports = self._kept.enter_context(kept_ports(3))
         self.options = [
             "--data", str(self.data), "--admin", f"{address}:0", "--history-s-max", "60",
             *(part for name, port in self._named() for part in (f"--{name}", f"{address}:{port}")), *options,
@@ -105,7 +106,16 @@ class Server:
             if not self.alive:
                 return False
             time.sleep(_LOOK_SECONDS)
-        raise RuntimeError(f"the server does not start: {self.log.read_text()[-2_000:]}")
+        raise RuntimeError(f"the server does not listen after {START_SECONDS} s: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """How its lives have ended, as far as that is known, and the end of its log."""
+        ends, log = (
+            file.read_text(errors="replace").strip().splitlines() if file.exists() else []
+            for file in (ends_of(self.log), self.log)
+        )
+        how = f"life {self.lives} goes on" if self.alive else f"life {self.lives} is over"
+        return f"{how}; ended so far, by pid: {', '.join(ends[-5:]) or 'none'}; its log ends:\n" + "\n".join(log[-12:])
 
     @property
     def alive(self) -> bool:
@@ -151,6 +161,7 @@ class Server:
         self._fork_server.stdin.close()
         self._fork_server.wait(START_SECONDS)
         self._fork_server.stdout.close()
+        self._kept.close()
 
 
 def _exists(pid: int) -> bool:
@@ -160,12 +171,3 @@ def _exists(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has at this moment."""
-    with contextlib.ExitStack() as kept:
-        sockets = [kept.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

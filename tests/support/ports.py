@@ -1,0 +1,31 @@
+"""Ports for servers that are told theirs by number, or keep it over restarts.
+
+A port that was chosen and closed again is free: before its server listens there, the kernel may give it to whoever asks
+for any port, another test's server or the next choice of the same test. So a port stays bound while it is used. A
+socket that is bound and does not listen refuses connections, the kernel gives its port to nobody who asks for any, and
+a server that asks for this one gets it, provided that it sets SO_REUSEADDR, as servers do.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def kept_ports(count: int, *hosts: str) -> Iterator[list[int]]:
+    """Ports that nobody has, kept for whoever is told of them. hosts: at all of these; 127.0.0.1 if none is given."""
+    first, *others = hosts or ("127.0.0.1",)
+    with contextlib.ExitStack() as kept:
+
+        def bound(host: str, port: int = 0) -> int:
+            each = kept.enter_context(socket.socket())
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind((host, port))
+            return int(each.getsockname()[1])
+
+        ports = [bound(first) for _ in range(count)]
+        for host in others:
+            for port in ports:
+                bound(host, port)
+        yield ports
