@@ -76,7 +76,7 @@ def test_a_correct_queue_raises_no_alarm(
     report = check(lived.log, lived.promises)
     assert report.clean, str(report)
     assert report.operations > 100
-    assert report.messages > 10
+    assert report.messages > 2  # mostly 30 or so: one life in ten thousand has only 10
 
 
 @pytest.mark.parametrize(("bug", "options", "rule"), BUGS, ids=str)

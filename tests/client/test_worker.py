@@ -443,8 +443,10 @@ class TestStopping:
 
         worker = stage.worker(stage.note, wait=20)
         worker.start()
-        time.sleep(0.2)
-        assert pollers()
+        deadline = time.monotonic() + WAIT_S
+        while not pollers():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         worker.stop()
         assert worker.join(15)
         assert pollers() == []

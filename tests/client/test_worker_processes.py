@@ -165,7 +165,11 @@ class TestChildren:
         )
         freeze(ready(stage, worker))
         stage.send(MORE_THAN_A_PIPE)
-        assert outcomes_of(worker, 3) == {"lost": 1, "done": 2}
+        wait_until(lambda: worker.counts is not None and worker.counts.outcomes.get("done") == 2)
+        outcomes = outcomes_of(worker, 3)
+        # On a busy machine the next one may take too long to start as well.
+        assert outcomes.pop("lost") >= 1
+        assert outcomes == {"done": 2}
 
     @pytest.mark.parametrize("end", ["repaired", "stopped"])
     def test_while_none_can_be_made_messages_wait(

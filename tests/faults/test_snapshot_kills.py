@@ -23,6 +23,8 @@ QUEUE = "/api/v1/queues/000000000000/us-east-1/jobs"
 MESSAGES = 5_000
 """About twenty steps of a snapshot."""
 ROUNDS = 4
+"""At least: whoever sees a snapshot's begin late, as on a busy machine, may kill after its end. So on until one hit."""
+ROUNDS_MAX = 40
 
 
 def connected(server: ServerProcess) -> httpx.Client:
@@ -58,7 +60,14 @@ def kill_amid_a_snapshot(server: ServerProcess, after: int) -> None:
     with connected(server) as http:
         start = "next"
         while True:
-            answer = http.get("/api/v1/events", params={"from": start, "follow": 5})
+            try:
+                answer = http.get("/api/v1/events", params={"from": start, "follow": 5})
+            except httpx.RemoteProtocolError:  # what it read was trimmed meanwhile
+                start = "next"
+                continue
+            if answer.status_code == 410:
+                start = "next"
+                continue
             events = [json.loads(line) for line in answer.text.splitlines()]
             parts = [event["detail"]["part"] for event in events if event["kind"] == "snapshot"]
             after -= parts.count("end")
@@ -80,7 +89,9 @@ def test_what_is_left_of_the_history_gives_the_state(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, "--history-s-max", "1")
     factory = SqliteFactory(server.data, SMALL)
     void, firsts = 0, list[int]()
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS_MAX):
+        if turn >= ROUNDS and void:
+            break
         server.start()
         if not turn:
             with connected(server) as http:

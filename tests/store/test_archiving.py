@@ -90,8 +90,9 @@ class ArchivedMachine(StoreMachine):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_was_shipped_gives_the_tables_back() -> None:
-    play(ArchivedMachine, examples=12, steps=40)
-    assert ArchivedMachine.restores > 2
+    ArchivedMachine.restores = 0
+    while ArchivedMachine.restores <= 2:  # Hypothesis leaves a rule out of many of its examples
+        play(ArchivedMachine, examples=12, steps=40)
 
 
 @pytest.fixture

@@ -155,8 +155,9 @@ class RestoredMachine(StoreMachine):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_at_random_instants_the_tables_are_as_they_were() -> None:
-    play(RestoredMachine, examples=12, steps=40)
-    assert RestoredMachine.restores > 2
+    RestoredMachine.restores = 0
+    while RestoredMachine.restores <= 2:  # Hypothesis leaves a rule out of many of its examples
+        play(RestoredMachine, examples=12, steps=40)
 
 
 @pytest.fixture
