@@ -265,7 +265,8 @@ async def answer_without_a_lease(path: Path) -> list[Outcome]:
     shell = Shell(Engine(), store, LeaseClock(), holds=lambda: holds)
     shell.start()
     await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
-    waiting = asyncio.create_task(shell.call(msgspec.structs.replace(TAKE, wait_us=20_000)))
+    # Long enough that its wait does not end before the lease has, however busy the machine is.
+    waiting = asyncio.create_task(shell.call(msgspec.structs.replace(TAKE, wait_us=500_000)))
     (described,) = await shell.call(DescribeQueue(queue=QUEUE, origin=TESTER))
     assert isinstance(described, QueueDescribed)
     holds = False
