@@ -133,7 +133,7 @@ class Arena:
     def _keep_logs(self, directory: Path) -> None:
         kept = Path(os.environ.get("VEILMQ_FAULTS_KEEP", "") or directory / "kept")
         kept.mkdir(exist_ok=True, parents=True)
-        for each in directory.glob("*.log"):
+        for each in (*directory.glob("*.log"), *directory.glob("*.ends")):
             shutil.copy(each, kept)
 
     def round(self, faults: Sequence[tuple[Fault, Random]], record: Record, say: Callable[[str], None]) -> None:
