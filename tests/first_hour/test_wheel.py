@@ -34,14 +34,15 @@ def test_the_wheel_in_an_empty_environment_takes_a_first_message(
 
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "dist"))
     (wheel,) = (tmp_path / "dist").iterdir()
+    packages = str(tmp_path / "packages")
+    locked = ("--require-hashes", "--only-binary", ":all:", "--requirement", "requirements/run.txt")
+    run(sys.executable, "-m", "pip", "--quiet", "download", *locked, "--dest", packages)
+    begun = time.perf_counter()
     run(sys.executable, "-m", "venv", str(tmp_path / "own"))
     pip = (str(tmp_path / "own" / "bin" / "pip"), "--quiet", "install", "--no-compile")
-    run(*pip, "--require-hashes", "--only-binary", ":all:", "--requirement", "requirements/run.txt")
+    run(*pip, "--no-index", "--find-links", packages, *locked)
     run(*pip, "--no-deps", str(wheel))
     program = str(tmp_path / "own" / "bin" / "veilmq")
-    assert run(program, "--version").startswith(f"veilmq {veilmq.__version__}, ")
-    assert str(tmp_path / "own") in run(program, "version")
-    begun = time.perf_counter()
     server = ServerProcess(tmp_path)
     server.program = (program,)
     server.start()
@@ -55,4 +56,11 @@ def test_the_wheel_in_an_empty_environment_takes_a_first_message(
     finally:
         assert server.stop() == 0
     with capsys.disabled():
-        print(f"\nfirst message {took_s:.1f} s after `veilmq serve`, of an installed wheel")
+        print(f"\nfirst message {took_s:.1f} s after the wheel and its packages were there")
+    assert run(program, "--version").startswith(f"veilmq {veilmq.__version__}, ")
+    assert str(tmp_path / "own") in run(program, "version")
+    uvx = (str(Path(sys.executable).parent / "uvx"), "--no-cache", "--offline", "--no-index", "--find-links", packages)
+    by_uv = run(*uvx, "--python", sys.executable, "--from", f"{wheel}[server]", "veilmq", "version")
+    assert f" {veilmq.__version__} (state format " in by_uv
+    assert str(tmp_path / "own") not in by_uv
+    assert str(ROOT) not in by_uv

@@ -66,8 +66,8 @@ INDENTED = {
     "docs/migrate/rabbitmq-celery.md": "a RabbitMQ: `make rabbitmq`",
     "docs/mns.md": "curl at the default port: tests/protocols/mns/test_messages.py sends the same requests",
     "docs/observability.md": "run in order by tests/house/test_commands_on_pages.py, but for an OTLP collector",
-    "docs/operations.md": "run in order by tests/house/test_commands_on_pages.py, but for what root does, and for clusters "
-    "and archives, which tests/cluster/test_runbooks.py and tests/faults/test_archive_kills.py restore",
+    "docs/operations.md": "run in order by tests/house/test_commands_on_pages.py, but for what root does, and for "
+    "clusters and archives: tests/cluster/test_runbooks.py, tests/faults/test_archive_kills.py",
     "docs/patterns/ordered-queue.md": "a fragment: `...` stands for the receiver before it",
     "docs/patterns/pull-topic.md": "one line of a handler of errors",
     "docs/patterns/worker.md": "a picture, a line of Python, and a module of the reader's: tests/cli/test_work.py",
