@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import IO
 
 import pytest
 from tests.cli.conftest import WAIT_S
+from tests.cli.test_top import Terminal
 
 import veilmq
 from veilmq.client.messages import Message
@@ -86,6 +88,21 @@ def test_json_drives_no_terminal(tmp_path: Path) -> None:
         assert all(line.isprintable() for line in lines)
         if "--json" in command:
             assert strange in {json.loads(line)["type"] for line in lines}
+
+
+def test_a_terminal_shows_a_bar_and_a_pipe_none(data: Path, tmp_path: Path) -> None:
+    moved = ("bridge", f"veil://{data}?queue=q", f"veil://{tmp_path}/other?queue=q&create=1", "--until-empty", "--yes")
+    for stage, end, command in (
+        ("copying", "veilmq restore ", ("backup", str(tmp_path / "shown"), "--data", str(data))),
+        ("messages", "moved 1", moved),
+    ):
+        terminal = Terminal(*command)
+        terminal.until(end)
+        assert terminal.end() == 0
+        bar, _, after = terminal.seen.partition(end)
+        assert re.search(rf"{stage} .*━.*100%", bar)
+        assert "━" not in after
+    assert run("backup", str(tmp_path / "piped"), "--data", str(data))[::2] == (0, "")
 
 
 def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:
