@@ -22,9 +22,9 @@ ACCELERATOR := tools/accelerator.py $(wildcard src/veilmq/accelerator/*.[ch])
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
-	.tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
+	.tools/django/.installed .tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
 
-.PHONY: help setup setup-test setup-clients run accelerator accelerator-later sanitized wheel man install release docs first-hour lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
+.PHONY: help setup setup-test setup-clients run accelerator accelerator-later sanitized wheel man install release docs first-hour image lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
 
 help:
@@ -105,6 +105,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 
 .tools/aws/.installed: requirements/aws.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/aws.txt $(@D)
+	@touch $@
+
+# Django's tasks need a later Python than .venv may have.
+.tools/django/.installed: requirements/django.txt tools/install-django.sh | $(TEST_STAMP)
+	@tools/install-django.sh requirements/django.txt $(@D)
 	@touch $@
 
 # What builds the site of the documentation: it needs nothing of .venv, and .venv nothing of it.
@@ -262,6 +267,7 @@ lock: setup-test
 	$(subst pyproject.toml,,$(LOCK)) --constraint requirements/dev.txt --output-file requirements/build.txt
 	$(LOCK_CLIENT) requirements/query.in --output-file requirements/query.txt
 	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
+	$(subst --python-version 3.11,--python-version 3.12,$(LOCK_CLIENT)) requirements/django.in --output-file requirements/django.txt
 	$(LOCK_CLIENT) requirements/fuzz.in --output-file requirements/fuzz.txt
 	$(LOCK_CLIENT) requirements/docs.in --output-file requirements/docs.txt
 	$(LOCK_CLIENT) requirements/notebook.in --output-file requirements/notebook.txt

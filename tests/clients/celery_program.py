@@ -1,4 +1,4 @@
-"""A Celery application over kombu's SQS transport.
+"""A Celery application over kombu's SQS transport, or over its one for Azure if SETTINGS have an `azure_key`.
 
     python celery_program.py SETTINGS worker
     python celery_program.py SETTINGS send JOB...
@@ -14,14 +14,20 @@ from celery import Celery
 from job import Job, work
 
 settings = json.loads(sys.argv[1])
-app = Celery("jobs", broker=f"sqs://{urlsplit(settings['endpoint']).netloc}//")
-app.conf.update(
-    broker_transport_options={
+if "azure_key" in settings:
+    broker = f"azurestoragequeues://{settings['azure_key']}@{settings['endpoint']}"
+    options = {"polling_interval": 0.1}
+else:
+    broker = f"sqs://{urlsplit(settings['endpoint']).netloc}//"
+    options = {
         "region": "us-east-1",
         "visibility_timeout": settings["visibility_seconds"],
         "wait_time_seconds": 20,
         "polling_interval": 0,
-    },
+    }
+app = Celery("jobs", broker=broker)
+app.conf.update(
+    broker_transport_options=options,
     task_default_queue=settings["queue"],
     task_acks_late=True,
     task_ignore_result=True,

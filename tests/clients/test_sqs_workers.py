@@ -1,5 +1,6 @@
-"""Frameworks that work off SQS queues, unmodified: Celery over kombu's SQS transport, dramatiq over dramatiq-sqs,
-taskiq over taskiq-aio-sqs, and npm's sqs-consumer.
+"""Frameworks that work off queues, unmodified: Celery over kombu's SQS transport, dramatiq over dramatiq-sqs, taskiq
+over taskiq-aio-sqs, Django's tasks over django-tasks-sqs, npm's sqs-consumer, and Celery over kombu's transport for
+Azure.
 
 Strategy: worker processes append a line to a named pipe for each job that they begin or end, so that a test waits for
 what happens and for nothing else. Settings of a program: `endpoint`, `queue` or `url`, `visibility_seconds`, and the
@@ -19,13 +20,17 @@ from typing import Any
 
 import pytest
 from sqs_clients import HERE, NODE, TOOLS, Boto3, needed, signing
-from sqs_scenario import counts, heartbeat, killed_worker, twenty_jobs
+from sqs_scenario import counts, heartbeat, killed_worker, twenty_jobs, until_done
 
 from veilmq.testing.local import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sqs-workers")]
 EVENT_SECONDS = 60
 STOP_SECONDS = 30
+AZURITE = (
+    "devstoreaccount1",
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+)
 
 
 class Processes:
@@ -76,14 +81,22 @@ class PythonWorkers(Processes):
     def __init__(self, kind: str, queue: str, *given: Any) -> None:
         super().__init__(*given)
         self._kind = kind
+        self._python = _python_of_django() if kind == "django" else sys.executable
         self.settings["queue"] = queue
 
     def command(self) -> list[str]:
-        return [sys.executable, str(HERE / f"{self._kind}_program.py"), json.dumps(self.settings), "worker"]
+        return [self._python, str(HERE / f"{self._kind}_program.py"), json.dumps(self.settings), "worker"]
 
     def send(self, *jobs: dict[str, Any]) -> None:
         command = [*self.command()[:-1], "send", *map(json.dumps, jobs)]
         subprocess.run(command, env=self.environment, check=True, timeout=EVENT_SECONDS)
+
+
+def _python_of_django() -> str:
+    python = needed(TOOLS / "django", ".installed") / "bin/python"
+    if not python.exists():
+        pytest.skip("Django 6 needs Python 3.12 or later, and `make setup-clients` found none")
+    return str(python)
 
 
 class SqsConsumer(Processes):
@@ -115,7 +128,7 @@ class Stage:
     def workers(self, kind: str, visibility_seconds: int) -> Any:
         self.name = f"{kind}-{self._directory.name}"
         given = self._key, self._directory, self._server.sqs, visibility_seconds
-        if kind in ("taskiq", "sqs-consumer"):  # the others make their queues themselves
+        if kind in ("taskiq", "django", "sqs-consumer"):  # the others make their queues themselves
             url = self.client.call("CreateQueue", QueueName=self.name)["QueueUrl"]
         if kind == "sqs-consumer":
             self._made.append(SqsConsumer(self.client, url, *given))
@@ -146,7 +159,7 @@ def test_twenty_jobs_are_done_once_each(kind: str, stage: Stage) -> None:
     assert stage.counts == (0, 0)
 
 
-@pytest.mark.parametrize("kind", ["celery", "dramatiq", "taskiq", "sqs-consumer"])
+@pytest.mark.parametrize("kind", ["celery", "dramatiq", "taskiq", "django", "sqs-consumer"])
 def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, tmp_path: Path) -> None:
     killed_worker(stage.workers(kind, visibility_seconds=3), str(tmp_path / "crashed"))
     assert stage.counts == (0, 0)
@@ -155,3 +168,28 @@ def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, 
 def test_a_heartbeat_keeps_a_job_that_outlasts_its_visibility_timeout(stage: Stage) -> None:
     heartbeat(stage.workers("sqs-consumer", visibility_seconds=4), seconds=6)
     assert stage.counts == (0, 0)
+
+
+def test_celery_over_azure_loses_the_job_in_hand_of_a_killed_worker_and_no_other(
+    shared: ServerProcess, key: tuple[str, str], tmp_path: Path
+) -> None:
+    """kombu's transport deletes a message before the worker begins it, whatever `task_acks_late` says."""
+    workers = PythonWorkers("celery", "celery-azure", key, tmp_path, f"{shared.azure}/{AZURITE[0]}", 3)
+    workers.settings["azure_key"] = AZURITE[1]
+    client = Boto3(shared.sqs, key)
+    try:
+        workers.start()
+        workers.send({"id": "deadly", "crash": str(tmp_path / "crashed")}, {"id": "a"}, {"id": "b"})
+        url = client.call("GetQueueUrl", QueueName="celery-azure")["QueueUrl"]
+        kind, job, killed = workers.event()
+        assert (kind, job) == ("begin", "deadly")
+        assert counts(client, url) == (2, 0), "docs/migrate/frameworks.md says which jobs a killed worker loses"
+        workers.start()
+        events = until_done(workers, 2)
+        workers.stop()
+        assert [event[:2] for event in events] == [("begin", "a"), ("done", "a"), ("begin", "b"), ("done", "b")]
+        assert killed not in [process for *_, process in events]
+        assert counts(client, url) == (0, 0)
+    finally:
+        workers.close()
+        client.close()
