@@ -22,7 +22,7 @@ ACCELERATOR := tools/accelerator.py $(wildcard src/veilmq/accelerator/*.[ch])
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
-	.tools/django/.installed .tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
+	.tools/django/.installed .tools/symfony/.installed .tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
 
 .PHONY: help setup setup-test setup-clients run accelerator accelerator-later sanitized wheel man install release docs first-hour image lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
@@ -47,6 +47,7 @@ help:
 	@echo 'make rabbitmq           a bridge from and to a real RabbitMQ, which it installs on Debian'
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
 	@echo 'make first-hour         as root: what a new user wants, on a bare Debian 12, and the time to the first message'
+	@echo 'make image              as root: build the Containerfile with buildah on that Debian, and try what it serves'
 	@echo 'make sanitized          the tests of the part in C under ASan and UBSan'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
@@ -110,6 +111,10 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 # Django's tasks need a later Python than .venv may have.
 .tools/django/.installed: requirements/django.txt tools/install-django.sh | $(TEST_STAMP)
 	@tools/install-django.sh requirements/django.txt $(@D)
+	@touch $@
+
+.tools/symfony/.installed: tools/take-symfony.sh
+	@tools/take-symfony.sh $(@D)
 	@touch $@
 
 # What builds the site of the documentation: it needs nothing of .venv, and .venv nothing of it.
@@ -221,6 +226,12 @@ first-hour: setup-test
 	@PATH="$$PATH:/usr/sbin" tools/need.sh debootstrap debootstrap
 	@tools/need.sh systemd-nspawn systemd-container
 	@PATH="$$PATH:/usr/sbin" $(BIN)/python -m tests.first_hour $(ARGS)
+
+# deploy/Containerfile without a container engine.
+image: setup-test
+	@PATH="$$PATH:/usr/sbin" tools/need.sh debootstrap debootstrap
+	@tools/need.sh buildah buildah
+	@PATH="$$PATH:/usr/sbin" $(BIN)/python -m tests.first_hour.image
 
 # Every page of the console in Chromium, at two widths and in both themes; pictures are in .tools/console.
 console: setup-clients

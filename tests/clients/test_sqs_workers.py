@@ -1,6 +1,5 @@
-"""Frameworks that work off queues, unmodified: Celery over kombu's SQS transport, dramatiq over dramatiq-sqs, taskiq
-over taskiq-aio-sqs, Django's tasks over django-tasks-sqs, npm's sqs-consumer, and Celery over kombu's transport for
-Azure.
+"""Frameworks that work off queues, unmodified: Celery over kombu's transports for SQS and for Azure, dramatiq over
+dramatiq-sqs, taskiq over taskiq-aio-sqs, Django's tasks over django-tasks-sqs, Symfony Messenger, npm's sqs-consumer.
 
 Strategy: worker processes append a line to a named pipe for each job that they begin or end, so that a test waits for
 what happens and for nothing else. Settings of a program: `endpoint`, `queue` or `url`, `visibility_seconds`, and the
@@ -75,28 +74,31 @@ class Processes:
         os.close(self._record)
 
 
-class PythonWorkers(Processes):
+class QueueWorkers(Processes):
     """The framework sends, and it works."""
 
     def __init__(self, kind: str, queue: str, *given: Any) -> None:
         super().__init__(*given)
-        self._kind = kind
-        self._python = _python_of_django() if kind == "django" else sys.executable
+        self._program = [_interpreter(kind), str(HERE / f"{kind}_program.{'php' if kind == 'symfony' else 'py'}")]
         self.settings["queue"] = queue
 
     def command(self) -> list[str]:
-        return [self._python, str(HERE / f"{self._kind}_program.py"), json.dumps(self.settings), "worker"]
+        return [*self._program, json.dumps(self.settings), "worker"]
 
     def send(self, *jobs: dict[str, Any]) -> None:
         command = [*self.command()[:-1], "send", *map(json.dumps, jobs)]
         subprocess.run(command, env=self.environment, check=True, timeout=EVENT_SECONDS)
 
 
-def _python_of_django() -> str:
-    python = needed(TOOLS / "django", ".installed") / "bin/python"
-    if not python.exists():
-        pytest.skip("Django 6 needs Python 3.12 or later, and `make setup-clients` found none")
-    return str(python)
+def _interpreter(kind: str) -> str:
+    """Of a framework's program. Skips where `make setup-clients` could not get it, and said so."""
+    own = {"django": ("bin/python", "Django 6 needs Python 3.12"), "symfony": ("php", "Symfony needs apt")}.get(kind)
+    if own is None:
+        return sys.executable
+    found = needed(TOOLS / kind, ".installed") / own[0]
+    if not found.exists():
+        pytest.skip(own[1])
+    return str(found)
 
 
 class SqsConsumer(Processes):
@@ -133,7 +135,7 @@ class Stage:
         if kind == "sqs-consumer":
             self._made.append(SqsConsumer(self.client, url, *given))
         else:
-            self._made.append(PythonWorkers(kind, self.name, *given))
+            self._made.append(QueueWorkers(kind, self.name, *given))
         return self._made[-1]
 
     @property
@@ -159,7 +161,7 @@ def test_twenty_jobs_are_done_once_each(kind: str, stage: Stage) -> None:
     assert stage.counts == (0, 0)
 
 
-@pytest.mark.parametrize("kind", ["celery", "dramatiq", "taskiq", "django", "sqs-consumer"])
+@pytest.mark.parametrize("kind", ["celery", "dramatiq", "taskiq", "django", "symfony", "sqs-consumer"])
 def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, tmp_path: Path) -> None:
     killed_worker(stage.workers(kind, visibility_seconds=3), str(tmp_path / "crashed"))
     assert stage.counts == (0, 0)
@@ -174,7 +176,7 @@ def test_celery_over_azure_loses_the_job_in_hand_of_a_killed_worker_and_no_other
     shared: ServerProcess, key: tuple[str, str], tmp_path: Path
 ) -> None:
     """kombu's transport deletes a message before the worker begins it, whatever `task_acks_late` says."""
-    workers = PythonWorkers("celery", "celery-azure", key, tmp_path, f"{shared.azure}/{AZURITE[0]}", 3)
+    workers = QueueWorkers("celery", "celery-azure", key, tmp_path, f"{shared.azure}/{AZURITE[0]}", 3)
     workers.settings["azure_key"] = AZURITE[1]
     client = Boto3(shared.sqs, key)
     try:

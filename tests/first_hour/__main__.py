@@ -28,7 +28,7 @@ BARE: Final = PLACE / "root"
 PATH: Final = "/opt/veilmq/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 OFFLINE: Final = "--offline"
 FIRST_MESSAGE_S: Final = 30.0
-_AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 _HEALTH: Final = "http://127.0.0.1:9325/health/ready"
 _SERVICE: Final = """
 [Unit]
@@ -64,9 +64,9 @@ def prepare() -> None:
     subprocess.run(["cp", "-a", str(PRISTINE), str(BARE)], check=True)
     for name in ("/etc/resolv.conf", "/etc/hosts"):
         shutil.copyfile(name, f"{BARE}{name}")
-    (BARE / "etc" / "pip.conf").write_text(_pip())
-    if _AUTHORITIES.exists():
-        shutil.copyfile(_AUTHORITIES, BARE / "root" / "authorities.pem")
+    (BARE / "etc" / "pip.conf").write_text(pip_settings())
+    if AUTHORITIES.exists():
+        shutil.copyfile(AUTHORITIES, BARE / "root" / "authorities.pem")
     checkout = BARE / "root" / "checkout"
     checkout.mkdir()
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -78,11 +78,11 @@ def prepare() -> None:
         (BARE / "root" / name).write_text(text)
 
 
-def _pip() -> str:
+def pip_settings() -> str:
     """This machine's settings of pip that lead to an index."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     settings = configparser.ConfigParser(interpolation=None)
-    settings["global"] = {"cert": "/root/authorities.pem"} if _AUTHORITIES.exists() else {}
+    settings["global"] = {"cert": "/root/authorities.pem"} if AUTHORITIES.exists() else {}
     for name, value in re.findall(
         r"^(?:global|:env:)\.(index-url|extra-index-url|trusted-host)='(.*)'$", listed.stdout, re.MULTILINE
     ):
