@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
 
-from veilmq.pipeline.drain import DirectoryTaken, TableForeign, check_table, drain
+from veilmq.pipeline.drain import DirectoryTaken, TableForeign, check_table, clear_checkpoint, drain
 from veilmq.pipeline.errors import PipelineError
 from veilmq.store.files import locked
 
@@ -36,6 +36,25 @@ def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, 
         assert left(queue) == 1
         drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
         assert (left(queue), spark.read.parquet(str(table)).count()) == (0, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_query_goes_on_whose_checkpoint_is_a_url(spark: Any, stage: Stage) -> None:
+    """Spark lists what is there: Python may know no such store, or have no credentials for it."""
+    mounted = "checkpoints"
+    spark.conf.set(f"fs.viewfs.mounttable.{mounted}.link./c", f"file:{stage.directory}")
+    table, far = stage.directory / "table", f"viewfs://{mounted}/c/checkpoint"
+    with stage.make() as queue:
+        for number, checkpoint in enumerate((far, far, (stage.directory / "checkpoint").as_uri())):
+            send(queue, [str(number)])
+            drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d", checkpoint=checkpoint)
+        assert (left(queue), spark.read.parquet(str(table)).count()) == (0, 3)
+        send(queue, ["3"])
+        for checkpoint, said in ((f"{far}-other", "rows of another query"), ("none://c", "Spark cannot read there")):
+            with pytest.raises(PipelineError, match=said):
+                drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d", checkpoint=checkpoint)
+        assert left(queue) == 1
 
 
 @pytest.mark.slow
@@ -85,6 +104,20 @@ def test_a_query_goes_on_with_its_own_table(tmp_path: Path) -> None:
     with pytest.raises(TableForeign, match="rows of another query"):
         check_table("parquet", f"file://{table}", checkpoint)
     check_table("parquet", f"s3://{table}", checkpoint)
+    for each in (checkpoint, str(checkpoint), f"file:{checkpoint}", checkpoint.as_uri()):
+        with pytest.raises(TableForeign, match="rows of another query"):
+            check_table("parquet", str(table), each)
+    # Whoever can look there does so later.
+    check_table("parquet", str(table), f"s3a:/{checkpoint}")
+
+
+def test_what_was_killed_amid_its_first_batch_begins_again(tmp_path: Path) -> None:
+    for checkpoint in (tmp_path / "c", str(tmp_path / "s"), f"file:{tmp_path}/f", f"file://{tmp_path}/u"):
+        there = Path(str(checkpoint).removeprefix("file://").removeprefix("file:"))
+        log(there / "offsets", ".0.x.tmp")
+        clear_checkpoint(checkpoint, tmp_path / "manifests")
+        assert not any((there / "offsets").iterdir()), checkpoint
+    clear_checkpoint("s3a://nobody/knows", tmp_path / "manifests")
 
 
 def test_files_that_no_query_wrote_are_not_mixed_with_its_own(tmp_path: Path) -> None:

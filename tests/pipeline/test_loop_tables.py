@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 from base64 import b85encode
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from tests.pipeline.stores import commit_parted
-from tests.support.histories import Workload, history, lognormal, write
+from tests.support.histories import MadeUp, Workload, history, lognormal, write
 
 from veilmq.pipeline import tables
+from veilmq.pipeline.drain import check_table, clear_checkpoint, read_bad_records
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
+from veilmq.pipeline.events.export import changing, export, keep_as_delta, offset_kept, unchanged
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.events.source import Wanted
+from veilmq.pipeline.loop import Loop, between_runs
+from veilmq.pipeline.options import read_delta_options, read_options
+from veilmq.pipeline.places.delta import write_parted
+from veilmq.pipeline.sinks.checking import check
+from veilmq.pipeline.sinks.delta import Written, add_files, check_place, is_committed
 
 DAY = 86_400.0
 
@@ -36,6 +45,46 @@ def exported(events: pa.Table, tmp_path: Path) -> Path:
 def read(place: Path) -> pa.Table:
     found = ParquetHistory(str(place))
     return pa.Table.from_batches(found.read(*found.bounds()))
+
+
+@pytest.mark.parametrize("form", [Path, str, Path.as_uri])
+def test_a_place_is_a_path_a_text_or_a_uri(
+    events: pa.Table, tmp_path: Path, form: Callable[[Path], Path | str]
+) -> None:
+    """For every function of the pipeline that takes one and works without Spark."""
+
+    def at(name: str) -> Path | str:
+        return form(tmp_path / name)
+
+    _, end = export(MadeUp(events), at("events"))
+    assert ParquetHistory(at("events")).bounds() == Wanted({"path": at("events")}).history.bounds() == (0, end)
+    keep_as_delta(at("events"))
+    assert offset_kept(at("events")) == end
+    for lock in (unchanged, changing):
+        with lock(at("events")):
+            pass
+    tables.check_grows(at("events"))
+    assert (tables.compact(at("events")), tables.retain(at("events"), date(2000, 1, 1))) == (0, 0)
+    assert not check(at("events"), now=0).missing
+    assert tables.load(at("events")).num_rows == events.num_rows
+
+    rows, path = pa.table({"type": ["a"], "n": [1]}), str(at("table"))
+    parts = write_parted(iter(rows.to_batches()), path, rows.schema, ["type"], 0)
+    files = [Written(*part, "q", partition=values) for part, values in parts]
+    check_place(at("table"), rows.schema, ["type"])
+    assert add_files(at("table"), rows.schema, files, "q", 0)
+    assert is_committed(at("table"), "q", 0)
+    assert read_delta_options({"path": at("table")}).path == path
+    check_table("delta", path, at("checkpoint"))
+    clear_checkpoint(at("checkpoint"), tmp_path / "manifests")
+    assert read_options({"url": "veil://h:1/q", "directory": at("manifests")}).directory == str(tmp_path / "manifests")
+    assert read_bad_records(at("manifests")) == []
+
+    loop = Loop(at("loop"))
+    assert loop.timeouts == tmp_path / "loop" / "timeouts"
+    loop.directory.mkdir()
+    with between_runs(at("loop")):
+        pass
 
 
 def days(place: Path) -> list[str]:

@@ -467,6 +467,7 @@ def test_any_number_of_values_can_divide_a_table(tmp_path: Path) -> None:
     rows = pa.table({"customer": numbers, "is_new": [each % 3 == 0 for each in numbers], "n": range(2_200)})
     assert write_parted(iter(rows.slice(0, 0).to_batches()), place, rows.schema, columns, 0) == []
     assert not Path(place).exists()
+    assert [part.rows for part, _ in write_parted(iter(rows[:1].to_batches()), place, rows.schema, columns, 0)] == [1]
     commit_parted(place, rows, 0, columns)
     table = DeltaTable(place)
     assert pa.table(table.get_add_actions()).num_rows == 1_100

@@ -13,7 +13,7 @@ import msgspec
 
 from veilmq.client.queue import Capabilities
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.places import is_url
+from veilmq.pipeline.places import here, is_url
 
 _STEPS: Final = ("large", "encrypted")
 ROWS_DEFAULT: Final = 100_000
@@ -101,11 +101,11 @@ def rows_default(able: Capabilities) -> int:
     return ROWS_DEFAULT if able.batch_extend else ROWS_DEFAULT_SINGLY
 
 
-def read_options(options: Mapping[str, str]) -> DrainOptions:
+def read_options(options: Mapping[str, str | Path]) -> DrainOptions:
     """Raises OptionInvalid."""
     fields = {name.replace("_", ""): name for name in DrainOptions.__struct_fields__}
     given: dict[str, Any] = {}
-    for name, value in dict(options).items():
+    for name, value in _texts(options).items():
         low = str(name).lower()
         field = _KAFKA_SAME.get(low) or fields.get(low)
         if low == "startingoffsets" and value == "earliest":
@@ -126,6 +126,7 @@ def read_options(options: Mapping[str, str]) -> DrainOptions:
     ):
         if not given.get(name):
             raise OptionInvalid(f"veilmq needs the option {name}.", mend)
+    given["directory"] = str(here(given["directory"]) or given["directory"])
     try:
         read = msgspec.convert(given, DrainOptions, strict=False)
     except msgspec.ValidationError as error:
@@ -135,6 +136,11 @@ def read_options(options: Mapping[str, str]) -> DrainOptions:
         raise OptionInvalid(f"{name}={given.get(place[1] if place else '')!r} cannot be: {said}.", "") from None
     _check(read)
     return read
+
+
+def _texts(options: Mapping[str, str | Path]) -> dict[str, Any]:
+    """Spark passes on texts alone, and a program may give a `Path`."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in dict(options).items()}
 
 
 def _camel(field: str) -> str:
@@ -224,7 +230,7 @@ class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [each.strip() for each in self.partition_by.split(",") if each.strip()]
 
 
-def read_send_options(options: Mapping[str, str]) -> SendOptions:
+def read_send_options(options: Mapping[str, str | Path]) -> SendOptions:
     """Raises OptionInvalid."""
     read: SendOptions = _read(options, SendOptions, "url", "It looks like veil://127.0.0.1:9324/orders.")
     if read.patience < 0:
@@ -232,7 +238,7 @@ def read_send_options(options: Mapping[str, str]) -> SendOptions:
     return read
 
 
-def read_delta_options(options: Mapping[str, str]) -> DeltaOptions:
+def read_delta_options(options: Mapping[str, str | Path]) -> DeltaOptions:
     """Raises OptionInvalid."""
     read: DeltaOptions = _read(options, DeltaOptions, "path", "Where is the table to be?")
     try:
@@ -245,9 +251,9 @@ def read_delta_options(options: Mapping[str, str]) -> DeltaOptions:
     return read
 
 
-def _read(options: Mapping[str, str], kind: Any, needed: str, mend: str) -> Any:
+def _read(options: Mapping[str, str | Path], kind: Any, needed: str, mend: str) -> Any:
     names = {name.replace("_", ""): name for name in kind.__struct_fields__}
-    given = {names.get(str(name).lower(), str(name).lower()): value for name, value in dict(options).items()}
+    given = {names.get(str(name).lower(), str(name).lower()): value for name, value in _texts(options).items()}
     known = set(names.values())
     for name in given.keys() - known - _SPARK:
         raise OptionInvalid(f"This sink has no option {name}.", f"It has {', '.join(map(_camel, sorted(known)))}.")

@@ -166,12 +166,13 @@ def load(place: Place | str) -> Any:
     return pq.read_table(sorted(place.glob("[!._]*.parquet")), partitioning=None)
 
 
-def compact(place: Place, *, files_max: int = 1) -> int:
+def compact(place: Place | str, *, files_max: int = 1) -> int:
     """Merge the files of each day that has more than `files_max` (Delta: all; a history: none); returns how many went.
 
     Rows stay unchanged. A day is replaced at once: its new file first gets a name that readers ignore. Jobs that read
     exported events are waited for. Raises OptionInvalid for a table that does not grow, ExportTaken.
     """
+    place = placed(place)
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
@@ -188,8 +189,9 @@ def compact(place: Place, *, files_max: int = 1) -> int:
         return sum(compact_day(each, files_max, counting) for each in listed(place, f"{DAY}*"))
 
 
-def check_grows(place: Place) -> None:
+def check_grows(place: Place | str) -> None:
     """Raises OptionInvalid unless `compact` and `retain` can work there."""
+    place = placed(place)
     grows = ("_delta_log", f"{DAY}*", f".{DAY}*.old", "*.parquet", "_spark_metadata")
     # An export or a loop without data yet, or any more, still has its lock.
     if (place / _LOCK).exists() or any(any(place.glob(each)) for each in grows):
@@ -208,7 +210,7 @@ def _check_days(place: Place) -> None:
         raise OptionInvalid(f"{place} is no table that grows by days.", "Jobs replace theirs whole: run the job again.")
 
 
-def retain(place: Place, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
+def retain(place: Place | str, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
     """Drop data of days before `oldest`: returns how many days, for Delta how many rows.
 
     For Delta, also remove files that no version names any longer. The age of its rows is `day`, the end of their window
@@ -217,6 +219,7 @@ def retain(place: Place, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAU
     """
     if not 0 <= vacuum_hours <= VACUUM_HOURS_MAX:
         raise OptionInvalid(f"vacuum_hours={vacuum_hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")
+    place = placed(place)
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 

@@ -133,8 +133,8 @@ class Stream(NamedTuple):
 
     table: str
     checkpoint: str
-    form: str
-    """Spark's name for the table's format."""
+    kind: str
+    """The table's format."""
 
 
 def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
@@ -149,14 +149,17 @@ def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
     has_begun = not isinstance(spot, Path) or (spot / "offsets").is_dir()
     if not has_begun and any(table.iterdir() if table.is_dir() else ()):
         raise OptionInvalid(f"{table} is a table of no stream.", "Name another --out, or take it away.")
-    check_table(kind, str(table), Path(spot))
-    return Stream(str(table), str(spot), {"delta": "veilmq-delta"}.get(kind, kind))
+    check_table(kind, str(table), spot)
+    return Stream(str(table), str(spot), kind)
 
 
 def written(spark: "SparkSession", rows: "DataFrame", stream: Stream) -> None:
-    """Write the rows as they come, until Ctrl-C."""
+    """Write the rows as they come, until Ctrl-C. Raises TableForeign, OptionInvalid."""
+    from veilmq.pipeline.drain import check_table
+
+    check_table(stream.kind, stream.table, stream.checkpoint, spark)
     query = (
-        rows.writeStream.format(stream.form)
+        rows.writeStream.format({"delta": "veilmq-delta"}.get(stream.kind, stream.kind))
         .outputMode("append")
         .option("path", stream.table)
         .option("checkpointLocation", stream.checkpoint)

@@ -19,6 +19,9 @@ first batch, the next start finds that file and takes the checkpoint for another
 (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). Nothing was logged yet, so the file can go, unless a query is running
 there; the lock of its manifests tells.
 
+A checkpoint at another URL than `file:` is Spark's alone: Spark lists what it logged there (`_reached`), with its own
+connector, and an unfinished first entry stays, which Spark's lists do not show.
+
 Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
@@ -48,7 +51,7 @@ from veilmq.pipeline.errors import (
     TableForeign,
 )
 from veilmq.pipeline.options import DrainOptions, read_options
-from veilmq.pipeline.places import Place, alone, make, place
+from veilmq.pipeline.places import Place, alone, here, make, place
 from veilmq.pipeline.sinks.delta import check_place
 
 if TYPE_CHECKING:
@@ -72,7 +75,6 @@ _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
 _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
-_ELSEWHERE: Final = "://"
 _NONE: Final = -1
 _REPORTS_KEPT: Final = 1_000
 """More than there are batches in `_LOOK_SECONDS`."""
@@ -137,7 +139,7 @@ def drain(
     register(spark)
     make(home)
     with alone(home, "lock", DirectoryTaken, "Another drain"):
-        clear_checkpoint(Path(progress), home / "manifests")
+        clear_checkpoint(progress, home / "manifests")
         messages = batches = runs = 0
         while True:
             reader = spark.readStream.format("veilmq").options(**given)
@@ -174,7 +176,7 @@ def _started(
     kind, colon, path = sink.partition(":")
     if not colon or kind not in _FORMATS:
         raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
-    check_table(kind, path, Path(checkpoint))
+    check_table(kind, path, checkpoint, spark)
     if kind == "delta":
         check_place(path, to_arrow_schema(frame.schema, timezone="UTC"), partitions)
     elif partitions:
@@ -226,30 +228,41 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def clear_checkpoint(checkpoint: Path, manifests: Place) -> None:
-    """Remove the unfinished entries of a first batch that was never logged."""
-    logged = checkpoint / "offsets"
+def clear_checkpoint(checkpoint: Path | str, manifests: Place) -> None:
+    """Remove the unfinished entries of a first batch that was never logged, on a file system that is reachable here."""
+    there = here(checkpoint)
+    if there is None:
+        return
+    logged = there / "offsets"
     if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or is_taken(manifests):
         return
     for name in _LOGS:
-        for each in (checkpoint / name).glob(".*"):
+        for each in (there / name).glob(".*"):
             if each.name.endswith(_UNFINISHED):
                 each.unlink(missing_ok=True)
 
 
-def check_table(kind: str, path: str, checkpoint: Path) -> None:
-    """Check a table on a file system that is reachable here; others are not checked. Raises TableForeign."""
-    local = path.removeprefix("file:")
-    if local == path and _ELSEWHERE in path:
+def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None) -> None:
+    """Check a table on a file system that is reachable here; others are not checked. Raises TableForeign.
+
+    spark: lists what a checkpoint at a URL has; without it, no table is taken for another checkpoint's. Raises
+    OptionInvalid if Spark cannot read there.
+    """
+    table = here(path)
+    if table is None:
         return
-    table = Path(local)
     is_delta, log = (table / "_delta_log").is_dir(), table / "_spark_metadata"
     if kind != "delta" and is_delta:
         raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
     if kind == "delta" and log.is_dir():
         raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
-    reached, has = _last(checkpoint / "offsets"), _last(log)
-    is_strange = reached == _NONE and not is_delta and any(table.glob("*.parquet"))
+    has, files = _last(log), not is_delta and any(table.glob("*.parquet"))
+    if has == _NONE and not files:
+        return
+    reached = _reached(checkpoint, spark)
+    if reached is None:
+        return
+    is_strange = reached == _NONE and files
     if has > reached or is_strange:
         mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
         raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
@@ -260,3 +273,24 @@ def _last(log: Path) -> int:
     if not log.is_dir():
         return _NONE
     return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)
+
+
+def _reached(checkpoint: Path | str, spark: "SparkSession | None") -> int | None:
+    """The number of the last batch that a query logged in its checkpoint; None: nobody can look."""
+    there = here(checkpoint)
+    if there is not None:
+        return _last(there / "offsets")
+    if spark is None:
+        return None
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        found = spark.read.format("binaryFile").load(f"{str(checkpoint).rstrip('/')}/offsets").select("path").collect()
+    except (PySparkException, Py4JError) as error:
+        if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
+            return _NONE
+        wrong = f"checkpoint={str(checkpoint)!r}: Spark cannot read there: {str(error).partition(chr(10))[0]}."
+        raise OptionInvalid(wrong, "Give Spark the connector of that store, or name a directory.") from None
+    names = [row.path.rpartition("/")[2] for row in found]
+    return max((int(each) for each in names if each.isdigit()), default=_NONE)

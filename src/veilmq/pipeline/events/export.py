@@ -134,11 +134,12 @@ def unchanged(directory: Place | str | None) -> Iterator[None]:
 
 
 @contextmanager
-def changing(directory: Place) -> Iterator[None]:
+def changing(directory: Place | str) -> Iterator[None]:
     """Lock the directory to merge or drop its files: no job reads it (`unchanged`), and nothing else adds or merges.
 
     Waits `JOBS_WAIT_S` for jobs. Raises ExportTaken.
     """
+    directory = place(directory)
     file = _opened(directory)
     end = SYSTEM.monotonic() + JOBS_WAIT_S
     is_told = False
@@ -220,7 +221,7 @@ def _write(history: History, directory: Place, start: int, seen: int, stop: int)
     return True
 
 
-def keep_as_delta(directory: Place) -> None:
+def keep_as_delta(directory: Place | str) -> None:
     """Make exported events a Delta table, partitioned by `day`: name in its log those files that it does not name yet.
 
     For `export`: after each file. A commit holds the offset that follows its file, so one that landed before a crash is
@@ -229,6 +230,7 @@ def keep_as_delta(directory: Place) -> None:
     """
     from veilmq.pipeline.sinks.delta import Written, add_files
 
+    directory = place(directory)
     if not isinstance(directory, Path):
         mend = "Export it to a mounted directory, or as Parquet."
         raise OptionInvalid(f"{directory} is a URL, and a history is kept as a Delta table in a directory.", mend)

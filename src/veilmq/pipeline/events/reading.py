@@ -324,8 +324,8 @@ def same_history(known: str, found: str, where: str) -> str:
 class ParquetHistory:
     """A directory that `veilmq events export` wrote: a path, or the URL of one in an object store."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
+    def __init__(self, directory: Place | str) -> None:
+        self.directory = str(directory)
         self.epoch = ""
 
     def files(self) -> list[tuple[int, int, Place]]:

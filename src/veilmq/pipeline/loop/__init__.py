@@ -368,8 +368,9 @@ class Loop:
 
 
 @contextmanager
-def between_runs(directory: Place) -> Iterator[None]:
+def between_runs(directory: Place | str) -> Iterator[None]:
     """Hold a loop's tables, as the command `tidy` must. Raises LoopTaken."""
+    directory = place(directory)
     with _locked(directory) as lock:
         content = lock.load()
         if content is not None:

@@ -182,10 +182,9 @@ def place(given: "Path | str | ObjectPath") -> Place:
     """The directory or file that the user means. Raises OptionInvalid for a URL that cannot be used."""
     if isinstance(given, Path | ObjectPath):
         return given
-    for prefix in _LOCAL:
-        given = given.removeprefix(prefix)
-    if not is_url(given):
-        return Path(given)
+    local = here(given)
+    if local is not None:
+        return local
     if given.startswith("memory:"):
         mend = "Name an absolute path, or a URL such as s3://bucket/directory."
         raise OptionInvalid(f"{given} cannot be: only one process sees it.", mend)
@@ -204,6 +203,11 @@ def place(given: "Path | str | ObjectPath") -> Place:
 def is_url(given: object) -> bool:
     """Whether it names an object store."""
     return "://" in str(given) and not str(given).startswith(_LOCAL[0])
+
+
+def here(given: Path | str) -> Path | None:
+    """The path that a text or a file URI names; None for a URL. As for Spark, a file URI has no encoded letters."""
+    return None if is_url(given) else Path(str(given).removeprefix(_LOCAL[0]).removeprefix(_LOCAL[1]))
 
 
 def make(directory: Place, mode: int = 0o777) -> None:

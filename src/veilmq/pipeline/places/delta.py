@@ -153,7 +153,7 @@ def _divided(rows: Any, partitions: Sequence[str]) -> Iterator[tuple[Any, dict[s
     keys = pa.table({str(n): _key(rows[name]) for n, name in enumerate(partitions)})
     order = pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])
     keys, rows = keys.take(order), rows.take(order)
-    changes = pa.array([False] * (rows.num_rows - 1))
+    changes = pa.array([False] * (rows.num_rows - 1), pa.bool_())
     for column in keys.columns:
         numbers = column.combine_chunks()
         changes = pc.or_(changes, pc.not_equal(numbers[1:], numbers[:-1]))

@@ -86,7 +86,7 @@ class _Log(NamedTuple):
     """The last version written by a vacuum; -1 if none is known."""
 
 
-def check(table: str, storage: dict[str, str] | None = None, *, now: float) -> Checked:
+def check(table: Path | str, storage: dict[str, str] | None = None, *, now: float) -> Checked:
     """Look for the files of a table. `storage`: deltalake's storage options; now: Unix seconds.
 
     Raises OptionInvalid if there is no table of a known kind, SourceUnreachable if it cannot be read.
@@ -94,8 +94,8 @@ def check(table: str, storage: dict[str, str] | None = None, *, now: float) -> C
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
-    local = _local(table)
-    place = table if local is None else str(local)
+    local = _local(str(table))
+    place = str(table if local is None else local)
     try:
         if DeltaTable.is_deltatable(place, storage):
             return _check_delta(place, storage, now)

@@ -89,7 +89,7 @@ class Several(WriterCommitMessage):
         self.files = files
 
 
-def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
+def is_committed(path: Path | str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
     """Whether the table has that batch of that application."""
     from deltalake import DeltaTable
 
@@ -99,7 +99,7 @@ def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None
 
 
 def add_files(
-    path: str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None
+    path: Path | str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None
 ) -> bool:
     """Commit in one transaction; False if the table already had the batch of the files' query.
 
@@ -108,7 +108,7 @@ def add_files(
     """
     from deltalake.exceptions import DeltaError
 
-    query = files[0].query
+    path, query = str(path), files[0].query
     own = app if app == query else f"{app}/{query}"
     if _is_done(path, app, own, batch, storage):
         _sync_log(path)  # the process that committed it may have died before it synced
@@ -195,11 +195,12 @@ def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
     return SourceUnreachable(wrong, "Run the query again: it asks the table, and goes on.")
 
 
-def check_place(path: str, schema: Any, partitions: Sequence[str] = ()) -> None:
+def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -> None:
     """Check what can be known of a table's path before there are rows. Raises OptionInvalid, DeltaRefused."""
     from deltalake import DeltaTable
 
     check_partitions(schema, partitions)
+    path = str(path)
     if path.startswith(_ELSEWHERE):
         return
     files, root = files_of(path)
