@@ -4,11 +4,12 @@
 
 Starts a server with credentials on loopback and drives it with 200 requests a second (`soak_load`): lives of messages
 over SQS, Azure and MNS, FIFO groups, topics with push, and churn of queues, topics, clients and connections, refusals
-and long polls. Bounds are set low enough to be reached in the first half; caches of names, whose bounds are fixed, are
-filled by requests for queues that do not exist (`Stage.names`). Where the memory is, the server is asked once a minute
-(`soak_memory`). In the last half a line is fitted to the
-samples of each figure: what it grew in that half must be below its allowance. At the end `veilmq check` must find
-everything in order. Exit code 0 if all is flat, 1 if something grew, 2 if requests got unexpected answers.
+and long polls. Beside them two clients use a queue of their own, and the history checker judges what they saw. Bounds
+are set low enough to be reached in the first half; caches of names, whose bounds are fixed, are filled by requests for
+queues that do not exist (`Stage.names`). Where the memory is, the server is asked once a minute (`soak_memory`). In the
+last half a line is fitted to the samples of each figure: what it grew in that half must be below its allowance. At the
+end `veilmq check` must find everything in order. Exit code 0 if all is flat, 1 if something grew, 2 if requests got
+unexpected answers or the checker found a violation.
 """
 
 import argparse
@@ -21,17 +22,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import report
 import soak_memory
 from measure import cpu_us, load_1min, machine
 from peers import DATA
-from soak_load import CREDENTIALS, Counted, Ports, Stage, lanes
+from soak_load import CREDENTIALS, KEY, SECRET, Counted, Ports, Stage, lanes
 
+from veilmq.driver import ROUND_SECONDS, Figures, Plan, Run
+from veilmq.driver.recorded import Recording
 from veilmq.testing.local import VEILMQ, ServerProcess
 
 MIB = 1 << 20
@@ -140,19 +145,34 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
+def judged(url: str, seconds: float) -> Figures:
+    """What the checker says of two clients that use a queue of their own for so long."""
+    plan = Plan(url=url, name="judged", clients=2, seed=33, interval=0.2, dead_letters=True)
+    run = Run(plan, plan.promises(), Recording())
+    run.open()
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not run.figures.undrained:
+        run.round(min(ROUND_SECONDS, left))
+    run.close()
+    return run.figures
+
+
 def soak(
     server: ServerProcess, minutes: float, scale: float, every_s: float, counted: Counted, memory: Path
-) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Drive the server for so long; the samples, and where its memory was: each minute, the objects each quarter."""
+) -> tuple[list[Sample], list[dict[str, Any]], Figures]:
+    """Drive the server for so long; the samples, where its memory was (each minute, the objects each quarter), and what
+    the history checker says."""
     urls = {name: str(getattr(server, name)) for name in ("sqs", "azure", "mns", "admin")}
     token = (server.data / "admin-token").read_text().strip()
     stop = threading.Event()
-    with endpoint() as url:
+    account = f"sqs://{KEY}:{SECRET}@{urlsplit(urls['sqs']).netloc}/?tls=0&retries=0"
+    with endpoint() as url, ThreadPoolExecutor(1, "judged") as pool:
         stage = Stage(Ports(urls, token, counted), url)
         running = lanes(stage, scale, lambda: Ports(urls, token, counted), stop)
         began = time.monotonic()
         for lane in running:
             lane.start()
+        judging = pool.submit(judged, account, 60 * minutes)
         samples: list[Sample] = []
         found: list[dict[str, Any]] = []
         try:
@@ -170,7 +190,7 @@ def soak(
             stop.set()
             for lane in running:
                 lane.join(30)
-    return samples, found
+    return samples, found, judging.result()
 
 
 def text_of(record: dict[str, Any], found: Sequence[Trend]) -> str:
@@ -189,6 +209,7 @@ def text_of(record: dict[str, Any], found: Sequence[Trend]) -> str:
             "|---|---|---|---|---|---|",
             *(trend.told() for trend in found),
             "",
+            f"History checker: {record['judged_operations']:,} operations, {record['judged_violations']} violations. "
             f"Unexpected answers: {record['unexpected_total']}. `veilmq check` after it: "
             f"{'in order' if record['in_order'] else '**PROBLEMS**'}. Settings: {' '.join(OPTIONS)}.",
             f"Load before {record['load_at_start']:.2f}.",
@@ -216,7 +237,7 @@ def main() -> int:
         try:
             before = cpu_us(server.process.pid)
             began = time.monotonic()
-            samples, looks = soak(server, options.minutes, options.scale, options.every, counted, memory)
+            samples, looks, figures = soak(server, options.minutes, options.scale, options.every, counted, memory)
             cpu, took = (cpu_us(server.process.pid) - before) / 1e6, time.monotonic() - began
         finally:
             ended = server.stop()
@@ -229,6 +250,7 @@ def main() -> int:
         "minutes": options.minutes, "requests_per_s": counted.answers.total() / took, "cpu_percent": 100 * cpu / took,
         "answers": dict(counted.answers), "unexpected": unexpected, "unexpected_total": counted.unexpected.total(),
         "in_order": checked.returncode == 0 and ended == 0, "machine": machine(),
+        "judged_operations": figures.report.operations, "judged_violations": figures.report.counts.total(),
         "memory": [{name: value for name, value in each.items() if name != "longest"} for each in looks],
         "trends": [asdict(trend) for trend in found], "samples": [asdict(sample) for sample in samples],
     }  # fmt: skip
@@ -236,7 +258,8 @@ def main() -> int:
     print("longest at the end:", *next((each["longest"] for each in looks[::-1] if "longest" in each), ()), sep="\n")
     for what, count in unexpected.items():
         print(f"unexpected, {count} times: {what}")
-    if unexpected or not record["in_order"]:
+    print(figures.undrained, figures.report, sep="\n")
+    if unexpected or not record["in_order"] or not figures.clean:
         return 2
     return 0 if all(trend.is_flat for trend in found) else 1
 

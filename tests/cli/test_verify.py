@@ -1,4 +1,5 @@
-"""`veilmq verify` against servers that are killed: one that keeps its data, one that loses it; and what it refuses."""
+"""`veilmq verify` against servers that are killed, one that keeps its data and one that loses it, and against another
+server; and what it refuses."""
 
 import contextlib
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE
+from tests.support.azurite import azurite
 from tests.support.commands import Run
 from tests.support.ports import kept_ports
 
@@ -96,6 +98,18 @@ def test_a_server_that_loses_its_data_is_found_out(restart: Restart) -> None:
     assert process.returncode == 1
     assert told["queue_recreated"] > 0
     assert told["violations"]["acknowledged message lost"] > 0
+
+
+@pytest.mark.slow
+def test_another_server_without_faults_keeps_its_promises() -> None:
+    """Azurite: nothing here is ours but the clients and the checker."""
+    with azurite("queue") as url:
+        endpoint = f"{url.replace('http', 'azure', 1)}/devstoreaccount1/?tls=0"
+        process = verifying("--endpoint", endpoint, "--minutes", "0.04", "--json")
+        told = json.loads(process.communicate(timeout=WAIT_S)[0])
+    assert (process.returncode, told["stories"], told["undrained"]) == (0, [], "")
+    assert all(told["calls"][kind]["ok"] for kind in ("send", "receive", "extend", "delete"))
+    assert not told["errors"].keys() - {"refused: LeaseTaken", "refused: LeaseExpired", "refused: MessageGone"}
 
 
 @for_each(

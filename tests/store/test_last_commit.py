@@ -90,6 +90,35 @@ def test_a_damaged_wal_is_refused_wherever_the_damage_is(stage: Stage, tmp_path:
     stage.open()
 
 
+def test_a_lost_wal_of_a_closed_server_costs_nothing_or_is_refused(stage: Stage, tmp_path: Path) -> None:
+    """A stop folds the WAL in and removes it. Where another process reads meanwhile it stays, and is missed."""
+    in_the_wal(stage)
+    stage.open()
+    database = store_of(stage).directory.database
+    wal = database.with_name("veilmq.db-wal")
+    store_of(stage)._writer.redo.close()
+    (key,) = stage.store.reader.queues
+    stage.send(key, "acknowledged last")
+    assert wal.stat().st_size
+    stage.store.close()
+    assert not wal.exists()
+    stage.open()
+    assert len(stage.peek(key, 100)) == BATCHES + 1
+    reading = apsw.Connection(str(database))
+    reading.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    reading.execute("BEGIN; SELECT count(*) FROM mark").fetchall()
+    store_of(stage)._writer.redo.close()
+    stage.send(key, "behind a reader")
+    stage.store.close()
+    reading.close()
+    kept = wal.read_bytes()
+    wal.unlink()
+    refused(database, tmp_path)
+    wal.write_bytes(kept)
+    stage.open()
+    assert len(stage.peek(key, 100)) == BATCHES + 2
+
+
 @pytest.mark.parametrize("damage", ["zeros", "its first record"])
 def test_a_damaged_redo_log_is_refused(stage: Stage, tmp_path: Path, damage: str) -> None:
     queue = started(stage)
