@@ -23,9 +23,10 @@ def place() -> Iterator[Path]:
 @pytest.mark.timeout(900)
 def test_each_kind_of_fault_once(place: Path) -> None:
     """What this machine cannot have (no root, no strace) is in the record, and is said by `make faults`."""
-    record = conduct(place, SEED, 0, SECONDS, once=True)
+    kinds = [kind for kind in KINDS if not kind.is_long]
+    record = conduct(place, SEED, 0, SECONDS, kinds, once=True)
     assert record.clean, [record.stories, record.unexpected]
-    assert record.kinds.keys() | record.skipped.keys() == {kind.name for kind in KINDS}
+    assert record.kinds.keys() | record.skipped.keys() == {kind.name for kind in kinds}
     assert [name for name, tally in record.kinds.items() if not (tally.strikes and tally.operations)] == []
     assert record.total.kills > 10
 
@@ -46,4 +47,4 @@ def test_a_server_that_loses_its_data_is_found_out(place: Path) -> None:
     record = conduct(place, SEED, 0, SECONDS, [Kind("loss", lose_everything)], once=True)
     assert not record.clean
     assert record.total.violations > 0
-    assert {each.split(": ")[1] for each in record.stories} >= {"veil-0", "sqs-1", "azure-3", "mns-4"}
+    assert {each.split(": ")[1] for each in record.stories} >= {"veil-0", "sqs-1", "azure-3", "mns-4", "shared"}

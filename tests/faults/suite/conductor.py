@@ -1,30 +1,38 @@
 """Rounds of load under one fault each: the seed chooses the kinds, the history checker judges what the clients saw.
 
-Strategy: one server with a queue for each protocol and form; the clients of the driver (`veilmq.driver`) use all of
-them at the same time. A round strikes, lets the server rest, drains and checks. The queues live on from round to round,
-so that what comes back later is seen. A round that needs a small disk has a server and queues of its own there.
+Strategy: one server with a queue for each protocol and form, and one that is used over all protocols; the clients of
+the driver (`veilmq.driver`) use all of them at the same time. A round strikes, lets the server rest, drains and checks.
+The queues live on from round to round, so that what comes back later is seen. A round that needs a small disk has a
+server and queues of its own there.
 """
 
 import contextlib
+import copy
 import subprocess
 import tempfile
+import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
-from tests.faults.suite.kinds import KINDS
+from tests.faults.suite.kinds import KINDS, PATTERNS, SMALL_DISK
 from tests.faults.suite.proxy import Proxy
 from tests.faults.suite.server import Server
 from tests.faults.suite.stage import Kind, Stage
 from tests.faults.suite.topics import Topics
 from tests.faults.suite.transactions import Transactions
 
+from veilmq.client.messages import Message, Received, Sent
+from veilmq.client.queue import Account, Queue
+from veilmq.client.wrapping import Wrapping
 from veilmq.driver import Figures, Plan, Run
 from veilmq.driver.recorded import Recording
+from veilmq.model.errors import VeilError
 from veilmq.testing import Random
 from veilmq.testing import chance as seeded
 
@@ -37,6 +45,8 @@ FORMS = (
     ("veil", True, True), ("sqs", False, True), ("sqs", True, True), ("azure", False, False), ("mns", False, False),
 )  # fmt: skip
 """Protocol, FIFO, with dead letters: a queue each."""
+SHARED = ("veil", "sqs", "azure", "mns")
+"""Of one more queue, which a client each uses over these: a lease holds in all of them."""
 EXPECTED = {
     "TransportError", "StoreFailed", "StoreUnknown", "DiskLow", "Overloaded",
     "LeaseTaken", "LeaseExpired", "MessageGone", "ReceiptInvalid",
@@ -125,6 +135,40 @@ def told(runs: Sequence[Run]) -> tuple[Counter[str], list[str]]:
     return unexpected, stories
 
 
+T = TypeVar("T", Sent, Received)
+
+
+class SameIds(Wrapping):
+    """A queue whose messages have the ids that they have over the other protocols: MNS spells them in its own way."""
+
+    def send(self, message: str | Message) -> Sent:
+        return _same(self.inner.send(message))
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        answers = self.inner.send_batch(messages)
+        return [each if isinstance(each, VeilError) else _same(each) for each in answers]
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        return [_same(each) for each in self.inner.receive(count_max, lease=lease, wait=wait)]
+
+
+def _same(answer: T) -> T:
+    return msgspec.structs.replace(answer, id=str(uuid.UUID(answer.id)))
+
+
+class SharedRun(Run):
+    """Each client uses the queue by one of the plan's URLs alone: a handle is good in its protocol only."""
+
+    def _client(self, number: int, stop: threading.Event) -> None:
+        urls = (self.plan.url, *self.plan.others)
+        alone = copy.copy(self)
+        alone.plan = msgspec.structs.replace(self.plan, url=urls[number % len(urls)], others=())
+        super(SharedRun, alone)._client(number, stop)
+
+    def _reach(self, name: str, accounts: list[Account], chance: Random, stop: threading.Event) -> Queue:
+        return SameIds(super()._reach(name, accounts, chance, stop))
+
+
 class Arena:
     """A server, the proxy before it, and its queues."""
 
@@ -143,6 +187,13 @@ class Arena:
             for number, (protocol, fifo, dead_letters) in enumerate(() if patterns else FORMS)
         ]  # fmt: skip
         self.runs = [Run(plan, plan.promises(), Recording()) for plan in plans]
+        if not patterns:
+            url, *others = shared_urls(urls)
+            plan = Plan(
+                url=url, others=tuple(others), name="shared", clients=len(SHARED), seed=seed, interval=INTERVAL_SECONDS
+            )
+            promises = msgspec.structs.replace(plan.promises(), stale_deletes_refused=False)  # SQS answers them
+            self.runs.append(SharedRun(plan, promises, Recording()))
         for each in (*self.runs, *self.patterns):
             each.open()
 
@@ -152,9 +203,14 @@ class Arena:
         done = sum(each.operations for each in self.patterns)
         stage = Stage(self.server, self.proxy, chance, seconds)
         urls = self.server.urls(self.proxy.ports if kind.proxied else None)
-        for run, (protocol, *_) in zip(self.runs, FORMS, strict=False):
+        all_urls = [*([urls[protocol]] for protocol, *_ in FORMS), shared_urls(urls)]
+        for run, (url, *others) in zip(self.runs, all_urls, strict=False):
             # Where the clock was moved, a time to live is over at another time than the clients' clocks say.
-            run.plan = msgspec.structs.replace(run.plan, url=urls[protocol], expiring=kind.place != "moved clock")
+            run.plan = msgspec.structs.replace(
+                run.plan, url=url, others=tuple(others), expiring=kind.place != "moved clock"
+            )
+        for pattern in self.patterns:
+            pattern.use(urls)
         users = [*self.runs, *self.patterns]
         with ThreadPoolExecutor(len(users), "round") as pool:
             rounds = [pool.submit(each.round, seconds) for each in users]
@@ -186,6 +242,11 @@ class Arena:
             each.close()
         self.proxy.close()
         self.server.close()
+
+
+def shared_urls(urls: dict[str, str]) -> list[str]:
+    """Of the queue that all protocols share: bodies are as they are in all of them."""
+    return [f"{urls[protocol]}&base64=0" if protocol in ("azure", "mns") else urls[protocol] for protocol in SHARED]
 
 
 def conduct(
@@ -230,14 +291,14 @@ def _arena(stack: contextlib.ExitStack, directory: Path, seed: int, name: str) -
     place = directory / name.replace(" ", "-")
     place.mkdir(parents=True)
     options: tuple[str, ...] = ()
-    if name == "small disk":
+    if name.startswith(SMALL_DISK):
         size = f"size={SMALL_DISK_BYTES}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", place], check=True)
         stack.callback(subprocess.run, ["umount", "--lazy", place], check=True)
         options = SMALL_DISK_OPTIONS
-    patterns = name == "topics and transactions"
+    patterns = name.endswith(PATTERNS)
     if patterns:
-        options = ("--push-allow", "127.0.0.0/8")
+        options += ("--push-allow", "127.0.0.0/8")
     arena = Arena(place, directory / f"{place.name}.log", seed, *options, patterns=patterns)
     stack.callback(arena.close)
     return arena

@@ -18,6 +18,8 @@ LIFE_SECONDS = 0.8
 _ENDS = {int(Exit.STORE), int(Exit.DIRECTORY)}
 """How a server ends itself that meets an error of its disk; the second at its start."""
 DAY_SECONDS = 86_400
+SMALL_DISK = "small disk"
+PATTERNS = "topics and transactions"
 
 
 def kills(stage: Stage) -> None:
@@ -179,8 +181,13 @@ KINDS = (
     Kind("stop", stops),
     Kind("disk error", disk_errors, missing=_without_strace),
     Kind("slow disk", slow_disk, missing=_without_strace),
-    Kind("full disk", full_disk, missing=_without_root, place="small disk"),
+    Kind("full disk", full_disk, missing=_without_root, place=SMALL_DISK),
     Kind("moved clock", moved_clock, place="moved clock"),
-    Kind("kill amid topics and transactions", kills, weight=2, place="topics and transactions"),
     Kind("bad network", bad_network, proxied=True),
+    Kind(f"kill amid {PATTERNS}", kills, weight=2, place=PATTERNS),
+    Kind(f"stop amid {PATTERNS}", stops, place=PATTERNS, is_long=True),
+    Kind(f"bad network amid {PATTERNS}", bad_network, proxied=True, place=PATTERNS, is_long=True),
+    Kind(
+        f"full disk amid {PATTERNS}", full_disk, missing=_without_root, place=f"{SMALL_DISK}, {PATTERNS}", is_long=True
+    ),
 )

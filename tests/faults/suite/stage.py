@@ -50,4 +50,6 @@ class Kind(NamedTuple):
     """The clients go through the proxy."""
     place: str = "disk"
     """Kinds of one place share a server: `disk`, `small disk`, `moved clock`, whose data is days ahead, or
-    `topics and transactions`."""
+    `topics and transactions`, or those on a small disk."""
+    is_long: bool = False
+    """Not in the short form, which has its fault and its load in other kinds."""

@@ -37,7 +37,7 @@ class Topics:
     def __init__(self, urls: dict[str, str]) -> None:
         self.operations = 0
         self.violations: list[str] = []
-        self._url = f"{urls['mns']}&base64=0"
+        self.use(urls)
         self._numbers = count()
         self._published: set[str] = set()
         """Acknowledged."""
@@ -46,6 +46,10 @@ class Topics:
         self._copies: dict[str, set[str]] = defaultdict(set)
         """By body: ids of messages."""
         self._said: set[str] = set()
+
+    def use(self, urls: dict[str, str]) -> None:
+        """Reach the server by these from now on."""
+        self._url = f"{urls['mns']}&base64=0"
 
     def open(self) -> None:
         """Make the topic, and subscribe a queue and the receiver."""

@@ -32,11 +32,15 @@ class Transactions:
     def __init__(self, urls: dict[str, str]) -> None:
         self.operations = 0
         self.violations: list[str] = []
-        self._url = urls["veil"]
+        self.use(urls)
         self._numbers = count()
         self._done: set[str] = set()
         self._received: set[str] = set()
         self._said: set[str] = set()
+
+    def use(self, urls: dict[str, str]) -> None:
+        """Reach the server by these from now on."""
+        self._url = urls["veil"]
 
     def open(self) -> None:
         """Make the queues."""
