@@ -29,6 +29,8 @@ for package in packages/*.deb; do
     dpkg-deb --extract "$package" .
 done
 rm -r packages log
+# Debian 13's files load each other by the path at which they would be installed.
+grep -rlF --include=autoload.php "'/usr/share/php/" usr/share/php | xargs -r sed -i "s#'/usr/share/php/#'$PWD/usr/share/php/#"
 loader=$(find . -name 'ld-linux-*.so.*' -type f | head -n 1)
 program=$(find . -path './usr/bin/php[1-9]*' -type f | head -n 1)
 extensions=$(find . -path './usr/lib/php/*/posix.so')
