@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
-from tests.pipeline.stores import Store, told
+from tests.pipeline.stores import Store, commit_parted, told
 from tests.pipeline.test_drain_driver import START, Play, bodies
 from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
@@ -49,7 +49,9 @@ from veilmq.pipeline.places import (
     put,
     source,
 )
-from veilmq.pipeline.sinks.delta import DeltaSink
+from veilmq.pipeline.places.delta import storage_of
+from veilmq.pipeline.sinks.checking import check
+from veilmq.pipeline.sinks.delta import DeltaSink, is_committed
 from veilmq.pipeline.sinks.queue import replay
 from veilmq.pipeline.tables import append_day, compact, counted, load, retain, write
 from veilmq.pipeline.tables import read as read_table
@@ -421,6 +423,29 @@ def test_a_table_in_a_store_is_replaced_read_and_replayed(spark: Any, s3: Store,
         assert sorted(read_table(spark, f"{table}-parted").collect(), key=str) == [(1, 2), (None, 3)]
         with pytest.raises(OptionInvalid, match="holds no table that can be read"):
             read_table(spark, f"{table}-none")
+
+
+def test_fsspecs_configuration_of_s3_is_deltas_too(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`FSSPEC_S3_KEY` and the others; before, only its lock and its manifests knew them."""
+    for name in s3.environment:
+        monkeypatch.delenv(name, raising=False)
+    known = {"key": "x", "secret": "x", "endpoint_url": s3.endpoint, "client_kwargs": {"region_name": "us-east-1"}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", known)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    table = f"{s3.url}/fsspecs"
+    rows = pa.table({"type": ["a", "b"], "n": [1, 2]})
+    commit_parted(table, rows, 0, ["type"])
+    assert is_committed(table, "q", 0)
+    assert load(table).sort_by("n").select(rows.schema.names).equals(rows)
+    assert not check(table, now=0).missing
+    assert (compact(table), retain(table, date(2026, 1, 1))) == (0, 0)
+    assert storage_of(table, {"aws_region": "eu-west-1"}) == {
+        "aws_access_key_id": "x", "aws_secret_access_key": "x", "aws_endpoint_url": s3.endpoint,
+        "aws_allow_http": "true", "aws_region": "eu-west-1",
+    }  # fmt: skip
+    monkeypatch.setitem(fsspec.config.conf, "s3", {})
+    assert storage_of(table) is None
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_a_drain_at_a_url_needs_a_place_for_sparks_checkpoint() -> None:

@@ -156,9 +156,7 @@ def load(place: Place | str) -> Any:
     """A table from `write`, or a file, as a pyarrow Table and without Spark: for small ones."""
     place = placed(place)
     if (place / "_delta_log").is_dir():
-        from deltalake import DeltaTable
-
-        return DeltaTable(str(place)).to_pyarrow_table()
+        return delta.load(str(place))
     import pyarrow.parquet as pq
 
     if isinstance(place, ObjectPath):
@@ -178,7 +176,8 @@ def compact(place: Place | str, *, files_max: int = 1) -> int:
 
         if offset_kept(place) is not None:
             return 0  # the names of its files tell our readers the offsets
-        return int(DeltaTable(str(place)).optimize.compact()["numFilesRemoved"])
+        table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
+        return int(table.optimize.compact()["numFilesRemoved"])
     _check_days(place)
     if not place.is_dir():
         return 0
@@ -223,7 +222,7 @@ def retain(place: Place | str, oldest: date, *, vacuum_hours: int = VACUUM_HOURS
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
-        table = DeltaTable(str(place))
+        table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
         names = [field.name for field in table.schema().fields]
         judged = [name for name in _JUDGED if name in names]
         gone = 0

@@ -1,11 +1,13 @@
-"""Kills and faults at every step of a drain and its sinks, spread at random; counts rows that are lost or double.
+"""Kills and faults at every step of a drain and its sinks, each in its turn; counts rows that are lost or double.
 
-Strategy: six streams live through all faults, each with its queue, checkpoint, manifests and sink. A round sends new
-messages, arms one fault and runs the stream; after some it runs again until it ends well. A step in a process of
+Strategy: seven streams live through all faults, each with its queue, checkpoint, manifests and sink. A round sends new
+messages, arms the fault that has struck least in this run and in those of the record before it (of the stream that was
+struck least, then at random), and runs the stream; after some it runs again until it ends well. A step in a process of
 Python's is struck there (side.py), a request to a store by the store (s3_side.py), and what only the JVM does by
-SIGKILL of the whole process group when the file of that step appears, or at a random moment. A fault that did not
-strike is not counted. Every some rounds, and at the end, each stream runs until its queue is empty, and what it wrote
-is compared with what was sent.
+SIGKILL of the whole process group when the file of that step appears, or at a random moment. On a store the source's
+steps are struck by SIGKILL of everything, too. A fault that did not strike is not counted, and after three times its
+turn is over as if it had. Every some rounds, and at the end, each stream runs until its queue is empty, and what it
+wrote is compared with what was sent.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -33,12 +36,15 @@ from tests.pipeline.drain_stage import Stage, left
 from tests.pipeline.faults import side
 from tests.pipeline.stores import Store, azurite, moto, told
 
+from veilmq.client.messages import Message
 from veilmq.pipeline.sinks.checking import check
 from veilmq.testing import Random
 from veilmq.testing.local import ServerProcess
 
-SCHEMA = pa.schema([("id", pa.string()), ("body", pa.string())])
+SCHEMA = pa.schema([("id", pa.string()), ("body", pa.string()), ("type", pa.string())])
 HOWS = ("kill", "raise")
+ALL = "kill all"
+"""JVM and Python."""
 SOURCE_STEPS = ("received", "manifest not logged", "before deletes", "amid deletes", "amid read")
 SINK_STEPS = ("amid write", "rows written", "before commit", "after commit")
 REQUESTS = ("request", "answer")
@@ -46,14 +52,18 @@ KILLS = ("kill-before", "kill-after")
 AWAY_SECONDS = 2.0
 RUN_SECONDS = 180.0
 ROUNDS_PER_CHECK = 25
+MISSES = 3
+TYPES = ("order", "x y/z=%20", "語" * 100)
 RESTED = 0.7
 """The share of rounds after which a stream is left as it is, until it is struck again."""
 
 
 class Stream:
-    """One of them. `store`: where manifests are, and the table if it is Delta; None: on the local disk."""
+    """One of them. `store`: where manifests are, and the table if it is Delta; None: on the local disk. partition: the
+    table's column, or none."""
 
-    def __init__(self, stage: Stage, name: str, sink: str, store: Store | None = None) -> None:
+    def __init__(self, stage: Stage, name: str, sink: str, store: Store | None = None, *, partition: str = "") -> None:
+        self.partition = partition
         self.stage, self.name, self.sink, self.store = stage, name, sink, store
         self.marks = stage.directory / name
         (self.marks / "m").mkdir(parents=True)
@@ -66,7 +76,10 @@ class Stream:
         self.storage = store.storage() if store and sink == "delta" else {}
         if sink == "delta":
             often = {"delta.checkpointInterval": "2"}
-            write_deltalake(self.table, SCHEMA.empty_table(), configuration=often, storage_options=self.storage or None)
+            write_deltalake(
+                self.table, SCHEMA.empty_table(), configuration=often, storage_options=self.storage or None,
+                partition_by=[partition] if partition else None,
+            )  # fmt: skip
         if sink == "queue":
             self.table = stage.url(name=f"{name}-out.fifo")
             self.target = stage.make(f"{name}-out.fifo", fifo=True, timeout=30)
@@ -76,12 +89,13 @@ class Stream:
         return {
             "url": self.stage.url(name=self.name), "directory": self.directory, "marks": str(self.marks),
             "sink": self.sink, "table": self.table, "storage": json.dumps(self.storage),
-            "rows": "700" if self.sink == "queue" else "40",
+            "rows": "700" if self.sink == "queue" else "40", "partition": self.partition,
         }  # fmt: skip
 
     def send(self) -> None:
         bodies = [f"{self.name} {number}" for number in range(len(self.sent), len(self.sent) + self.rows)]
-        failed = [each for each in self.queue.send_batch(bodies) if isinstance(each, Exception)]
+        messages = [Message(body, type=TYPES[number % len(TYPES)]) for number, body in enumerate(bodies)]
+        failed = [each for each in self.queue.send_batch(messages) if isinstance(each, Exception)]
         assert not failed, failed[0]
         self.sent.update(bodies)
 
@@ -107,6 +121,7 @@ class Stream:
         yield ("moment",)
         if self.store is None:
             return
+        yield from (("step", step, ALL) for step in SOURCE_STEPS)
         ends = [".arrow"]
         if self.sink == "delta":
             ends += [".json", ".zstd.parquet", "_last_checkpoint", ".checkpoint.parquet"]
@@ -124,7 +139,7 @@ class Stream:
         if self.store is None:
             found["manifest written"] = lambda: count(self.marks / "m", lambda name: name.endswith(".arrow"))
         if self.sink == "parquet" or (self.sink == "delta" and self.store is None):
-            found["part file"] = lambda: count(table, lambda name: name.startswith("part-"))
+            found["part file"] = lambda: len(list(table.rglob("part-*"))) if table.is_dir() else 0
         if self.sink == "parquet":
             found["sink log"] = lambda: count(table / "_spark_metadata", str.isdigit)
         if self.sink == "delta" and self.store is None:
@@ -227,32 +242,26 @@ class Side:
 class Conductor:
     """The rounds."""
 
-    def __init__(self, side: Side, streams: list[Stream], chance: Random) -> None:
-        self.side, self.streams, self.chance = side, streams, chance
-        self.struck: Counter[tuple[str, str]] = Counter()
+    def __init__(self, side: Side, streams: list[Stream], chance: Random, before: Counter[str]) -> None:
+        self.side, self.streams, self.chance, self.before = side, streams, chance, before
+        self.struck: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.faults = {
+            f"{stream.name}: {fault[0]} {': '.join(fault[1:])}".strip(): (stream, fault)
+            for stream in streams
+            for fault in stream.faults()
+        }
         self.kills = 0
         self.violations: list[str] = []
 
     def round(self) -> None:
-        stream = self.chance.choice(self.streams)
-        faults = list(stream.faults())
-        kinds = sorted({fault[0] for fault in faults})
-        weights = [{"step": 12, "store": 6, "kill": 1, "away": 1, "appears": 2, "moment": 1}[kind] for kind in kinds]
-        (kind,) = self.chance.choices(kinds, weights)
-        fault = self.chance.choice([each for each in faults if each[0] == kind])
+        name = self.next()
+        stream, fault = self.faults[name]
         stream.send()
-        name = ": ".join(fault[1:]) or kind
         began = time.monotonic()
         did = self.strike(stream, fault)
-        print(
-            f"{time.monotonic() - began:6.1f} s  {stream.name}: {kind} {name}{'' if did else ': not reached'}",
-            flush=True,
-        )
-        if did:
-            self.struck[stream.name, f"{kind} {name}"] += 1
-        else:
-            self.missed[f"{stream.name} {kind} {name}"] += 1
+        print(f"{time.monotonic() - began:6.1f} s  {name}{'' if did else ': not reached'}", flush=True)
+        (self.struck if did else self.missed)[name] += 1
         # What is sent to a FIFO queue again counts as the same for five minutes.
         if stream.sink != "queue" and self.chance.random() < RESTED:
             return
@@ -260,18 +269,30 @@ class Conductor:
             if self.side.run(stream.name) is None:
                 return
             time.sleep(tries)
-        self.violations.append(f"{stream.name} does not go on after {kind} {name}")
+        self.violations.append(f"{stream.name} does not go on after {name}")
+
+    def next(self) -> str:
+        """The fault that struck least, of the stream that was struck least."""
+        streams: Counter[str] = Counter()
+        for name, times in self.struck.items():
+            streams[self.faults[name][0].name] += times
+        turns = {name: self.struck[name] + self.before[name] + self.missed[name] // MISSES for name in self.faults}
+        least = min((turns[name], streams[stream.name]) for name, (stream, _) in self.faults.items())
+        return self.chance.choice(
+            [name for name, (stream, _) in self.faults.items() if (turns[name], streams[stream.name]) == least]
+        )
 
     def strike(self, stream: Stream, fault: tuple[str, ...]) -> bool:
         """Whether it did."""
         if fault[0] == "step":
             path = stream.marks / side.FAULT
             (stream.marks / side.STRUCK).unlink(missing_ok=True)
-            path.write_text(json.dumps({"step": fault[1], "how": fault[2], "skip": self.chance.choice([0, 0, 1])}))
+            skip = self.chance.choice([0, 0, 1])
+            path.write_text(json.dumps({"step": fault[1], "how": fault[2], "skip": skip, "group": self.side.group}))
             self.side.run(stream.name)
             path.unlink(missing_ok=True)
             did = (stream.marks / side.STRUCK).exists()
-            self.kills += did and fault[2] == "kill"
+            self.kills += did and fault[2] in {"kill", ALL}
             return did
         if fault[0] in {"store", "away", "kill"}:
             return self.strike_store(stream, fault)
@@ -331,7 +352,7 @@ class Conductor:
                     self.violations.append(f"{stream.name}: {len(missing)} files are missing")
 
 
-def conduct(directory: Path, faults: int, seed: int, minutes: float) -> dict[str, Any]:
+def conduct(directory: Path, faults: int, seed: int, minutes: float, before: Counter[str]) -> dict[str, Any]:
     began = time.monotonic()
     with ExitStack() as stack:
         s3, abfs = stack.enter_context(moto()), stack.enter_context(azurite())
@@ -342,6 +363,7 @@ def conduct(directory: Path, faults: int, seed: int, minutes: float) -> dict[str
         stage = Stage(server, directory)
         streams = [
             Stream(stage, "delta", "delta"),
+            Stream(stage, "delta-parted", "delta", partition="type"),
             Stream(stage, "delta-s3", "delta", s3),
             Stream(stage, "delta-abfs", "delta", abfs),
             Stream(stage, "parquet", "parquet"),
@@ -352,7 +374,7 @@ def conduct(directory: Path, faults: int, seed: int, minutes: float) -> dict[str
         setting.write_text(json.dumps({stream.name: stream.setting() for stream in streams}))
         spark = Side(directory, setting)
         stack.callback(spark.kill)
-        conductor = Conductor(spark, streams, Random(seed))
+        conductor = Conductor(spark, streams, Random(seed), before)
         rounds = 0
         while conductor.struck.total() < faults and time.monotonic() - began < minutes * 60:
             try:
@@ -369,12 +391,20 @@ def conduct(directory: Path, faults: int, seed: int, minutes: float) -> dict[str
                 )
         conductor.check()
         return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"), "revision": revision(),
             "seed": seed, "rounds": rounds, "faults": conductor.struck.total(), "kills": conductor.kills,
             "spark_starts": spark.starts, "seconds": round(time.monotonic() - began),
             "messages": {stream.name: len(stream.sent) for stream in streams},
-            "struck": {f"{name}: {fault}": times for (name, fault), times in sorted(conductor.struck.items())},
-            "did_not_strike": dict(sorted(conductor.missed.items())), "violations": conductor.violations,
+            "distinct": len(conductor.struck), "of": len(conductor.faults),
+            "struck": dict(sorted(conductor.struck.items())), "did_not_strike": dict(sorted(conductor.missed.items())),
+            "violations": conductor.violations,
         }  # fmt: skip
+
+
+def revision() -> str:
+    """Of the tree, with `-dirty` if it is changed."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def main() -> int:
@@ -387,14 +417,19 @@ def main() -> int:
     seed = int(time.time()) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends, too
+    runs = json.loads(given.record.read_text()).get("runs", []) if given.record.exists() else []
+    before: Counter[str] = Counter()
+    for run in runs:
+        before.update(run["struck"])
     with tempfile.TemporaryDirectory(prefix="veilmq-pipeline-faults-") as directory:
-        record = conduct(Path(directory), given.faults, seed, given.minutes)
+        record = conduct(Path(directory), given.faults, seed, given.minutes, before)
     given.record.parent.mkdir(exist_ok=True)
-    given.record.write_text(json.dumps(record, indent=1) + "\n")
+    given.record.write_text(json.dumps({"runs": [*runs, record]}, indent=1, ensure_ascii=False) + "\n")
     for violation in record["violations"]:
         print("VIOLATION", violation)
     print(
-        f"{record['faults']} faults, {record['kills']} of them kills, {sum(record['messages'].values())} messages,"
+        f"{record['faults']} faults ({record['distinct']} of {record['of']} kinds), {record['kills']} of them kills,"
+        f" {sum(record['messages'].values())} messages,"
         f" {record['seconds']} s: {len(record['violations'])} violations"
     )
     return 1 if record["violations"] else 0

@@ -5,8 +5,9 @@
 SETTING is a JSON file: streams by name (`stream_of`). A line `{"stream": NAME}` on its standard input runs that stream
 until its queue is empty (trigger AvailableNow) or it fails, and a line of JSON says which.
 
-A fault is a file `fault.json` beside the stream: the step, whether its process is killed or the call raises, and how
-many times the step is passed first. Whoever comes to the step takes the file away, so that it strikes once.
+A fault is a file `fault.json` beside the stream: the step, whether its process or everything (`group`) is killed or the
+call raises, and how many times the step is passed first. Whoever comes to the step takes the file away, so that it
+strikes once.
 """
 
 import json
@@ -38,8 +39,8 @@ class Struck(Exception):
     """The fault."""
 
 
-def taken(marks: str, step: str) -> str | None:
-    """How the fault strikes, if it is this step's turn; it is taken away."""
+def taken(marks: str, step: str) -> dict[str, Any] | None:
+    """The fault, if it is this step's turn; it is taken away."""
     path = Path(marks, FAULT)
     try:
         fault = json.loads(path.read_text())
@@ -51,12 +52,16 @@ def taken(marks: str, step: str) -> str | None:
         path.rename(path.with_name(STRUCK))
     except (OSError, ValueError):
         return None
-    return str(fault["how"])
+    return dict(fault)
 
 
 def at(marks: str, step: str) -> None:
-    how = taken(marks, step)
-    if how == "kill":
+    fault = taken(marks, step)
+    how = fault["how"] if fault is not None else ""
+    if fault is not None and how == "kill all":
+        os.killpg(fault["group"], signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)  # PySpark's daemon and its workers are a group of their own
+    elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "raise":
         raise Struck(step)
@@ -219,8 +224,9 @@ def stream_of(spark: Any, given: dict[str, str]) -> Any:
         writer = frame.select("body", f.lit("g").alias("group")).coalesce(1).writeStream.format("veilmq-faulty")
         writer = writer.option("url", given["table"]).option("marks", marks)
     elif given["sink"] == "delta":
-        writer = frame.select("id", "body").writeStream.format("veilmq-delta-faulty").option("path", given["table"])
-        writer = writer.option("storage", given["storage"]).option("marks", marks)
+        rows = frame.select("id", "body", "type")
+        writer = rows.writeStream.format("veilmq-delta-faulty").option("path", given["table"]).option("marks", marks)
+        writer = writer.option("storage", given["storage"]).option("partitionBy", given["partition"])
     else:
         writer = frame.select("id", "body").writeStream.format("parquet").option("path", given["table"])
     return writer.option("checkpointLocation", f"{marks}/checkpoint").trigger(availableNow=True)

@@ -32,6 +32,7 @@ from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory
 from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, whole
+from veilmq.pipeline.places.delta import storage_of
 from veilmq.store.files import restore
 
 FILE_ROWS_MAX: Final = 1_000_000
@@ -252,9 +253,10 @@ def offset_kept(directory: Place) -> int | None:
     """The offset that follows the events of a history's Delta table; None: there is none."""
     from deltalake import DeltaTable
 
-    if not DeltaTable.is_deltatable(str(directory)):
+    storage = storage_of(str(directory))
+    if not DeltaTable.is_deltatable(str(directory), storage):
         return None
-    return DeltaTable(str(directory)).transaction_version(HISTORY)
+    return DeltaTable(str(directory), storage_options=storage).transaction_version(HISTORY)
 
 
 def _stats_of(path: Path) -> tuple[int, dict[str, Any]]:

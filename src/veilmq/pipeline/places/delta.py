@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ARROWS_OWN: Final = ("s3://", "gs://", "gcs://", "hdfs://", "viewfs://", "file:")
-"""URLs whose files pyarrow writes without another package; for the others fsspec does."""
+"""URLs whose files pyarrow writes without another package; for the others, and where it is configured, fsspec does."""
+_OF_FSSPEC: Final = {
+    "aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_session_token": "token"
+}  # fmt: skip
 _ROWS_FLUSHED: Final = 65_536
 _HELD_BYTES: Final = 64 << 20
 """Of rows that wait to be divided, in one task. A copy of them is made."""
@@ -52,10 +55,29 @@ class Part(NamedTuple):
     rows: int = 0
 
 
+def storage_of(path: str, given: dict[str, str] | None = None) -> dict[str, str] | None:
+    """deltalake's storage options: those that were given, over what fsspec's configuration says of S3 (`FSSPEC_S3_KEY`
+    ...). None if there are none: deltalake takes what its environment tells."""
+    known = _fsspecs_of(path)
+    more = known.get("client_kwargs") or {}
+    endpoint = known.get("endpoint_url") or more.get("endpoint_url")
+    told = {name: known.get(key) for name, key in _OF_FSSPEC.items()}
+    told |= {"aws_endpoint_url": endpoint, "aws_region": more.get("region_name")}
+    told |= {"aws_allow_http": "true" if str(endpoint).startswith("http:") else None}
+    return {name: str(value) for name, value in told.items() if value} | (given or {}) or None
+
+
+def _fsspecs_of(path: str) -> dict[str, Any]:
+    """What fsspec's configuration says of a path in S3."""
+    from fsspec.config import conf
+
+    return conf.get("s3", {}) if path.startswith("s3://") else {}
+
+
 def files_of(path: str) -> tuple[Any, str]:
     """The file system, and the table's path on it. Raises OptionInvalid."""
     try:
-        if is_url(path) and not path.startswith(ARROWS_OWN):
+        if is_url(path) and (not path.startswith(ARROWS_OWN) or _fsspecs_of(path)):
             import fsspec
 
             place(path)  # refuses what cannot be
@@ -227,10 +249,11 @@ def replace(frame: "DataFrame", url: str, vacuum_hours: int) -> None:
 
     schema = to_arrow_schema(frame.schema, timezone="UTC")
     rows = frame.mapInArrow(partial(_write, url=url, schema=schema), _WRITTEN).collect()
-    if not DeltaTable.is_deltatable(url):
-        write_deltalake(url, schema.empty_table(), mode="ignore")
+    storage = storage_of(url)
+    if not DeltaTable.is_deltatable(url, storage):
+        write_deltalake(url, schema.empty_table(), mode="ignore", storage_options=storage)
     actions = added(Part(*row) for row in rows)
-    table = DeltaTable(url)
+    table = DeltaTable(url, storage_options=storage)
     table.create_write_transaction(actions, "overwrite", schema, [])
     table.vacuum(vacuum_hours, dry_run=False)
 
@@ -295,6 +318,6 @@ def _table(url: str) -> Any:
     from deltalake.exceptions import DeltaError
 
     try:
-        return DeltaTable(url)
+        return DeltaTable(url, storage_options=storage_of(url))
     except (DeltaError, OSError) as error:
         raise OptionInvalid(f"{url} holds no table that can be read: {error}.", "Name a Delta table.") from None

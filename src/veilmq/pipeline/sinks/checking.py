@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.places.delta import storage_of
 
 _LOG: Final = "_delta_log"
 _ENTRY: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
@@ -96,6 +97,7 @@ def check(table: Path | str, storage: dict[str, str] | None = None, *, now: floa
 
     local = _local(str(table))
     place = str(table if local is None else local)
+    storage = storage_of(place, storage)
     try:
         if DeltaTable.is_deltatable(place, storage):
             return _check_delta(place, storage, now)

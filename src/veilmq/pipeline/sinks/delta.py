@@ -36,7 +36,14 @@ from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import DeltaOptions, read_delta_options
 from veilmq.pipeline.places import is_url
-from veilmq.pipeline.places.delta import ARROWS_OWN, check_partitions, files_of, write_part, write_parted
+from veilmq.pipeline.places.delta import (
+    ARROWS_OWN,
+    check_partitions,
+    files_of,
+    storage_of,
+    write_part,
+    write_parted,
+)
 from veilmq.store.files import sync_directory, sync_file
 
 _ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")
@@ -93,6 +100,7 @@ def is_committed(path: Path | str, app: str, batch: int, storage: dict[str, str]
     """Whether the table has that batch of that application."""
     from deltalake import DeltaTable
 
+    storage = storage_of(str(path), storage)
     if not DeltaTable.is_deltatable(path, storage):
         return False
     return _has(DeltaTable(path, storage_options=storage), app, batch)
@@ -109,6 +117,7 @@ def add_files(
     from deltalake.exceptions import DeltaError
 
     path, query = str(path), files[0].query
+    storage = storage_of(path, storage)
     own = app if app == query else f"{app}/{query}"
     if _is_done(path, app, own, batch, storage):
         _sync_log(path)  # the process that committed it may have died before it synced
