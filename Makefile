@@ -22,7 +22,8 @@ ACCELERATOR := tools/accelerator.py $(wildcard src/veilmq/accelerator/*.[ch])
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
-	.tools/django/.installed .tools/symfony/.installed .tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool
+	.tools/django/.installed .tools/symfony/.installed .tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool \
+	.tools/kubernetes/.installed
 
 .PHONY: help setup setup-test setup-clients run accelerator accelerator-later sanitized wheel man install release docs first-hour image lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
@@ -115,6 +116,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 
 .tools/symfony/.installed: tools/take-symfony.sh
 	@tools/take-symfony.sh $(@D)
+	@touch $@
+
+# The schemas that deploy/kubernetes is held against: 120 MB, of every release of Kubernetes.
+.tools/kubernetes/.installed: requirements/kubernetes.txt tools/install-venv.sh | $(TEST_STAMP)
+	@tools/install-venv.sh requirements/kubernetes.txt $(@D)
 	@touch $@
 
 # What builds the site of the documentation: it needs nothing of .venv, and .venv nothing of it.
@@ -282,6 +288,7 @@ lock: setup-test
 	$(LOCK_CLIENT) requirements/fuzz.in --output-file requirements/fuzz.txt
 	$(LOCK_CLIENT) requirements/docs.in --output-file requirements/docs.txt
 	$(LOCK_CLIENT) requirements/notebook.in --output-file requirements/notebook.txt
+	$(LOCK_CLIENT) requirements/kubernetes.in --output-file requirements/kubernetes.txt
 	$(LOCK_CLIENT) requirements/release.in --output-file requirements/release.txt
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/js

@@ -1,9 +1,10 @@
 """deploy/kubernetes: settings, ports, probes and names of one server, and KEDA's query, fit VeilMQ and each other.
 
-Their shapes were checked with kubernetes-validate --strict against 1.37, and the ScaledObject by cloudcoil-models-keda.
+Their shapes are held against the schemas of Kubernetes; KEDA's ScaledObject was checked by hand (docs/deploy.md).
 """
 
 import re
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,21 @@ def test_every_container_is_locked_down_and_writes_only_where_it_has_a_volume(na
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["allowPrivilegeEscalation"] is False
         assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
+
+
+@pytest.mark.slow
+def test_the_manifests_have_the_shapes_of_kubernetes(tmp_path: Path) -> None:
+    program = KUBERNETES.parents[1] / ".tools/kubernetes/bin/kubernetes-validate"
+    assert program.exists(), "kubernetes-validate is missing: run `make setup-clients`"
+    misspelt = tmp_path / "misspelt.yaml"
+    misspelt.write_text((KUBERNETES / "veilmq.yaml").read_text().replace("readinessProbe:", "readinesProbe:"))
+    command = [program, "--strict", "--kubernetes-version", "1.37", *KUBERNETES.glob("*.yaml"), misspelt]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = {(level, file) for level, file, *_ in map(str.split, done.stdout.splitlines())}
+    assert {file for level, file in said if level != "INFO"} == {str(KUBERNETES / "keda.yaml"), str(misspelt)}, done
+    assert re.findall("WARN .* for kind (.*) with", done.stdout) == ["ScaledObject"]
+    (wrong,) = re.findall("ERROR (.*)", done.stdout)
+    assert "'readinesProbe' was unexpected" in wrong
 
 
 @pytest.mark.slow
