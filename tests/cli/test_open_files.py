@@ -16,7 +16,8 @@ def test_connections_are_accepted_again(serve: Serve, tmp_path: Path, loop: str)
         (tmp_path / "hiding").mkdir()
         (tmp_path / "hiding" / "uvloop.py").write_text("raise ImportError")
         hidden = {"PYTHONPATH": str(tmp_path / "hiding")}
-    server = serve(**hidden).ready()
+    server = serve("--connections-max", "1000000000", **hidden).ready()
+    assert "files may be open, and three ports with --connections-max 1000000000 need 3000002000" in server.told()
     place = urlsplit(server.url).netloc
     before = HTTPConnection(place, timeout=WAIT_S)
     assert ask(before) == 404

@@ -10,15 +10,22 @@ are in `released/VERSION.txt`, which is written when the release is cut:
 
 import importlib
 import inspect
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
+import httpx
+import msgspec
+import pytest
 import typer.main
 from tests.house.test_cli_page import leaves
 from tests.house.test_docs import tool
 
 import veilmq
+import veilmq.admin
 from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli import application
 from veilmq.cli.failures import Exit
@@ -27,6 +34,7 @@ from veilmq.model.events import EventRecord, Kind
 from veilmq.model.settings.access import Action
 from veilmq.server.config.settings import FIELDS
 from veilmq.store.sqlite.disk.schema import MIGRATIONS
+from veilmq.testing.local import LocalServer
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "veilmq"
@@ -44,6 +52,7 @@ OTHERS = {
     "VEILMQ_TO",
 }
 """Variables that are no settings of the server."""
+QUEUE = "/api/v1/queues/{account}/{region}/{name}"
 RELEASED = Path(__file__).parent / "released"
 GONE: dict[str, str] = {}
 """Names of an earlier release that are not there any more, each with the release that deprecated it."""
@@ -106,6 +115,81 @@ def test_every_route_is_on_the_page() -> None:
     page = re.sub(r"\b[A-Z_]{4,}\b", "{}", ADMIN)
     paths = {re.sub(r"\{[a-z]+\}", "{}", route) for route in routes()}
     assert {path for path in paths if path not in page} == set()
+
+
+def test_every_member_of_a_request_is_on_the_page() -> None:
+    modules = [importlib.import_module(each.name) for each in walk_packages(veilmq.admin.__path__, "veilmq.admin.")]
+    inputs = {
+        each
+        for module in modules
+        for name, each in vars(module).items()
+        if name.endswith("Input") and inspect.isclass(each) and issubclass(each, msgspec.Struct)
+    }
+    assert len(inputs) > 40
+    assert {member for each in inputs for member in each.__struct_encode_fields__} - quoted(ADMIN) == set()
+
+
+def gets() -> set[str]:
+    """Paths that answer a GET with JSON: of the server, and of a queue."""
+    source = "".join(module.read_text() for module in (SOURCE / "admin").rglob("*.py"))
+    found = set(re.findall(r'Route\("([^"]+)".*methods=\["GET"\]', source))
+    of_queue = set(re.findall(r'Route\(_PATH \+ "([^"]+)".*methods=\["GET"\]', source))
+    of_queue |= {operation.suffix for operation in OPERATIONS.values() if operation.method == "GET"}
+    found |= {QUEUE + each for each in of_queue}
+    return found - {"/api/v1/settings", "/api/v1/cluster", "/api/v1/snapshot", "/metrics"}
+
+
+def members_of(answer: Any) -> Iterator[str]:
+    """Names of all members, at any depth."""
+    if isinstance(answer, dict):
+        yield from answer
+    if isinstance(answer, dict | list):
+        for each in answer.values() if isinstance(answer, dict) else answer:
+            yield from members_of(each)
+
+
+@pytest.mark.slow
+def test_every_member_of_an_answer_is_on_the_page(veilmq_server: LocalServer) -> None:
+    """Of each GET, of a queue in which much has happened; those of `settings` are on a page of their own."""
+    token = (veilmq_server.process.data / "admin-token").read_text().strip()
+    where, members = {"account": "000000000000", "region": "us-east-1", "name": "orders.fifo"}, set[str]()
+    with httpx.Client(base_url=veilmq_server.admin_url, headers={"Authorization": f"Bearer {token}"}) as server:
+        where |= lived(server, QUEUE.format_map(where))
+        asked = {
+            "v1/queues": {"minutes": "5"},
+            "v1/messages": {"deduplication_id": "one"},
+            "}/timeout": {"timeout_us": "90000000"},
+            "}/past": {"at": where["sent"]},
+        }
+        for path in gets():
+            params = next((given for end, given in asked.items() if path.endswith(end)), {})
+            answer = server.get(path.format_map(where), params=params)
+            assert answer.status_code == 200, (path, answer.text)
+            members |= {name for line in answer.text.splitlines() for name in members_of(json.loads(line))}
+    assert len(members) > 150
+    assert members - quoted(ADMIN) == set()
+
+
+def lived(server: httpx.Client, queue: str) -> dict[str, str]:
+    """Make a queue in which much happens; the message in flight, when it was sent, and a job."""
+
+    def done(method: str, path: str, **members: Any) -> Any:
+        return server.request(method, path, json=members).raise_for_status().json()
+
+    dead = queue.replace("orders", "dead")
+    done("PUT", dead, fifo=True)
+    done("PUT", queue, fifo=True, redrive={"target": "dead.fifo", "receive_count_max": 1})
+    message = {"group": "g", "type": "t", "attributes": [{"name": "a", "type": "String", "value": "v"}]}
+    for body in ("one", "two", "three"):
+        done("POST", f"{queue}/messages", messages=[message | {"body": body, "deduplication_id": body}])
+    done("POST", f"{queue}/receive", lease_us=1)
+    (held,) = done("POST", f"{queue}/receive", lease_us=60_000_000)["messages"]
+    done("POST", f"{queue}/extend", handles=[held["handle"]], lease_us=50_000_000)
+    done("PUT", f"{queue}/templates", name="t", message={"body": "x"})
+    done("PUT", f"{queue}/plan", lease_us=5_000_000)
+    done("POST", f"{dead}/move")
+    job = done("POST", "/api/v1/jobs", act="release", queue="orders.fifo")
+    return {"message": held["id"], "sent": str(held["sent"]), "job": job["id"]}
 
 
 def test_every_action_is_on_the_page() -> None:
