@@ -84,7 +84,7 @@ def test_a_head_may_be_long_and_come_in_pieces(port: int) -> None:
     ids=["nothing", "a line", "half a head", "a second one"],
 )
 def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_port, "HEAD_S", 0.5)
     with connected(port) as client:
         client.sendall(beginning)
         while client.recv(READ_BYTES_MAX):
@@ -92,7 +92,7 @@ def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_body_of_a_refused_request_keeps_no_connection_open(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
+    monkeypatch.setattr(admin_port, "HEAD_S", 0.5)
     with connected(port) as client:
         client.sendall(b"POST /api/v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
         assert client.recv(READ_BYTES_MAX).startswith(b"HTTP/1.1 401 ")
@@ -118,8 +118,8 @@ def test_who_hangs_up_within_a_body_is_no_failure(port: int, caplog: pytest.LogC
 
 
 def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.2)
-    target = b"GET /api/v1/events?from=next&follow=0.6 HTTP/1.1"
+    monkeypatch.setattr(admin_port, "HEAD_S", 0.5)
+    target = b"GET /api/v1/events?from=next&follow=1.2 HTTP/1.1"
     with connected(port) as client:
         client.sendall(OPEN.replace(b"GET /api/v1/queues HTTP/1.1", target) + b"\r\n")
         assert client.recv(15) == b"HTTP/1.1 200 OK"

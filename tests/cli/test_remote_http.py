@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -137,8 +138,17 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
     server = serve().ready()
     token = (tmp_path / "data" / "admin-token").read_text().strip()
     door = HttpAccess(server.admin, token)
-    door.run("create", QUEUE, {})
-    assert door.run("receive", QUEUE, {"wait_us": 1_000_000}) == {"messages": []}  # longer than other answers may take
+
+    def answered(ask: Callable[[], Any]) -> Any:
+        """Within that time, or at a later try: half a second may be too short on a busy machine."""
+        for _ in range(9):
+            with suppress(Unreachable):
+                return ask()
+        return ask()
+
+    answered(lambda: door.run("create", QUEUE, {}))
+    # Longer than other answers may take.
+    assert answered(lambda: door.run("receive", QUEUE, {"wait_us": 1_000_000})) == {"messages": []}
     server.send_signal(signal.SIGSTOP)
     with pytest.raises(Unreachable, match=r"took the connection but does not answer within 0\.5 s"):
         door.home(None)  # on a connection that is there
