@@ -94,8 +94,9 @@ def activated(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(sockets: list[socket.socket], *flags: str) -> subprocess.Popen[str]:
         # Two steps, for a descriptor to be moved may be one that is taken: first above all of them, then from 3 on.
         numbers = [each.fileno() for each in sockets]
-        moves = [f"{20 + place}<&{number}" for place, number in enumerate(numbers)]
-        moves += [f"{3 + place}<&{20 + place}" for place in range(len(numbers))]
+        above = max(numbers) + 1
+        moves = [f"{above + place}<&{number}" for place, number in enumerate(numbers)]
+        moves += [f"{3 + place}<&{above + place}" for place in range(len(numbers))]
         script = f'export LISTEN_PID=$$ LISTEN_FDS={len(numbers)}; exec {" ".join(moves)}; exec "$@"'
         process = subprocess.Popen(
             ["bash", "-c", script, "bash", *VEILMQ, "serve", "--data", str(tmp_path / "data"), *flags],

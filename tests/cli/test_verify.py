@@ -4,6 +4,7 @@ server; and what it refuses."""
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,11 @@ def verifying(*arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([*INTERRUPTIBLE, "verify", *arguments], stdout=subprocess.PIPE, text=True)
 
 
+def succeeded(log: Path) -> set[str]:
+    """The kinds of calls that did."""
+    return set(re.findall(r'"kind":"(\w+)".*"outcome":"ok"', log.read_text()))
+
+
 @pytest.mark.slow
 def test_a_server_that_is_killed_keeps_its_promises(restart: Restart, tmp_path: Path, run: Run) -> None:
     """FIFO with dead letters; Ctrl-C ends the load early, and what was done is drained and checked."""
@@ -69,7 +75,8 @@ def test_a_server_that_is_killed_keeps_its_promises(restart: Restart, tmp_path: 
         "--kill", str(script), "--kill-every", "2s", "--log", str(log),
     )  # fmt: skip
     kills, end = tmp_path / "kills", time.monotonic() + WAIT_S
-    while not (kills.exists() and kills.stat().st_size >= 3):
+    calls = {"send", "receive", "extend", "release", "delete"}  # chance chooses what a client does with a message
+    while not (kills.exists() and kills.stat().st_size >= 3 and calls <= succeeded(log)):
         assert time.monotonic() < end
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -77,7 +84,7 @@ def test_a_server_that_is_killed_keeps_its_promises(restart: Restart, tmp_path: 
     assert process.returncode == 0, told["stories"]
     assert told["kills"] >= 3
     assert (told["undrained"], told["rounds"], told["queue_recreated"]) == ("", 1, 0)
-    assert all(told["calls"][kind]["ok"] for kind in ("send", "receive", "extend", "release", "delete"))
+    assert all(told["calls"][kind]["ok"] for kind in calls)
     assert set(told["errors"]) <= {
         "refused: TransportError", "unknown: TransportError", "refused: LeaseTaken", "refused: LeaseExpired",
         "refused: MessageGone", "refused: ReceiptInvalid",

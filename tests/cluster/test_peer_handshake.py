@@ -190,7 +190,7 @@ async def test_a_handshake_that_was_recorded_opens_nothing(peers: Peers) -> None
 
 @on_a_loop
 async def test_what_is_no_peer_is_closed_and_the_others_go_on(peers: Peers) -> None:
-    owner = await peers.owner(Limits(handshake_s=0.1))
+    owner = await peers.owner(Limits(handshake_s=0.5))
     caller = await peers.connected(owner.port.address)
     large = framed(bytes(HELLO_BYTES_MAX + 1))
     for sends in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", large, framed(b"\xc1")):
