@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import HEEDING
 from tests.support.commands import Run, reaching
 
 from veilmq.cli.remote import workers
@@ -18,7 +19,9 @@ from veilmq.testing.local import LocalServer, ServerProcess
 
 WAIT_S = 20
 # Keys such as Ctrl-C are for the session whose terminal it is.
-_PROGRAM = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from veilmq.cli import main; main()"
+_PROGRAM = (
+    f"{HEEDING}; import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from veilmq.cli import main; main()"
+)
 
 
 @pytest.fixture
