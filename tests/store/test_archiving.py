@@ -243,7 +243,7 @@ def test_a_place_that_fails_costs_nothing_but_lag(
 def test_a_spool_is_bounded_while_its_place_fails(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the bound it begins anew, with a snapshot when the place answers."""
+    """Beyond the bound it begins anew, with a snapshot when the place answers; also where it answers too slowly."""
     monkeypatch.setattr(shipping, "SPOOL_BYTES_MAX", 32_768)
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
@@ -259,10 +259,26 @@ def test_a_spool_is_bounded_while_its_place_fails(
     place.unlink()
     (tmp_path / "away").rename(place)
     factory.archive._try_step()
-    stage.send(jobs, "of the new epoch")
+    factory.ship(stage.store)
+    write, spools = factory.place.write, tmp_path / "data" / "archive"
+
+    def slow(key: str, content: bytes) -> None:
+        """Messages come all the time while a place is slow."""
+        for _ in range(40):
+            stage.send(jobs, "x" * 2_000)
+            store_of(stage).apply_log()
+        write(key, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(factory.place, "write", slow)
+        stage.send(jobs, "during an upload")
+        factory.archive.step()
+    assert 32_768 < sum(path.stat().st_size for path in spools.glob("spool-*")) < 40_960
+    factory.archive.step()
+    stage.send(jobs, "of the newest epoch")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
-    assert len(epochs(factory)) == 2
+    assert len(epochs(factory)) == 3
 
 
 def test_a_spool_that_cannot_be_written_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ SNAPSHOT_SECONDS: Final = 86_400.0
 BYTES_PER_SECOND: Final = 32 << 20
 LSN_MAX: Final = 10**16
 SPOOL_BYTES_MAX: Final = 1 << 30
-"""While the place does not answer so much is kept; beyond, a new epoch begins when it does."""
+"""So much waits while the place does not answer, and so much more while it is slow; beyond, a new epoch begins."""
 _LAST_SECONDS: Final = 10.0
 """How long a server that stops waits until the rest is there."""
 _STATE: Final = "state.json"
@@ -186,7 +186,7 @@ class Archive:
                     self._size = self._taken = 0
                 written = os.write(self._file, content)
                 self._size += written
-                self._failed = written != len(content)
+                self._failed = written != len(content) or self._size > SPOOL_BYTES_MAX
             except OSError as error:
                 self._failed = True
                 self.trouble = f"the spool cannot be written: {error.strerror}"
