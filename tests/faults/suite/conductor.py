@@ -190,7 +190,12 @@ class Arena:
         if not patterns:
             url, *others = shared_urls(urls)
             plan = Plan(
-                url=url, others=tuple(others), name="shared", clients=len(SHARED), seed=seed, interval=INTERVAL_SECONDS
+                url=url,
+                others=tuple(others),
+                name="shared",
+                clients=len(SHARED),
+                seed=seed,
+                interval=4 * INTERVAL_SECONDS,
             )
             promises = msgspec.structs.replace(plan.promises(), stale_deletes_refused=False)  # SQS answers them
             self.runs.append(SharedRun(plan, promises, Recording()))
