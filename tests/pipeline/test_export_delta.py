@@ -11,7 +11,8 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.events.export import HISTORY, export, keep_as_delta
+from veilmq.pipeline.events import export as exporting
+from veilmq.pipeline.events.export import HISTORY, ExportTaken, export, keep_as_delta, unchanged
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.tables import compact, retain
 
@@ -73,9 +74,13 @@ def test_another_table_is_refused(table: pa.Table, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("day=*"))
 
 
-def test_it_is_kept_small_by_days(table: pa.Table, tmp_path: Path) -> None:
+def test_it_is_kept_small_by_days(table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(MadeUp(table), tmp_path, file_rows=500, kept=keep_as_delta)
     assert compact(tmp_path) == 0
+    monkeypatch.setattr(exporting, "JOBS_WAIT_S", 0)
+    with unchanged(tmp_path), pytest.raises(ExportTaken, match="A job reads the files in"):
+        retain(tmp_path, date(2026, 1, 2), vacuum_hours=0)
+    assert events_of(tmp_path).equals(table)
     assert retain(tmp_path, date(2026, 1, 2), vacuum_hours=0) > 500
     left = events_of(tmp_path)
     assert 0 < left.num_rows < table.num_rows

@@ -103,6 +103,14 @@ def test_what_has_been_kept_and_dropped_is_still_a_table(exported: Path, run: Ru
         assert (code, out) == (0, f"{exported}: dropped days: {dropped}, joined files: 0\n"), err
 
 
+def test_what_delta_refuses_is_told_in_a_sentence(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "t" / "_delta_log").mkdir(parents=True)
+    code, out, err = run("pipeline", "tidy", "t")
+    assert (code, out) == (1, "")
+    assert err.startswith("veilmq: Delta: ")
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("job", "kind"), [("health", "parquet"), ("health", "delta"), ("report", "parquet"), ("report", "delta")]
 )

@@ -37,7 +37,7 @@ from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.events.source import EventsSource
 from veilmq.pipeline.jobs.health import health
-from veilmq.pipeline.loop import Loop, LoopTaken
+from veilmq.pipeline.loop import GROWING, Loop, LoopTaken
 from veilmq.pipeline.places import (
     ObjectPath,
     Patience,
@@ -374,11 +374,13 @@ def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_
         asleep.run()
         asleep.grow(0.7)
         real = asleep.loop._take_in
+        plans: list[Any] = []
 
         def sleeps(*given: Any) -> Any:
             falls_asleep(str(directory / "kept" / "state.json"))
             awake.grow(1)
             awake.run()
+            plans.extend(load(awake.loop.timeouts).to_pylist())
             return real(*given)
 
         asleep.loop._take_in = sleeps  # type: ignore[method-assign]
@@ -387,12 +389,14 @@ def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_
         here.grow(1)
         here.run()
         assert rows(awake) == rows(here)
+        assert load(awake.loop.timeouts).to_pylist() == plans
         awake.run()
         assert rows(awake) == rows(here)
 
 
 def test_tidy_waits_for_a_loops_run(directory: ObjectPath, run: Run) -> None:
-    append_day(pa.table({"n": [1]}), directory / "cells", date(2026, 1, 31), f"offset-{0:020}-{9:020}")
+    for table in GROWING:
+        append_day(pa.table({"n": [1]}), directory / table, date(2026, 1, 31), f"offset-{0:020}-{9:020}")
     lock = lock_of(directory, "state.json", Patience(0))
     lock.save(b'{"next": 9}')
     code, _, err = run("pipeline", "tidy", str(directory), "--retention-days", "1")
@@ -401,7 +405,7 @@ def test_tidy_waits_for_a_loops_run(directory: ObjectPath, run: Run) -> None:
     lock.release()
     code, _, err = run("pipeline", "tidy", str(directory), "--retention-days", "1")
     assert code == 0, err
-    assert not listed(directory / "cells", "day=*/*")
+    assert not [each for table in GROWING for each in listed(directory / table, "day=*/*")]
 
 
 def rows(stage: LoopStage) -> list[str]:

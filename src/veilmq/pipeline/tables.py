@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 from collections.abc import Container, Iterable
+from contextlib import nullcontext
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -220,18 +221,8 @@ def retain(place: Place | str, oldest: date, *, vacuum_hours: int = VACUUM_HOURS
         raise OptionInvalid(f"vacuum_hours={vacuum_hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")
     place = placed(place)
     if (place / "_delta_log").is_dir():
-        from deltalake import DeltaTable
-
-        table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
-        names = [field.name for field in table.schema().fields]
-        judged = [name for name in _JUDGED if name in names]
-        gone = 0
-        if judged:
-            instant = "" if judged[0] == "day" else "T00:00:00Z"
-            done = table.delete(f"\"{judged[0]}\" < '{oldest.isoformat()}{instant}'")
-            gone = int(done["num_deleted_rows"])
-        table.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
-        return gone
+        with nullcontext() if offset_kept(place) is None else changing(place):
+            return _retain_rows(place, oldest, vacuum_hours)
     _check_days(place)
     if not place.is_dir():
         return 0
@@ -240,6 +231,21 @@ def retain(place: Place | str, oldest: date, *, vacuum_hours: int = VACUUM_HOURS
         for each in days:
             remove(each)
     return len(days)
+
+
+def _retain_rows(place: Place, oldest: date, vacuum_hours: int) -> int:
+    from deltalake import DeltaTable
+
+    table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
+    names = [field.name for field in table.schema().fields]
+    judged = [name for name in _JUDGED if name in names]
+    gone = 0
+    if judged:
+        instant = "" if judged[0] == "day" else "T00:00:00Z"
+        done = table.delete(f"\"{judged[0]}\" < '{oldest.isoformat()}{instant}'")
+        gone = int(done["num_deleted_rows"])
+    table.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
+    return gone
 
 
 def append_day(rows: Any, place: Place, day: date, name: str) -> None:

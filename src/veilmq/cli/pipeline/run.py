@@ -442,22 +442,25 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
     """See `veilmq.pipeline.tables`. Raises Failure."""
     with reported():
         from veilmq.pipeline import tables
-        from veilmq.pipeline.loop import between_runs
+        from veilmq.pipeline.loop import GROWING, between_runs
         from veilmq.pipeline.places import place as placed
 
         found = place if isinstance(url := place_of(place), Path) else placed(url)
         is_loop = (found / "cells").is_dir() and any(found.glob("state.json*"))
-        table = found / "cells" if is_loop else found
-        if not table.is_dir():
+        growing = [table for name in GROWING if (table := found / name).is_dir()] if is_loop else [found]
+        if not found.is_dir():
             raise OptionInvalid(f"{place} is no directory.", "Name a table.")
-        tables.check_grows(table)
+        for table in growing:
+            tables.check_grows(table)
         today = datetime.fromtimestamp(wall() / 1e6, UTC).date()
         oldest = None if retention_days is None else tables.oldest_kept(today, retention_days)
         with between_runs(found) if is_loop else nullcontext():
-            dropped = 0 if oldest is None else tables.retain(table, oldest, vacuum_hours=vacuum_hours)
-            joined = tables.compact(table)
+            dropped = 0
+            if oldest is not None:
+                dropped = max(tables.retain(table, oldest, vacuum_hours=vacuum_hours) for table in growing)
+            joined = sum(map(tables.compact, growing))
     if as_json:
         print_json({"dropped": dropped, "files_joined": joined})
     else:
-        what = "rows" if (table / "_delta_log").is_dir() else "days"
-        print(f"{table}: dropped {what}: {dropped}, joined files: {joined}")
+        what = "rows" if (found / "_delta_log").is_dir() else "days"
+        print(f"{found}: dropped {what}: {dropped}, joined files: {joined}")

@@ -140,6 +140,9 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         if type(error).__name__ == "StreamingQueryException":
             raise Failure(Exit.WRONG, f"Spark: {str(error).splitlines()[0]}", "Run it again: it goes on.") from None
         raise
+    except _delta_failures() as error:
+        mend = "Is the table whole? If another process wrote to it at the same time, run it again."
+        raise Failure(Exit.WRONG, f"Delta: {str(error).strip().splitlines()[0]}", mend) from None
 
 
 def _failures() -> tuple[type[BaseException], ...]:
@@ -150,6 +153,15 @@ def _failures() -> tuple[type[BaseException], ...]:
     from pyspark.errors import PySparkException
 
     return (OSError, PySparkException, Py4JError)
+
+
+def _delta_failures() -> tuple[type[BaseException], ...]:
+    """The class of deltalake's errors, if it was imported."""
+    if "deltalake" not in sys.modules:
+        return ()
+    from deltalake.exceptions import DeltaError
+
+    return (DeltaError,)
 
 
 def options_of(asked: Asked, environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ last, says which offset counts: if a run dies, the next one removes its files. A
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -61,7 +61,7 @@ _COMPACT_FILES: Final = 24
 _CELLS: Final = "cells"
 _HOURS: Final = "hours"
 _CHANGES: Final = "changes"
-_GROWING: Final = (_CELLS, _HOURS, _CHANGES)
+GROWING: Final = (_CELLS, _HOURS, _CHANGES)
 """Tables to which each run adds a file."""
 _STATE: Final = "state.json"
 
@@ -147,6 +147,7 @@ class Loop:
         make(self.directory)
         with _locked(self.directory) as lock, unchanged(options.get("path")):
             state = self._state(lock, options)
+            before = msgspec.json.encode(state)
             history.epoch = state.epoch
             start = history.hold(None) if state.next is None else state.next
             bounds = history.bounds()
@@ -166,13 +167,13 @@ class Loop:
                 _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
                 if floors:
                     _raise_floors(state, events)
-            planned, groups, left_out = self._plan(spark, state, costs)
+            planned, groups, left_out = self._plan(spark, state, costs, lambda: lock.save(before))
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             # Once it is durable, the files of the previous state may be removed.
             lock.save(msgspec.json.encode(state))
             today = datetime.fromtimestamp(now, UTC).date()
             oldest = tables.oldest_kept(today, self._retention_days)
-            there = [table for name in _GROWING if (table := self.directory / name).exists()]
+            there = [table for name in GROWING if (table := self.directory / name).exists()]
             dropped = max((tables.retain(table, oldest) for table in there), default=0)
             compacted = sum(tables.compact(table, files_max=_COMPACT_FILES) for table in there)
             took = timer() - began
@@ -279,8 +280,13 @@ class Loop:
         keys = [*buckets.GROUP, *buckets.CELL]
         return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
 
-    def _plan(self, spark: "SparkSession", state: _State, costs: "Costs | None") -> tuple[int, int, int]:
-        """Plan groups that grew; the others keep their rows. Returns how many of how many, and the queues left out."""
+    def _plan(
+        self, spark: "SparkSession", state: _State, costs: "Costs | None", hold: Callable[[], None]
+    ) -> tuple[int, int, int]:
+        """Plan groups that grew; the others keep their rows. Returns how many of how many, and the queues left out.
+
+        hold: raises PlaceTaken if another process has taken over, whose plans this one would replace.
+        """
         import pandas as pd
 
         learnt = self.cells()
@@ -315,6 +321,8 @@ class Loop:
                 for row in anew.itertuples(index=False, name=None)
             ]
             frame = spark.createDataFrame(rows, timeouts.SCHEMA)
+            if not isinstance(self.timeouts, Path):
+                hold()
             tables.write(frame.coalesce(1), self.timeouts, self._kind)
         state.unplanned = {_name(key): fresh[key] for key, _ in found if key not in grown and fresh[key]}
         return len(grown), len(found), left_out
@@ -397,10 +405,10 @@ def _clear(directory: Place, lock: Lock, state: _State) -> None:
     """Remove the files of unfinished runs, and the pending leases of earlier runs. Raises PlaceTaken."""
     if isinstance(directory, Path):
         restore(directory)
-        for name in _GROWING:
+        for name in GROWING:
             restore(directory / name)
     gone = [each for each in directory.glob("pending-*") if each.name != state.pending]
-    for name in _GROWING:
+    for name in GROWING:
         files = listed(directory / name, "day=*/offset-*.parquet")
         settled = [each for each in files if int(each.stem.rpartition("-")[2]) <= (state.next or 0)]
         counting = set(covering(settled))
