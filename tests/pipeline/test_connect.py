@@ -1,5 +1,7 @@
 """Spark Connect: the commands with `--remote`, against a server that is killed under them."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,15 @@ from tests.pipeline.drain_stage import Stage, left, send
 from veilmq.pipeline.errors import Unready
 from veilmq.pipeline.session import session
 from veilmq.testing.local import VEILMQ
+
+SHOWN = """
+import sys
+from veilmq.pipeline.session import session
+
+spark = session(remote=sys.argv[1])
+print(spark.conf.get("spark.sql.session.timeZone"), spark.conf.get("spark.sql.python.filterPushdown.enabled"))
+"""
+"""A session's settings where the server says something, and where it says nothing."""
 
 
 @pytest.fixture
@@ -60,6 +71,8 @@ def test_archive_and_replay_over_spark_connect_whose_server_is_killed(stage: Sta
         code, out, err = command(stage.directory, *replay, SPARK_REMOTE=remote)
         assert (code, out) == (0, "sent 100 messages\n"), err
         assert left(queue) == 100
+    said = subprocess.run([sys.executable, "-c", SHOWN, remote], capture_output=True, text=True, timeout=120)
+    assert said.stdout.splitlines()[-1:] == ["Europe/Paris true"], said.stderr
 
 
 def test_a_spark_connect_server_that_is_not_there_is_told_at_once() -> None:

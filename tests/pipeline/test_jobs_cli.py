@@ -503,7 +503,8 @@ names = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.sq
          "spark.app.name", "spark.sql.python.filterPushdown.enabled")
 java = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
 compilers = [each for each in java if "TieredStopAtLevel" in each]
-print("said", json.dumps([*(spark.conf.get(name) for name in names), *compilers]))
+level = spark._jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString()
+print("said", json.dumps([level, *(spark.conf.get(name) for name in names), *compilers]))
 spark.stop()
 """
 
@@ -512,7 +513,7 @@ spark.stop()
 def test_the_user_s_configuration_wins_over_ours(tmp_path: Path) -> None:
     """Of a local session, too, and what the caller says wins over both."""
     defaults = "spark.sql.shuffle.partitions 3\nspark.sql.session.timeZone Europe/Paris\nspark.sql.ansi.enabled true\n"
-    defaults += "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=4\n"
+    defaults += "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=4\nspark.log.level FATAL\n"
     (tmp_path / "spark-defaults.conf").write_text(defaults)
     environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -520,6 +521,6 @@ def test_the_user_s_configuration_wins_over_ours(tmp_path: Path) -> None:
     )
     said = next(line for line in done.stdout.decode().splitlines() if line.startswith("said "))
     *found, ours, theirs = json.loads(said.removeprefix("said "))
-    assert found == ["3", "Europe/Paris", "false", "false", "veilmq", "true"]
+    assert found == ["FATAL", "3", "Europe/Paris", "false", "false", "veilmq", "true"]
     # Of two such options Java takes the last.
     assert (ours, theirs) == ("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")

@@ -93,7 +93,8 @@ def session(
     else:
         with _quick() if is_short and not was_submitted else nullcontext():
             spark = _started(master, name, dict(settings or {}), is_submitted=was_submitted)
-        spark.sparkContext.setLogLevel("ERROR")
+        if spark.sparkContext.getConf().get("spark.log.level") is None:
+            spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
 
@@ -148,11 +149,15 @@ def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
     _reach(remote)
     builder: Any = SparkSession.builder.remote(remote)
     # The server's own settings are fixed; a session can set only those of SQL.
-    for key, value in (NEEDED | settings).items():
+    for key, value in settings.items():
         if key.startswith("spark.sql."):
             builder = builder.config(key, value)
     try:
         spark: SparkSession = builder.getOrCreate()
+        given = {row["key"] for row in spark.sql("SET").collect()}
+        for key, value in NEEDED.items():
+            if key not in given:
+                spark.conf.set(key, value)
     except PySparkException as error:
         raise _unusable(remote, str(error).strip().splitlines()[0]) from None
     return spark
@@ -233,6 +238,17 @@ def is_submitted() -> bool:
     Source: pyspark's java_gateway.py; `spark-submit` passes the port of its JVM this way.
     """
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def says_log_level() -> bool:
+    """Whether spark-defaults.conf says how much Java logs."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    home = os.environ.get("SPARK_CONF_DIR") or f"{_find_spark_home()}/conf"
+    try:
+        return re.search(r"^\s*spark\.log\.level\b", (Path(home) / "spark-defaults.conf").read_text(), re.M) is not None
+    except OSError:
+        return False
 
 
 def remote_named() -> str | None:

@@ -274,9 +274,11 @@ def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
 @contextmanager
 def started(where: Where, *, is_short: bool = False) -> Iterator["SparkSession"]:
     """See `veilmq.pipeline.session.session`; the session is stopped at the end. Raises OptionInvalid."""
-    from veilmq.pipeline.session import session
+    from veilmq.pipeline.session import says_log_level, session
 
-    settings = {"spark.log.level": "ERROR"} | _settings(where.conf or [])
+    settings = _settings(where.conf or [])
+    if not says_log_level():
+        settings = {"spark.log.level": "ERROR"} | settings
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
         signal.signal(signal.SIGINT, signal.SIG_DFL)
