@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -409,7 +410,8 @@ class TestPartsOfTheReport:
     def test_timeouts_are_shown_and_published(self, ran: dict[str, Ran]) -> None:
         done = ran["timeouts"]
         assert done.code == 0, done.err
-        assert "video" in done.out
+        video = next(line for line in done.out.splitlines() if "video" in line)
+        assert len(re.findall(r"\([^()]+ to [^()]+\)", video)) >= 3, done.out  # a timeout, a first lease, a cost
         assert done.out.endswith("media: suggested\n")
 
 

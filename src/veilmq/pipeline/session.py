@@ -242,11 +242,12 @@ def is_submitted() -> bool:
 
 def says_log_level() -> bool:
     """Whether spark-defaults.conf says how much Java logs."""
-    from pyspark.find_spark_home import _find_spark_home
-
-    home = os.environ.get("SPARK_CONF_DIR") or f"{_find_spark_home()}/conf"
+    package = find_spec("pyspark")
+    ours = Path(package.origin or "").parent if package else Path()
+    directory = Path(os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME") or ours) / "conf")
     try:
-        return re.search(r"^\s*spark\.log\.level\b", (Path(home) / "spark-defaults.conf").read_text(), re.M) is not None
+        text = (directory / "spark-defaults.conf").read_text()
+        return re.search(r"^\s*spark\.log\.level\b", text, re.MULTILINE) is not None
     except OSError:
         return False
 

@@ -54,12 +54,12 @@ _SHOWN: Final = {
     "survival": ("queue", "type", "attempts", "censored_share", "p50_s", "p90_s", "p99_s", "at_least_s", "reach_s"),
     "timeouts": (
         "queue", "type", "attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_at_least_s", "timeout_cost",
-        "first_lease_s", "renew_after_s", "cost", "cost_low", "cost_high", "note",
+        "first_lease_s", "renew_after_s", "cost", "note",
     ),
     "split": ("queue", "part", "types", "median_s", "timeout_s", "recovery_s", "together_recovery_s", "gain"),
     "whatif": (
         "queue", "type", "under", "timeout_s", "workers", "messages", "duplicates", "recovery_s", "wait_s",
-        "wait_p95_s", "cost", "cost_low", "cost_high", "cost_change", "note",
+        "wait_p95_s", "cost", "cost_change", "note",
     ),
     "helped": (
         "queue", "changed", "what", "hours", "messages_before", "messages_after", "cost_before", "cost_after",

@@ -361,7 +361,7 @@ def _in_words(value: Any) -> str:
 
 
 def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], more: int = 0) -> None:
-    """Print the first rows; more: how many there are besides."""
+    """Print the first rows, a figure with its interval; more: how many there are besides."""
     if asked.as_json:
         for row in rows:
             print_json(row)
@@ -374,7 +374,7 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
     # Queues of one name are told apart where there is more than one account or region.
     places = [name for name in PLACE if len({row.get(name) for row in rows}) > 1]
     kept = [*places, *(name for name in columns if any(row.get(name) is not None for row in rows))]
-    cells = [[_cell(name, row.get(name)) for name in kept] for row in rows[:ROWS_SHOWN]]
+    cells = [[_cell(name, row.get(name)) + _interval(name, row) for name in kept] for row in rows[:ROWS_SHOWN]]
     table([_head(name) for name in kept], cells)
     more += max(0, len(rows) - ROWS_SHOWN)
     if more:
@@ -383,6 +383,16 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
 
 def _head(name: str) -> str:
     return name.removesuffix("_s").removesuffix("_share").replace("_", " ")
+
+
+def _interval(name: str, row: Mapping[str, Any]) -> str:
+    """From `cost_low` to `cost_high` of `cost`, or from `p50_low_s` to `p50_high_s` of `p50_s`, if the row has them."""
+    stem = name.removesuffix("_s")
+    unit = name.removeprefix(stem)
+    low, high = row.get(f"{stem}_low{unit}"), row.get(f"{stem}_high{unit}")
+    if row.get(name) is None or low is None or high is None:
+        return ""
+    return f" ({_cell(name, low)} to {_cell(name, high)})"
 
 
 def _cell(name: str, value: Any) -> str:
