@@ -322,7 +322,7 @@ class Curve:
             low[end:], high[end:] = 0.0, before * (1 - _UNLIKELY ** (1 / max(float(self.at_risk[end]), 1.0)))
         return low, np.minimum.accumulate(high)
 
-    @cached_property
+    @property
     def resampled(self) -> tuple[Any, Any]:
         """Curves and numbers of crashes, as other messages might have shown them; of shape (n, LAST + 1) and (n,) for n
         of `RESAMPLES` times the number of laws, or once if there is none.
@@ -330,6 +330,20 @@ class Curve:
         A bootstrap by message (each counts a number of times, by Poisson's law). The same history gives the same
         samples.
         """
+        return self._resampled[:2]
+
+    @cached_property
+    def chosen(self) -> tuple[Any, Any]:
+        """The same, `RESAMPLES` in any case: each sample's curve follows the law that is its likeliest.
+
+        Source: Buckland, Burnham and Augustin 1997 (a law counts as often as other samples would choose it).
+        """
+        curves, crashes, scores = self._resampled
+        at = np.arange(RESAMPLES)
+        return curves[np.argmax(scores, axis=0) * RESAMPLES + at], crashes[at]
+
+    @cached_property
+    def _resampled(self) -> tuple[Any, Any, Any]:
         random = np.random.default_rng(4)
         sample = self.sample
         shape = (RESAMPLES, len(sample.finished))
@@ -339,9 +353,10 @@ class Curve:
         crashes = random.poisson(sample.crashes, RESAMPLES)
         if self._counts is None or not self.laws:
             alive[:, self.last :] = alive[:, self.last : self.last + 1]
-            return alive, crashes
-        several = [laws.resampled(self._counts, law, finished, censored) for law in self.laws]
-        return np.concatenate([self._followed(alive, law) for law in several]), np.tile(crashes, len(several))
+            return alive, crashes, np.zeros((1, RESAMPLES))
+        curves, scores = zip(*(laws.resampled(self._counts, law, finished, censored) for law in self.laws), strict=True)
+        every = np.concatenate([self._followed(alive, law) for law in curves])
+        return every, np.tile(crashes, len(curves)), np.array(scores)
 
     def extended(self) -> Any:
         """The survival at all bounds: the curve while it rests on many attempts, then the law's if it fits.
@@ -381,12 +396,6 @@ def _within(alive: Any, wanted: float) -> float | None:
         return float(BOUNDS[0])
     part = (alive[at - 1] - wanted) / max(alive[at - 1] - alive[at], 1e-300)
     return float(BOUNDS[at - 1] * (BOUNDS[at] / BOUNDS[at - 1]) ** part)
-
-
-def _middle(values: Any) -> tuple[float, float]:
-    """Between which 95 of 100 values lie."""
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def at_bounds(alive: Any, seconds: Any) -> Any:

@@ -172,13 +172,13 @@ def _lattice(one: Any, other: Any) -> tuple[Any, Any]:
     return first.ravel(), second.ravel()
 
 
-def resampled(counts: Counts, law: Law, finished: Any, censored: Any) -> Any:
+def resampled(counts: Counts, law: Law, finished: Any, censored: Any) -> tuple[Any, Any]:
     """The law as other samples would have fitted it (counts of shape (samples, buckets)), as curves on `BOUNDS`, shape
-    (samples, buckets)."""
+    (samples, buckets); and the logarithm of each sample's likelihood."""
     median, spread = _around(counts, law)
     score = counts.whole(counts.terms(law.name, median, spread), finished, censored)
     known, place = np.unique(np.argmax(score, axis=0), return_inverse=True)
-    return survival(law.name, median[known], spread[known], _LOG)[place]
+    return survival(law.name, median[known], spread[known], _LOG)[place], score.max(axis=0)
 
 
 def _around(counts: Counts, law: Law) -> tuple[Any, Any]:

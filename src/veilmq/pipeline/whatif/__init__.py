@@ -5,14 +5,15 @@ history gives (runs.py), replays it under today's settings and under others (rep
 `REPLAYS` replays draws anew what the history does not say; both settings meet the same draws, so their difference is
 surer than either.
 
-The intervals say what another such period would show: 95 of 100. They come from whole stretches of time, drawn with
-replacement: messages of one burst wait for each other, so single messages drawn would look like more than they are.
-A stretch is a fiftieth of the history, or as long as ten leases, but never longer than a tenth of it.
+The intervals say what another period of this length would show: 95 of 100. Up to 119 such periods are drawn (`Others`)
+and replayed under both settings. The history's own messages, drawn again, would not do: where few long ones make most
+of the cost, another period has others, or longer ones, or none. One more period is equally likely to lie between any
+two of those drawn, so 3 of 119 on each side are outside.
 
-Source: Kunsch 1989 (block bootstrap); docs/pipeline.md, "What if?" says what is assumed.
+Source: Paparoditis and Politis 2002 (local block bootstrap); docs/pipeline.md, "What if?" says what is assumed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.estimate.schedule import Costs
-    from veilmq.pipeline.whatif.replay import Replayed
+    from veilmq.pipeline.whatif.replay import Replayed, Setting
     from veilmq.pipeline.whatif.runs import Facts
 
 METRICS: Final = ("duplicates", "recovery_s", "wait_s", "wait_p95_s", "cost")
@@ -45,10 +46,12 @@ _OF_SENDS: Final = ("account", "region", "queue", "incarnation", "sequence", "ty
 MESSAGES_MAX: Final = 200_000
 """The newest of each queue: more tell nothing new about the same settings, and take memory and time."""
 REPLAYS: Final = 8
-_SAMPLES: Final = 400
-_STRETCHES_MIN: Final = 10
-_STRETCHES_MAX: Final = 50
-_LEASES: Final = 10
+OTHERS: Final = (39, 79, 119)
+"""So many other periods, if they have no more than `_OTHERS_MESSAGES` together."""
+_OTHERS_MESSAGES: Final = 2_000_000
+_FEW: Final = 10
+_OUTSIDE: Final = 40
+"""Of so many periods one is below the interval, and one above."""
 _MESSAGES_MIN: Final = 30
 _BEYOND: Final = 0.01
 
@@ -139,7 +142,7 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
     return rows.groupBy(*group).applyInPandas(compare, struct(SCHEMA))
 
 
-def compared(rows: Any, wanted: Wanted, given: "Costs | None") -> list[dict[str, Any]]:
+def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[dict[str, Any]]:
     """The rows of one queue, from a pandas frame with `COLUMNS`, `receives_max`, `is_fifo`."""
     import numpy as np
 
@@ -169,32 +172,31 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None") -> list[dict[str,
     tried = Setting(timeouts, extend, facts.workers if workers is None else workers, most)
     drawn = [facts.drawn(number) for number in range(REPLAYS)]
     both = [[replay(facts.arrival, runs, each) for runs in drawn] for each in (today, tried)]
-    stretch = _stretches(facts, tried)
-    before, after = (_sampled(each, stretch, costs) for each in both)
+    before, after = (_figures(each, costs) for each in both)
+    others = _others(facts, (today, tried), costs)
     note = None
     if most is None and any(each.dead.any() for each in (*both[0], *both[1])):
         note = f"without a dead-letter queue some messages are never done: {RUNS_MAX} receives of each were replayed"
     elif facts.beyond > _BEYOND:
         note = f"{100 * facts.beyond:.0f} % may take longer than what was seen: they count as long as that"
     found = [
-        names | _row(under, setting, facts, replayed, figures) | {"note": note}
-        for under, setting, replayed, figures in (
-            ("today", today, both[0], before), ("what if", tried, both[1], after),
-        )
-    ]  # fmt: skip
-    change = {name: after[name] - before[name] for name in METRICS}
-    found[1] |= _with_interval("cost_change", change["cost"])
+        names | _row(under, setting, facts, replayed) | {"note": note or _few(replayed, costs)}
+        for under, setting, replayed in (("today", today, both[0]), ("what if", tried, both[1]))
+    ]
+    for row, figures, other in zip(found, (before, after), others, strict=True):
+        for name in METRICS:
+            row |= _with_interval(name, figures[name], other[name])
+    change = others[1]["cost"] - others[0]["cost"]
+    found[1] |= _with_interval("cost_change", after["cost"] - before["cost"], change, least=-np.inf)
     return found
 
 
-def _row(
-    under: str, setting: Any, facts: "Facts", replayed: "list[Replayed]", figures: Mapping[str, Any]
-) -> dict[str, Any]:
+def _row(under: str, setting: Any, facts: "Facts", replayed: "list[Replayed]") -> dict[str, Any]:
     import numpy as np
 
     span = max(float(facts.arrival[-1] - facts.arrival[0]), 1e-9)
     extend = float(np.median(setting.extend_s))
-    row = {
+    return {
         "under": under,
         "timeout_s": float(np.median(setting.timeout_s)),
         "extend_s": extend if np.isfinite(extend) else None,
@@ -203,80 +205,73 @@ def _row(
         "busy": float(np.mean([each.busy_s.sum() for each in replayed])) / span,
         "dead_letters": float(np.mean([each.dead.sum() for each in replayed])),
     }
-    for name in METRICS:
-        row |= _with_interval(name, figures[name])
-    return row
 
 
-def _with_interval(name: str, values: Any) -> dict[str, float | None]:
-    """The value, which is the first, and the interval in which another period of this length would have it.
+def _cost(replayed: "Replayed", costs: "Costs") -> Any:
+    return (
+        costs.recovery * replayed.recovery_s
+        + costs.duplicate * replayed.duplicates
+        + costs.extend * replayed.extensions
+    )
 
-    The others vary as this period does; another one varies, too, so their distance is widened by the root of 2.
-    """
+
+def _few(replayed: "list[Replayed]", costs: "Costs") -> str | None:
+    """A note if few messages make half of the cost, on the average of the replays."""
     import numpy as np
 
-    known = values[1:][np.isfinite(values[1:])]
-    if not np.isfinite(values[0]) or not len(known):
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    low, high = values[0] + np.sqrt(2) * (np.quantile(known, [0.025, 0.975]) - values[0])
+    sums = [np.cumsum(np.sort(_cost(each, costs))[::-1]) for each in replayed]
+    number = float(np.mean([np.searchsorted(each, each[-1] / 2) + 1 for each in sums]))
+    if number >= _FEW or not any(each[-1] for each in sums):
+        return None
+    return f"the {max(round(number), 2)} dearest messages make half of the cost: another period may have none such"
+
+
+def _figures(replayed: "list[Replayed]", costs: "Costs") -> dict[str, float]:
+    """Each metric of these replays together."""
+    import numpy as np
+
+    twice, crashes, recovery, wait = (
+        np.concatenate([getattr(each, name) for each in replayed])
+        for name in ("duplicates", "crashes", "recovery_s", "wait_s")
+    )
+    started = wait[np.isfinite(wait)]
     return {
-        name: float(values[0]),
-        f"{name}_low": max(0.0, min(float(low), values[0])),
-        f"{name}_high": max(float(high), values[0]),
+        "duplicates": float(twice.mean()),
+        "recovery_s": float(recovery.sum() / crashes.sum()) if crashes.any() else np.nan,
+        "wait_s": float(started.mean()) if len(started) else np.nan,
+        "wait_p95_s": float(np.quantile(started, 0.95)) if len(started) else np.nan,
+        "cost": float(np.mean([_cost(each, costs).mean() for each in replayed])),
     }
 
 
-def _stretches(facts: "Facts", setting: Any) -> Any:
-    """The number of each message's stretch of time."""
+def _others(facts: "Facts", settings: "Sequence[Setting]", costs: "Costs") -> list[dict[str, Any]]:
+    """For each setting, each metric of other periods like this one: arrays of one shape."""
     import numpy as np
 
-    span = max(float(facts.arrival[-1] - facts.arrival[0]), 1e-9)
-    longest = _LEASES * float(np.median(np.maximum(setting.timeout_s, facts.lease_s)))
-    count = int(np.clip(span / max(longest, 1e-9), _STRETCHES_MIN, _STRETCHES_MAX))
-    return np.minimum(((facts.arrival - facts.arrival[0]) / span * count).astype(int), count - 1)
+    from veilmq.pipeline.whatif.replay import replay
+
+    affordable = [each for each in OTHERS if each * facts.messages <= _OTHERS_MESSAGES]
+    number = max(affordable, default=min(OTHERS))
+    found: list[list[dict[str, float]]] = [[] for _ in settings]
+    for at in range(number):
+        period = facts.another(at, number)
+        for each, into in zip(settings, found, strict=True):
+            own = each._replace(timeout_s=each.timeout_s[period.messages], extend_s=each.extend_s[period.messages])
+            into.append(_figures([replay(period.arrival, period, own)], costs))
+    return [{name: np.array([one[name] for one in each]) for name in METRICS} for each in found]
 
 
-def _sampled(replayed: "list[Replayed]", stretch: Any, costs: "Costs") -> dict[str, Any]:
-    """Each metric: first of all replays together, then of `_SAMPLES` samples of stretches, each of one replay."""
+def _with_interval(name: str, value: float, others: Any, least: float = 0.0) -> dict[str, float | None]:
+    """The value, and between which of the others' the middle 95 % lie."""
     import numpy as np
 
-    from veilmq.pipeline.estimates.buckets import LAST, bucket_of
-
-    count = int(stretch.max()) + 1
-    sums, waits = [], []
-    for each in replayed:
-        cost = costs.recovery * each.recovery_s + costs.duplicate * each.duplicates + costs.extend * each.extensions
-        started = np.isfinite(each.wait_s)
-        columns = (np.ones(len(stretch)), each.duplicates, each.crashes, each.recovery_s, cost, started,
-                   np.where(started, each.wait_s, 0.0))  # fmt: skip
-        sums.append([np.bincount(stretch, column, count) for column in columns])
-        place = stretch[started] * (LAST + 1) + bucket_of(np.maximum(each.wait_s[started], 1e-9))
-        waits.append(np.bincount(place, minlength=count * (LAST + 1)).reshape(count, LAST + 1))
-    totals, histograms = np.array(sums, float), np.array(waits, float)
-    random = np.random.default_rng(36)
-    # The same stretches of the same replays for every setting.
-    weights = random.multinomial(count, np.full(count, 1 / count), _SAMPLES).astype(float)
-    of = np.arange(_SAMPLES) % len(replayed)
-    several = np.einsum("smc,sc->sm", totals[of], weights)
-    shapes = np.array([weights[at] @ histograms[of[at]] for at in range(_SAMPLES)])
-    whole = totals.sum(axis=(0, 2))[None, :]
-    number, twice, crashes, recovery, cost, started, waited = np.concatenate([whole, several]).T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return {
-            "duplicates": twice / number,
-            "recovery_s": recovery / crashes,
-            "wait_s": waited / started,
-            "wait_p95_s": _reached(np.concatenate([histograms.sum(axis=(0, 1))[None, :], shapes]), 0.95),
-            "cost": cost / number,
-        }
-
-
-def _reached(histograms: Any, share: float) -> Any:
-    """Seconds within which that share is, for each histogram; the shortest bucket counts as no time."""
-    import numpy as np
-
-    from veilmq.pipeline.estimates.buckets import MIDDLES
-
-    sums = np.cumsum(histograms, axis=1)
-    place = np.argmax(sums >= share * sums[:, -1:], axis=1)
-    return np.where(sums[:, -1] > 0, np.where(place > 0, MIDDLES[place], 0.0), np.nan)
+    known = np.sort(others[np.isfinite(others)])
+    if not np.isfinite(value) or not len(known):
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    # One more period is equally likely to fall between any two.
+    place = max((len(known) + 1) // _OUTSIDE, 1)
+    return {
+        name: float(value),
+        f"{name}_low": max(least, min(float(known[place - 1]), value)),
+        f"{name}_high": max(float(known[-place]), value),
+    }
