@@ -87,6 +87,27 @@ def test_a_place_is_a_path_a_text_or_a_uri(
         pass
 
 
+def test_a_long_partition_value_stops_no_tidy(tmp_path: Path) -> None:
+    """deltalake's own writers make the value a directory's name, and fail."""
+    place = tmp_path / "t"
+    types = ["ж" * 256, "~ " * 66, "a", None]
+    times = [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 3, 1, tzinfo=UTC), None]
+    rows = pa.table({"type": types * 3, "sent": [each for each in times for _ in types], "n": range(12)})
+    for batch, at in enumerate((0, 4, 8)):
+        commit_parted(str(place), rows.slice(at, 4), batch, ["type"])
+    assert pa.table(DeltaTable(place).get_add_actions()).num_rows == 12
+    tables.compact(place)
+    there = pa.table(DeltaTable(place).get_add_actions(flatten=True)).column("partition.type").to_pylist()
+    assert sorted(map(str, there)) == sorted(map(str, types)), "a file of each"
+    table = DeltaTable(place).to_pyarrow_table().sort_by("n")
+    assert table.select(rows.schema.names).equals(rows)
+    assert tables.retain(place, date(2026, 2, 1)) == 4
+    assert tables.retain(place, date(2026, 2, 1)) == 0
+    table = DeltaTable(place).to_pyarrow_table().sort_by("n")
+    assert table.select(rows.schema.names).equals(rows.slice(4))
+    assert not check(place, now=0).missing
+
+
 def days(place: Path) -> list[str]:
     return sorted(each.name for each in place.iterdir())
 

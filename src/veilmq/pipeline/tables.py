@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from veilmq.pipeline.errors import OptionInvalid
@@ -178,7 +179,7 @@ def compact(place: Place | str, *, files_max: int = 1) -> int:
         if offset_kept(place) is not None:
             return 0  # the names of its files tell our readers the offsets
         table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
-        return int(table.optimize.compact()["numFilesRemoved"])
+        return _joined_delta(table)
     _check_days(place)
     if not place.is_dir():
         return 0
@@ -187,6 +188,40 @@ def compact(place: Place | str, *, files_max: int = 1) -> int:
             restore(place)
         counting = set(counted(place))
         return sum(compact_day(each, files_max, counting) for each in listed(place, f"{DAY}*"))
+
+
+def _joined_delta(table: Any) -> int:
+    """Merge the files of each partition; returns how many went."""
+
+    def joined(*filters: Any) -> int:
+        return int(table.optimize.compact(partition_filters=list(filters) or None)["numFilesRemoved"])
+
+    long = delta.long_values(table)
+    gone = joined(*((name, "not in", values) for name, values in long))
+    for name, values in long:
+        gone += joined((name, "=", ""))  # null, which is neither in a list nor not in it
+        gone += sum(delta.rewrite(table, name, value) for value in values)
+    return gone
+
+
+def _drop(table: Any, column: str, oldest: date) -> int:
+    """Remove the rows whose value in that column is older; returns how many there were."""
+    instant = oldest.isoformat() + ("" if column == "day" else "T00:00:00Z")
+    gone, at = 0, pc.field(column)
+    predicate = f"\"{column}\" < '{instant}'"
+    for name, values in delta.long_values(table):
+        texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+        predicate += f' AND ("{name}" IS NULL OR "{name}" NOT IN ({texts}))'
+        for value in values:
+            table.update_incremental()
+            rows = table.to_pyarrow_dataset()
+            limit = pa.scalar(instant).cast(rows.schema.field(column).type)
+            old = rows.count_rows(filter=(pc.field(name) == value) & (at < limit))
+            if old:
+                delta.rewrite(table, name, value, (at >= limit) | at.is_null())
+            gone += old
+    table.update_incremental()
+    return gone + int(table.delete(predicate)["num_deleted_rows"])
 
 
 def check_grows(place: Place | str) -> None:
@@ -241,9 +276,7 @@ def _retain_rows(place: Place, oldest: date, vacuum_hours: int) -> int:
     judged = [name for name in _JUDGED if name in names]
     gone = 0
     if judged:
-        instant = "" if judged[0] == "day" else "T00:00:00Z"
-        done = table.delete(f"\"{judged[0]}\" < '{oldest.isoformat()}{instant}'")
-        gone = int(done["num_deleted_rows"])
+        gone = _drop(table, judged[0], oldest)
     table.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
     return gone
 

@@ -36,6 +36,7 @@ _OF_FSSPEC: Final = {
 _ROWS_FLUSHED: Final = 65_536
 _HELD_BYTES: Final = 64 << 20
 """Of rows that wait to be divided, in one task. A copy of them is made."""
+_NAME_BYTES: Final = 255
 _DIRECTORY_LETTERS: Final = 200
 """A name on a local disk has 255 bytes, and a key of an object store 1,024."""
 _SYNCS: Final = 16
@@ -199,11 +200,48 @@ def _directory(values: Mapping[str, str | None]) -> str:
     stands for names that a file system or store would refuse as too long, or that would say another value (Delta
     protocol, "Partition Values": a path need not tell them).
     """
-    told = {name: _NO_VALUE if value is None else quote(value, safe=" ") for name, value in values.items()}
-    directory = "/".join(f"{quote(name, safe=' ')}={value}" for name, value in told.items())
+    directory = "/".join(f"{_encoded(name)}={_NO_VALUE if v is None else _encoded(v)}" for name, v in values.items())
     if len(directory) <= _DIRECTORY_LETTERS and _NO_VALUE not in values.values():
         return directory
     return sha256(json.dumps(list(values.items())).encode()).hexdigest()
+
+
+def _encoded(text: str) -> str:
+    """As in names of directories, and no shorter than deltalake has it."""
+    return quote(text, safe="").replace("~", "%7E")
+
+
+def long_values(table: Any) -> list[tuple[str, list[str]]]:
+    """Texts in a deltalake table's partition columns that are too long for deltalake's own writers, which make names of
+    directories of them: its `optimize` and `delete` fail on those; `rewrite` does not."""
+    adds = pa.table(table.get_add_actions(flatten=True))
+    found: list[tuple[str, list[str]]] = []
+    for name in table.metadata().partition_columns:
+        if f"partition.{name}" not in adds.column_names:  # columns are mapped to other names
+            continue
+        values = pc.unique(adds.column(f"partition.{name}")).to_pylist()
+        long = [v for v in values if isinstance(v, str) and len(_encoded(name) + _encoded(v)) >= _NAME_BYTES]
+        found += [(name, long)] if long else []
+    return found
+
+
+def rewrite(table: Any, name: str, value: str, kept: Any = None) -> int:
+    """Write the rows of one partition value to as few files as there can be, in one transaction; returns how many files
+    are gone. kept: a pyarrow expression of the rows that stay. Raises as deltalake does, if others changed the same."""
+    table.update_incremental()
+    before = pc.sum(pc.equal(pa.table(table.get_add_actions(flatten=True)).column(f"partition.{name}"), value)).as_py()
+    if before <= 1 and kept is None:
+        return 0
+    rows = table.to_pyarrow_dataset().scanner(filter=_both(pc.field(name) == value, kept))
+    schema, columns = rows.projected_schema, table.metadata().partition_columns
+    parts = write_parted(rows.to_batches(), table.table_uri, schema, columns, 0)
+    actions = [action for part, values in parts for action in added(iter([part]), values)]
+    table.create_write_transaction(actions, "overwrite", schema, columns, [(name, "=", value)])
+    return int(before) - len(parts)
+
+
+def _both(one: Any, other: Any) -> Any:
+    return one if other is None else one & other
 
 
 def check_partitions(schema: Any, partitions: Sequence[str]) -> None:
@@ -229,13 +267,13 @@ def _told(value: Any) -> str | None:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def added(parts: Iterator[Part]) -> list[Any]:
-    """The actions that add these files to a table."""
+def added(parts: Iterator[Part], values: Mapping[str, str | None] | None = None) -> list[Any]:
+    """The actions that add these files to a table. values: of its partition columns."""
     from deltalake.transaction import AddAction
 
     now_ms = round(SYSTEM.wall() * 1_000)
     return [
-        AddAction(name, size_bytes, {}, now_ms, True, f'{{"numRecords": {rows}}}')
+        AddAction(name, size_bytes, dict(values or {}), now_ms, True, f'{{"numRecords": {rows}}}')
         for name, size_bytes, rows in parts
         if name
     ]
