@@ -146,6 +146,16 @@ class Client:
             return bool(error.response["Error"]["Code"] == "AccessDenied")
         return False
 
+    def keep_for(self, seconds: int) -> None:
+        """Set the retention period."""
+        self._sqs.set_queue_attributes(QueueUrl=self._url, Attributes={"MessageRetentionPeriod": str(seconds)})
+
+    def kept_for(self) -> int:
+        """It, in seconds."""
+        names = ["MessageRetentionPeriod"]
+        found = self._sqs.get_queue_attributes(QueueUrl=self._url, AttributeNames=names)["Attributes"]
+        return int(found[names[0]])
+
     def counts(self) -> tuple[int, int]:
         """Visible, in flight."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
@@ -262,6 +272,35 @@ def test_a_message_that_is_damaged_in_a_copy_comes_whole_from_another(servers: S
     assert set(got) == {str(number) for number in range(14)}
     assert servers.owner() == "one"
     assert "was set apart" in one.log.read_text()
+
+
+def test_an_owner_whose_copy_was_damaged_is_replaced(servers: Servers) -> None:
+    """A bit flips in the copy of a server that is down, and nothing notices before it owns the queues and writes that
+    row: no other server could follow its record."""
+    one, two = servers.start("one"), servers.start("two")
+    Client(one).send("kept")
+    servers.stop("two")
+    with closing(apsw.Connection(str(two.data / DATABASE))) as connection:
+        connection.execute("UPDATE queue SET modified = modified + 1")
+    two = servers.start("two")
+    servers.stop("one")
+    one = servers.start("one")
+    assert servers.owner() == "two"
+    client = Client(two)
+    client.keep_for(601)
+    until(lambda: servers.owner() == "one")
+    until(lambda: "the copy is thrown away and filled again" in two.log.read_text())
+    assert "its owner's is damaged: it is applied: SQLITE_CHANGESET_DATA: UPDATE in queue, row 1" in one.log.read_text()
+    assert "asked two, whose copy is damaged, to hand over to this server" in one.log.read_text()
+    assert client.kept_for() == 601
+    client.keep_for(602)
+    until(lambda: two.log.read_text().count("it is applied") == 1)
+    servers.stop("one")
+    assert servers.owner() == "two"
+    assert client.receive()[0][0] == "kept"
+    assert client.kept_for() == 602
+    assert one.log.read_text().count("is thrown away") == 1
+    assert two.log.read_text().count("it is applied") == 1
 
 
 def flip(data: Path, body: str) -> None:

@@ -325,7 +325,7 @@ class TestFollower:
         stage.create("more")
 
     @pytest.mark.parametrize("case", ["skipped", "another history", "older schema", "changed row", "unknown table"])
-    def test_it_has_diverged(self, factory: LoggedFactory, follower: SqliteFollower, case: str) -> None:
+    def test_it_has_diverged(self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, case: str) -> None:
         (epoch, packed), lsn = factory.log.records[-1], len(factory.log.records)
         record = msgspec.msgpack.decode(packed, type=Record)
         why = "does not continue"
@@ -345,6 +345,9 @@ class TestFollower:
         with pytest.raises(Diverged, match=why):
             follower.apply(lsn, epoch, msgspec.msgpack.encode(record))
         assert (follower.position, self.queues(follower)) == (before, queues)
+        if case == "changed row":
+            follower.apply(lsn, epoch, packed, forced=True)
+            equal(store_of(stage), follower)
 
     def test_it_has_diverged_from_what_is_shipped_plainly(
         self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage
@@ -358,12 +361,12 @@ class TestFollower:
         assert (record.patch, record.change) == (b"", b"")
         assert record.plain is not None
         before = follower.position
-        for wrong, why in (
+        rows = (
             ("UPDATE mark SET offset = offset + 1", "changed 2 rows of 3"),
             (f"INSERT INTO history SELECT {record.plain.history[0]}, 1, 1, 1, 1, x'90'", "UNIQUE"),
             (f"INSERT INTO memtable VALUES ({record.plain.history[0]}, x'90')", "UNIQUE"),
-            ("DROP TABLE history", "no such table"),
-        ):
+        )
+        for wrong, why in (*rows, ("DROP TABLE history", "no such table")):
             follower._connection.execute("SAVEPOINT wrong")
             follower._connection.execute(wrong)
             with pytest.raises(Diverged, match=why):
@@ -371,7 +374,9 @@ class TestFollower:
             assert follower.position == before
             follower._connection.execute("ROLLBACK TO wrong")
             follower._connection.execute("RELEASE wrong")
-        factory.log.bring(follower)
+        for wrong, _ in rows:
+            follower._connection.execute(wrong)
+        follower.apply(lsn, epoch, packed, forced=True)
         equal(store_of(stage), follower)
 
     def queues(self, follower: SqliteFollower) -> object:

@@ -211,6 +211,22 @@ def test_a_damaged_record_ends_it_with_a_word(stage: Stage, tmp_path: Path) -> N
         assert found.damaged[0].startswith(f"the records end after {lsn - 1}: record {lsn} is damaged")
 
 
+def test_what_an_owner_wrote_whose_copy_was_damaged_is_restored_too(stage: Stage, tmp_path: Path) -> None:
+    kept, (jobs,) = kept_by(stage), store_of(stage).reader.queues
+    store_of(stage)._writer.connection.execute("UPDATE queue SET modified = modified + 1")
+    stage.change(jobs, retention_us=60 * SECOND_US)
+    stage.send(jobs, "later")
+    (tmp_path / "new").mkdir(mode=0o700)
+    found = restore(kept, None, tmp_path / "new", open_follower)
+    assert found.lsn == len(kept.entries)
+    (said,) = found.damaged
+    assert said.startswith(
+        f"record {found.lsn - 1} was applied, though its owner had other rows: SQLITE_CHANGESET_DATA"
+    )
+    with closing(apsw.Connection(str(tmp_path / "new" / "veilmq.db"))) as connection:
+        assert digest(connection) == state_at(kept, stage.now)
+
+
 def test_nothing_is_made_of_nothing(stage: Stage, tmp_path: Path) -> None:
     kept = kept_by(stage)
     for to, first, why in ((0, 1, "nothing from before that instant"), (stage.now - 9 * SECOND_US, 3, "begin with")):

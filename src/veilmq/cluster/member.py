@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from uuid import UUID, uuid4
@@ -25,7 +26,7 @@ from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimm
 from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
-from veilmq.cluster.registry import NameTaken, Registry, Told
+from veilmq.cluster.registry import NameTaken, Registry, Told, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.engine.directory import is_full
 from veilmq.model.errors import StoreUnknown
@@ -206,6 +207,9 @@ class Member:
                         registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
                     silent = _tell_silence(silent, sight, candidate)
                     is_named = sight.holder is None and sight.owner == self._name
+                    if sight.holder is not None and sight.epoch == copy.doubted_epoch and not registry.drained:
+                        self._replace(sight.owner)
+                        copy.doubted_epoch = 0
                     may = is_named or self._boot_ns() >= patient_until_ns
                     if may and not registry.drained and candidate.is_due():
                         ownership = candidate.take_over()
@@ -227,6 +231,15 @@ class Member:
                         self._no_room = ""
                 stopping.wait(POLL_SECONDS)
         return None
+
+    def _replace(self, owner: str) -> None:
+        """Ask an owner whose copy is damaged to hand over to this server. Raises Unreachable."""
+        try:
+            within(self.postgres, partial(ask_to_hand_over, to=self._name, doubted=True))
+        except Unfit as error:
+            log.warning("%s, whose copy is damaged, was not asked to hand over: %s", owner, error)
+        else:
+            log.warning("asked %s, whose copy is damaged, to hand over to this server", owner)
 
     def snapshotting(self, *, owns: bool) -> Snapshotting:
         """Snapshots of this server's directory. Call after `join`."""
@@ -335,6 +348,9 @@ class Copy:
         """Why the log alone cannot fill it."""
         self.lsn = 0
         """The last record that it has."""
+        self._diverged_at = self._forced_at = 0
+        self.doubted_epoch = 0
+        """Of an owner whose record did not fit this copy, though that had been filled anew."""
         self._follower: Follower | None = None
         self._follower = self._filled()
 
@@ -370,7 +386,10 @@ class Copy:
                 count = BATCH if follower.position.lsn else 1  # the first record may change what the tables are
                 with follower.together() if count > 1 else nullcontext():
                     for entry in entries[:count]:
-                        changed = follower.apply(entry.lsn, entry.epoch, entry.record)
+                        forced = entry.lsn == self._forced_at
+                        changed = follower.apply(entry.lsn, entry.epoch, entry.record, forced=forced)
+                        if forced:
+                            self.doubted_epoch = entry.epoch
                         queues |= changed.queues
                         shared = shared or changed.shared
                 del entries[:count]
@@ -382,11 +401,23 @@ class Copy:
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
         except (Diverged, LogDiverged, LogTrimmed) as error:
+            if isinstance(error, Diverged) and self._is_owners_fault(follower.position.lsn + 1, error):
+                return True
             self._doubt(error)
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
             self.throw_away(str(error))
             return True
         return more
+
+    def _is_owners_fault(self, lsn: int, error: Diverged) -> bool:
+        """Whether the copy was filled anew since it diverged at this record. Then it is the owner's that is damaged,
+        and the record is applied all the same: or else no server could follow any more."""
+        if lsn != self._diverged_at or lsn == self._forced_at:
+            self._diverged_at, self._forced_at = lsn, 0
+            return False
+        self._forced_at = lsn
+        log.error("record %d does not fit a copy filled anew, so its owner's is damaged: it is applied: %s", lsn, error)
+        return True
 
     def _filled(self) -> Follower:
         """Open the copy, filled from a snapshot if there is none. Raises Unfit if that is needed and cannot be had."""

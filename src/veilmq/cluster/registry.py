@@ -22,7 +22,7 @@ import msgspec
 
 from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
-from veilmq.cluster.postgres.ownership import Server
+from veilmq.cluster.postgres.ownership import DOUBTED, Server
 from veilmq.cluster.postgres.schema import SHARD, Formats, log_bytes, look, segments
 
 T = TypeVar("T")
@@ -233,15 +233,16 @@ def finalize(session: Session) -> int:
     return wanted
 
 
-def ask_to_hand_over(session: Session, to: str) -> int:
+def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False) -> int:
     """Ask the owner to hand over to a server, or with an empty name to any; it looks at each renewal. Returns the epoch
-    that then ends. Raises Unfit if that server cannot own the queues; psycopg's errors."""
+    that then ends. doubted: and to fill its copy anew, since it is not what its records have made of other servers'.
+    Raises Unfit if that server cannot own the queues; psycopg's errors."""
     if to:
         wanted = _named(servers(session), to)
         if wanted.drained or not wanted.is_running:
             why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
             raise Unfit(f"server {to} is {why}: name another one")
-    [(epoch,)] = session.execute(_ASK, (to, SHARD))
+    [(epoch,)] = session.execute(_ASK, (f"{to}{DOUBTED}" if doubted else to, SHARD))
     return int(epoch)
 
 

@@ -46,6 +46,8 @@ _RENEW: Final = """
 _RAISE: Final = """
     update veilmq.shard set epoch = %s, holder = %s, owner = %s, address = %s where id = %s
 """
+DOUBTED: Final = "?"
+"""Behind the name of the server that is wanted as the owner: see `Ownership.doubted`."""
 _BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = null where id = %s"
 
 
@@ -271,6 +273,8 @@ class Ownership(Connected):
         self._lock = threading.Lock()  # of `lost` and `_until_ns`, which two threads end or move
         self._lost: NotOwner | None = None
         self._closed = False
+        self.doubted = False
+        """Whether other servers found this one's copy to be other than the log: see `ask_to_hand_over`."""
 
     def close(self) -> None:
         """Let the connection go, also that of a renewal under way in another thread, once that ends."""
@@ -320,6 +324,9 @@ class Ownership(Connected):
             if self._lost is None:
                 self._until_ns = max(self._until_ns, sent_ns + self._lease_ns)
         wanted: str | None = renewed[0]
+        if wanted is not None and wanted.endswith(DOUBTED):
+            self.doubted = True
+            wanted = wanted.removesuffix(DOUBTED)
         return wanted
 
     def fence(self, session: Session) -> None:

@@ -283,7 +283,7 @@ class ClusterServer:
                     async with AsyncExitStack() as term:
                         await self._own(term, ownership, lead)
                 finally:
-                    self._throw_away()
+                    self._throw_away(ownership)
             except FOR_GOOD as error:
                 raise ClusterRefused(str(error)) from error
             except (Unreachable, Unfit, NotAppended, AppendUnknown) as error:
@@ -368,8 +368,10 @@ class ClusterServer:
         self._damaged, self._damaged_ns = why, now_ns
         return True
 
-    def _throw_away(self) -> None:
+    def _throw_away(self, ownership: Ownership) -> None:
         """After a time as the owner: a copy that was given up."""
+        if ownership.doubted:
+            self._fills_again("other servers' copies are not what its records say")
         if self._damaged:
             remove_copy(self._settings.data, self._damaged)
             self._damaged, self._wanted = "", self._wanted or ""
@@ -489,12 +491,9 @@ class ClusterServer:
         )  # fmt: skip
 
     def _context(self) -> ssl.SSLContext | None:
-        return None if self._settings.tls_cert is None else _client_context(self._settings)
-
-
-def _client_context(settings: Settings) -> ssl.SSLContext:
-    """Trusts the system's authorities, and the chain that this server shows itself."""
-    context = ssl.create_default_context()
-    assert settings.tls_cert is not None
-    context.load_verify_locations(settings.tls_cert)
-    return context
+        """Trusts the system's authorities, and the chain that this server shows itself."""
+        if self._settings.tls_cert is None:
+            return None
+        context = ssl.create_default_context()
+        context.load_verify_locations(self._settings.tls_cert)
+        return context

@@ -158,8 +158,8 @@ class Follower(Protocol):
         """Where the data is."""
         ...
 
-    def apply(self, lsn: int, epoch: int, record: bytes) -> Changed:
-        """Apply the next record.
+    def apply(self, lsn: int, epoch: int, record: bytes, *, forced: bool = False) -> Changed:
+        """Apply the next record. forced: also if rows here are not what they were at the owner, which is wrong.
 
         Raises Diverged, FormatUnknown, with nothing changed; StoreUnknown: close it, and open it again.
         """
@@ -268,7 +268,11 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
         )
         try:
             for entry, clock in _until(to, _decoded(source.records(begun.position)), restored):
-                follower.apply(*entry)
+                try:
+                    follower.apply(*entry)
+                except Diverged as error:  # this state is of the log alone: the owner's was damaged
+                    follower.apply(*entry, forced=True)
+                    damaged.append(f"record {entry.lsn} was applied, though its owner had other rows: {error}")
                 restored.lsn, restored.clock = entry.lsn, max(restored.clock, clock)
                 restored.records += 1
         except (RecordsEnd, Diverged) as error:

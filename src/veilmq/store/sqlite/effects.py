@@ -224,9 +224,14 @@ class Archiving(Shipping):
         super().end(how)
 
 
-def apply(connection: apsw.Connection, last: Position, following: Position, packed: bytes) -> Changed:
+def apply(
+    connection: apsw.Connection, last: Position, following: Position, packed: bytes, *, forced: bool = False
+) -> Changed:
     """Apply a record to a file that has come to `last`, in one transaction. Raises Diverged and FormatUnknown with
-    nothing changed; apsw.Error."""
+    nothing changed; apsw.Error.
+
+    forced: rows that are not as the owner's were become what the record says; those that are not here stay away.
+    """
     record = _RECORD.decode(packed)
     if record.schema > schema.VERSION:
         raise FormatUnknown(following.lsn, record.schema, schema.VERSION)
@@ -250,24 +255,28 @@ def apply(connection: apsw.Connection, last: Position, following: Position, pack
         schema.migrate(connection, record.schema)
         before = connection.total_changes()
         for each in effects:
-            apsw.Changeset.apply(each, connection, conflict=_refuse)
+            apsw.Changeset.apply(each, connection, conflict=_override if forced else _refuse)
         if record.plain is not None:
-            expected += _write_here(connection, record.plain)
-        if (changed := connection.total_changes() - before) != expected:
+            expected += _write_here(connection, record.plain, forced)
+        if (changed := connection.total_changes() - before) != expected and not forced:
             raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
         connection.execute(MOVE, following)
     return Changed(queues, shared)
 
 
-def _write_here(connection: apsw.Connection, plain: Plain) -> int:
+def _write_here(connection: apsw.Connection, plain: Plain, forced: bool) -> int:
     """Write the rows, if the mark is where they begin; returns how many they are. Raises Diverged if the file has
     other rows; apsw.Error."""
     execute = connection.execute
+    insert = "INSERT OR REPLACE" if forced else "INSERT"
     try:
-        execute(INSERT_HISTORY, plain.history)
+        execute(INSERT_HISTORY.replace("INSERT", insert), plain.history)
         if plain.journal is not None:
-            execute(INSERT_MEMTABLE, (plain.history[0], plain.journal))
-        execute(f"{UPDATE_MARK} WHERE offset = ?", (*plain.mark, plain.history[0]))
+            execute(INSERT_MEMTABLE.replace("INSERT", insert), (plain.history[0], plain.journal))
+        if forced:
+            execute(UPDATE_MARK, plain.mark)
+        else:
+            execute(f"{UPDATE_MARK} WHERE offset = ?", (*plain.mark, plain.history[0]))
     except (apsw.ConstraintError, apsw.SQLError) as error:  # a row is there already, or a table is not
         raise Diverged(str(error)) from error
     return 2 if plain.journal is None else 3
@@ -295,5 +304,11 @@ def digest(connection: apsw.Connection, rest: Callable[[float], object] = lambda
 
 
 def _refuse(reason: int, change: apsw.TableChange) -> int:
-    what = apsw.mapping_session_conflict[reason]
-    raise Diverged(f"{what}: {change.op} in {change.name}, row {change.pk_columns}")
+    row: Any = change.new if change.op == "INSERT" else change.old
+    key = ", ".join(str(row[column]) for column in sorted(change.pk_columns))
+    raise Diverged(f"{apsw.mapping_session_conflict[reason]}: {change.op} in {change.name}, row {key}")
+
+
+def _override(reason: int, change: apsw.TableChange) -> int:
+    is_here = reason in {apsw.SQLITE_CHANGESET_DATA, apsw.SQLITE_CHANGESET_CONFLICT}
+    return apsw.SQLITE_CHANGESET_REPLACE if is_here else apsw.SQLITE_CHANGESET_OMIT

@@ -72,11 +72,11 @@ class SqliteFollower:
         """The last record that the file has."""
         return self._position
 
-    def apply(self, lsn: int, epoch: int, record: bytes) -> Changed:
+    def apply(self, lsn: int, epoch: int, record: bytes, *, forced: bool = False) -> Changed:
         """See `Follower.apply`."""
         following = Position(lsn, epoch, checksum(record))
         with _judged(f"record {lsn}"):
-            changed = effects.apply(self._connection, self._position, following, record)
+            changed = effects.apply(self._connection, self._position, following, record, forced=forced)
             self._position = following
             if not self._connection.in_transaction:
                 self._checkpointer.committed(self._wal_pages)
