@@ -18,7 +18,7 @@ from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.client.adapters.mns import MnsAccount, MnsQueue
 from veilmq.client.adapters.mns.calls import Refusal, error_of
 from veilmq.client.clock import SYSTEM
-from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.errors import ServiceError, TransportError, may_have_happened
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Extension, Message, Sent, Template
 from veilmq.client.unreadable import DeadLetters
 from veilmq.model.errors import (
@@ -371,6 +371,16 @@ class TestTheWay:
         if isinstance(failed.value, ServiceError):
             assert failed.value.retryable
             assert failed.value.status in {503, 429}
+
+    def test_an_entry_whose_end_is_unknown_may_have_been_done(self) -> None:
+        entry = b"<Error><ErrorCode>InternalError</ErrorCode><ReceiptHandle>1-a</ReceiptHandle></Error>"
+        errors = b'<Errors xmlns="http://mns.aliyuncs.com/doc/v1/">%s</Errors>' % entry
+        broken = BrokenServer([answer(404, errors, "x-mns-request-id: r")])
+        with MnsAccount(Account(broken.url, "id", "secret")) as account:
+            (failed,) = MnsQueue(account, "jobs").delete_batch(["1-a"])
+        broken.close()
+        assert isinstance(failed, ServiceError)
+        assert may_have_happened(failed)
 
 
 class TestErrors:

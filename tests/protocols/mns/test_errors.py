@@ -69,6 +69,10 @@ def test_what_the_server_answers_when_it_cannot(wire: Any, error: VeilError, cod
     call = wire.codec.decode(wire.request("GET", RECEIVE), wire.wall, wire.wall)
     answer = wire.read(wire.codec.encode(call, [error]))
     assert (answer.code, answer.status) == (code, status)
+    two = "<ReceiptHandles><ReceiptHandle>1-a</ReceiptHandle><ReceiptHandle>1-b</ReceiptHandle></ReceiptHandles>"
+    deletes = wire.codec.decode(wire.request("DELETE", f"{QUEUE}/messages", two), wire.wall, wire.wall)
+    answer = wire.read(wire.codec.encode(deletes, [error, error]))
+    assert answer.status == (status if status == 500 else 404)
 
 
 def test_every_code_is_met_by_a_test() -> None:

@@ -181,7 +181,8 @@ class MnsQueue(CloudQueue["MnsAccount"]):
 
     def _entry_error(self, fields: dict[str, str], refused: BatchRefused) -> VeilError:
         code, message = fields.get("ErrorCode", ""), fields.get("ErrorMessage", "")
-        return error_of(Refusal(code, refused.status, refused.request_id, message, self._name))
+        status = 500 if code in _SERVERS else refused.status  # that of a batch is another
+        return error_of(Refusal(code, status, refused.request_id, message, self._name))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """BatchReceiveMessage. Also returns an empty list if the queue is closed meanwhile."""
@@ -333,6 +334,10 @@ class MnsQueue(CloudQueue["MnsAccount"]):
 
     def _ask(self, method: str, request: Any, response: Any, size_bytes: int = 0, report: Report | None = None) -> Any:
         return self._account.clients.call(method, request, response, self._name, size_bytes, report)
+
+
+_SERVERS: Final = frozenset({"InternalError", "InternalServerError"})
+"""Codes of entries at which the server failed: they may have been done."""
 
 
 def _seconds(lease: float) -> int:

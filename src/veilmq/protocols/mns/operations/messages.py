@@ -412,7 +412,7 @@ def plan_batch_delete(asked: Asked) -> Plan:
 
 
 def answer_batch_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, or 404 with an entry for each failure."""
+    """204, or 404 with an entry for each failure; 500 if the server failed at all of them."""
     failed: list[str] = []
     for command, outcome in zip(call.commands, outcomes, strict=True):
         if not isinstance(outcome, VeilError):
@@ -425,6 +425,8 @@ def answer_batch_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
             f"<Error><ErrorCode>{refusal.fault.code}</ErrorCode><ErrorMessage>{clean(refusal.message)}</ErrorMessage>"
             f"<ReceiptHandle>{escape(command.handle)}</ReceiptHandle></Error>"
         )
+        if len(failed) == len(outcomes) and refusal.fault.status >= 500:
+            raise refusal
     if not failed:
         return Response(204, None, b"")
     return document("Errors", "".join(failed), BATCH_FAILED_STATUS)
