@@ -13,6 +13,7 @@ from tests.pipeline.work_stage import Under, Work, sketched, worked
 from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal
 
+from veilmq.pipeline import whatif as job
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.whatif import COLUMNS, KINDS, Wanted, compared, whatif
@@ -260,7 +261,7 @@ def test_second_runs_after_crashes_show_whose_the_length_of_work_is(keeps: bool)
     assert chance > 0.9 if keeps else chance < 0.1
 
 
-def test_it_says_what_the_server_does(spark: Any) -> None:
+def test_it_says_what_the_server_does(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few workers, short leases, workers that die: the server does the same work under other settings."""
     random = np.random.default_rng(2)
     arrivals = np.cumsum(random.exponential(4.0, 500))
@@ -280,3 +281,8 @@ def test_it_says_what_the_server_does(spark: Any) -> None:
     for metric in ("duplicates", "recovery_s", "wait_s", "cost"):
         assert said[metric] == pytest.approx(true[metric], rel=0.15), metric
         assert said[f"{metric}_low"] <= true[metric] <= said[f"{metric}_high"], metric
+    # Of more messages than it takes, it takes the newest, however small their share is.
+    monkeypatch.setattr(job, "MESSAGES_MAX", 2)
+    few = whatif(attempts(events), events.where(events.kind.isin(*KINDS)), Wanted(timeout_s=20)).toPandas()
+    (note,) = few[few.queue == "jobs"].note
+    assert note in {"1 finished attempts: 30 are needed", "2 finished attempts: 30 are needed"}

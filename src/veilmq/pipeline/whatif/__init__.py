@@ -45,6 +45,10 @@ COLUMNS: Final = (
 _OF_SENDS: Final = ("account", "region", "queue", "incarnation", "sequence", "type", "sent", "visible_since")
 MESSAGES_MAX: Final = 200_000
 """The newest of each queue: more tell nothing new about the same settings, and take memory and time."""
+_IN_AN_OCTAVE: Final = 4
+_SHARES: Final = tuple(2 ** (-each / _IN_AN_OCTAVE) for each in range(1, 61))
+"""Of a queue's messages: the largest that is not too many is taken. The last one is for six thousand million."""
+_ACCURACY: Final = 100_000
 REPLAYS: Final = 8
 OTHERS: Final = (39, 79, 119)
 """So many other periods, if they have no more than `_OTHERS_MESSAGES` together."""
@@ -104,10 +108,11 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
         F.count_if(is_sent).alias("sends"),
         F.max_by(told, F.when(told.isNotNull(), F.col("offset"))).alias("receives_max"),
         F.max(is_sent & F.col("group").isNotNull()).alias("is_fifo"),
-        F.percentile_approx(F.when(is_sent, F.col("at")), [at / 100 for at in range(101)]).alias("ages"),
+        F.percentile_approx(F.when(is_sent, F.col("at")), [1 - each for each in _SHARES], _ACCURACY).alias("ages"),
     )
-    newest = F.greatest(F.lit(0), F.floor(100 - F.lit(100.0 * MESSAGES_MAX) / F.col("sends"))).cast("int")
-    limits = limits.withColumn("since", F.when(F.col("sends") > MESSAGES_MAX, F.get("ages", newest))).drop("ages")
+    which = F.ceil(F.log2(F.col("sends") / MESSAGES_MAX) * _IN_AN_OCTAVE).cast("int") - 1
+    which = F.least(which, F.lit(len(_SHARES) - 1))
+    limits = limits.withColumn("since", F.when(F.col("sends") > MESSAGES_MAX, F.get("ages", which))).drop("ages")
     types = {field.name: field.dataType for field in leases.schema.fields}
     never = others.where(is_sent).select(
         *(
