@@ -21,9 +21,9 @@ from tests.support.small_disk import fill_up, small_disk
 from tests.support.sqlite import SMALL
 
 from veilmq.cluster import snapshotting
-from veilmq.cluster.member import Member, begins_at
+from veilmq.cluster.member import Member
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership
+from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership, begins_at
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, init
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.engine.engine import Engine

@@ -16,13 +16,14 @@ from tests.support.postgres import until
 from tests.support.sqlite import SMALL, store_of
 
 from veilmq.cluster import snapshotting
-from veilmq.cluster.member import Copy
+from veilmq.cluster.member import Copy, Watch
 from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
 from veilmq.model.errors import StoreUnknown
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.archive import PART_BYTES
 from veilmq.store.directory import DATABASE, DatabaseUnusable
 from veilmq.store.log import Diverged, Entry, Follower, Point, Position, SnapshotBad
@@ -180,6 +181,29 @@ class TestCopy:
         self.work(stage, 1)
         copy.catch_up(cluster.reader())
         equal(stage, copy)
+
+    def test_a_copy_that_is_filled_again_tells_nobody_how_queues_were(
+        self, cluster: Cluster, snapshots: Snapshots, stage: Stage, tmp_path: Path
+    ) -> None:
+        """A server judges its clients by what it hears: a policy that was taken away must not come back for a while."""
+        heard: list[int] = []
+
+        def learnt(queues: dict[int, QueueInfo | None]) -> None:
+            heard.extend(info.settings.retention_us for info in queues.values() if info is not None)
+
+        jobs = stage.create()
+        stage.change(jobs, retention_us=61 * SECOND_US)
+        stage.change(jobs, retention_us=62 * SECOND_US)
+        with closing(Copy(tmp_path / "new", follower, snapshots, Watch(learnt=learnt))) as new:
+            new.catch_up(cluster.reader())
+            assert heard[-1] == 62 * SECOND_US
+            heard.clear()
+            new.throw_away("a bit flipped")
+            new.catch_up(cluster.reader())
+            assert heard == [62 * SECOND_US]
+            stage.change(jobs, retention_us=63 * SECOND_US)
+            new.catch_up(cluster.reader())
+            assert heard == [62 * SECOND_US, 63 * SECOND_US]
 
     def test_a_new_server_reads_the_snapshot_and_what_came_since(
         self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path

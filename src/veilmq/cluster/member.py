@@ -23,14 +23,13 @@ import msgspec
 
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
-from veilmq.cluster.postgres.ownership import Before, Candidate, Ownership, Server, Sight, StillOwned
+from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import NameTaken, Registry, Told, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.engine.directory import is_full
 from veilmq.model.errors import StoreUnknown
-from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseUnusable
 from veilmq.store.files import durable_write
@@ -82,7 +81,7 @@ class Watch(NamedTuple):
     """Whom a follower tells what it does, in its own thread."""
 
     opened: Callable[[Follower], object] = lambda follower: None
-    """The copy was opened, or opened anew."""
+    """The copy was opened; or filled anew, and has all of the log."""
     saw: Callable[[Sight], object] = lambda sight: None
     """It has looked at the owner, for the first time or since another server is."""
     learnt: Callable[[dict[int, QueueInfo | None]], object] = lambda queues: None
@@ -348,6 +347,8 @@ class Copy:
         """Why the log alone cannot fill it."""
         self.lsn = 0
         """The last record that it has."""
+        self._is_behind = False
+        """Whether it is being filled again. It then tells nobody how queues were: an old policy must not come back."""
         self._diverged_at = self._forced_at = 0
         self.doubted_epoch = 0
         """Of an owner whose record did not fit this copy, though that had been filled anew."""
@@ -393,11 +394,14 @@ class Copy:
                         queues |= changed.queues
                         shared = shared or changed.shared
                 del entries[:count]
-                if queues:
+                if queues and not self._is_behind:
                     self._watch.learnt(follower.queues(queues))
-                if shared:
+                if shared and not self._is_behind:
                     self._watch.shared(follower.shared())
                 self.lsn = follower.position.lsn
+            if self._is_behind and not more:
+                self._is_behind = False
+                self._show(follower)
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
         except (Diverged, LogDiverged, LogTrimmed) as error:
@@ -438,10 +442,14 @@ class Copy:
     def _opened(self) -> Follower:
         self._follower = follower = self._open(self._directory)
         self.lsn = follower.position.lsn
+        if not self._is_behind:
+            self._show(follower)
+        return follower
+
+    def _show(self, follower: Follower) -> None:
         self._watch.opened(follower)
         self._watch.learnt(follower.queues())
         self._watch.shared(follower.shared())
-        return follower
 
     def _fill(self) -> bool:
         """Put the newest good snapshot into the directory. Raises Unreachable, Unfit, OSError."""
@@ -467,7 +475,7 @@ class Copy:
     def throw_away(self, why: str) -> None:
         """Remove the copy; it is filled again when it is needed."""
         self.close()
-        self._filled_from = None
+        self._filled_from, self._is_behind = None, True
         remove_copy(self._directory, why)
 
     def close(self) -> None:
@@ -482,15 +490,3 @@ def remove_copy(directory: Path, why: str) -> None:
     log.error("%s: %s: the copy is thrown away and filled again", directory, why)
     for name in _COPY:
         (directory / name).unlink(missing_ok=True)
-
-
-def begins_at(before: Before, mark: Instant, wall: Instant, since_us: int) -> Instant:
-    """Where a new owner's lease clock begins.
-
-    mark: of its store. wall: its own wall time, at which a cluster without an owner before begins. since_us: what it
-    measured since it took over.
-    """
-    if not before.clock:
-        return Instant(max(mark, wall))
-    away_us = min(before.away_us, max(0, wall - since_us - before.clock))
-    return Instant(max(mark, before.clock + max(before.seen_us, away_us) + since_us))

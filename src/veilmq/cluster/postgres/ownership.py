@@ -246,6 +246,18 @@ class Before(NamedTuple):
     owner's boot clock allows, if that saw the renewal before."""
 
 
+def begins_at(before: Before, mark: Instant, wall: Instant, since_us: int) -> Instant:
+    """Where a new owner's lease clock begins.
+
+    mark: of its store. wall: its own wall time, at which a cluster without an owner before begins. since_us: what it
+    measured since it took over.
+    """
+    if not before.clock:
+        return Instant(max(mark, wall))
+    away_us = min(before.away_us, max(0, wall - since_us - before.clock))
+    return Instant(max(mark, before.clock + max(before.seen_us, away_us) + since_us))
+
+
 class Ownership(Connected):
     """What an owner knows: its epoch, and until when its lease runs. Renewed by one thread, used by any."""
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cluster.member import FOR_GOOD, Member, Watch, begins_at, remove_copy
+from veilmq.cluster.member import FOR_GOOD, Member, Watch, remove_copy
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.connection import Connection
@@ -25,7 +25,7 @@ from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal, R
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
-from veilmq.cluster.postgres.ownership import Ownership, Sight
+from veilmq.cluster.postgres.ownership import Ownership, Sight, begins_at
 from veilmq.cluster.postgres.schema import Formats
 from veilmq.cluster.registry import Status, Told, ask_to_hand_over, status, within
 from veilmq.cluster.snapshotting import Snapshotting
