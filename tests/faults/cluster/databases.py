@@ -32,6 +32,7 @@ class Databases:
     def __init__(self, programs: Programs, network: Network, environment: dict[str, str], disk_bytes: int = 0) -> None:
         """environment: of both. disk_bytes: each has a small disk of its own, which only root can make."""
         self.places: dict[str, Place] = {}
+        self._disks: list[Path] = []
         made: list[Server] = []
         for name in ("db1", "db2"):
             place = self.places[name] = network.place(name)
@@ -42,6 +43,7 @@ class Databases:
                 subprocess.run(
                     ["mount", "-t", "tmpfs", "-o", f"size={disk_bytes},{identity}", "tmpfs", server.home], check=True
                 )
+                self._disks.append(server.home)
             made.append(server)
         self.primary, self.standby = made
         self._made = made
@@ -143,3 +145,5 @@ class Databases:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
             self.kill(server)
+        for disk in self._disks:
+            subprocess.run(["umount", "--lazy", disk], check=True)
