@@ -373,8 +373,8 @@ class TestTheWay:
             assert failed.value.status in {503, 429}
 
     def test_an_entry_whose_end_is_unknown_may_have_been_done(self) -> None:
-        entry = b"<Error><ErrorCode>InternalError</ErrorCode><ReceiptHandle>1-a</ReceiptHandle></Error>"
-        errors = b'<Errors xmlns="http://mns.aliyuncs.com/doc/v1/">%s</Errors>' % entry
+        entry = b"<ErrorCode>InternalError</ErrorCode><ErrorMessage>m</ErrorMessage><ReceiptHandle>1-a</ReceiptHandle>"
+        errors = b'<Errors xmlns="http://mns.aliyuncs.com/doc/v1/"><Error>%s</Error></Errors>' % entry
         broken = BrokenServer([answer(404, errors, "x-mns-request-id: r")])
         with MnsAccount(Account(broken.url, "id", "secret")) as account:
             (failed,) = MnsQueue(account, "jobs").delete_batch(["1-a"])
