@@ -361,10 +361,11 @@ def test_a_loop_keeps_its_state_and_tables_in_a_store(spark: Any, s3: Store, tmp
 
 
 @pytest.mark.slow
-def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("amid", ["leases", "plans"])
+def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_path: Path, amid: str) -> None:
     """Amid its run another one read the same events and some more; its own run then counts for nothing."""
     with told(s3.environment):
-        directory = place(f"{s3.url}/asleep")
+        directory = place(f"{s3.url}/asleep-{amid}")
         here, asleep, awake = (LoopStage(spark, tmp_path / name) for name in ("here", "asleep", "awake"))
         here.directory.parent.mkdir()
         for far in (asleep, awake):
@@ -373,17 +374,19 @@ def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_
         asleep.grow(0.4)
         asleep.run()
         asleep.grow(0.7)
-        real = asleep.loop._take_in
+        step = {"leases": "_take_in", "plans": "_recommended"}[amid]
+        real = getattr(asleep.loop, step)
         plans: list[Any] = []
 
         def sleeps(*given: Any) -> Any:
+            done = real(*given) if amid == "plans" else None
             falls_asleep(str(directory / "kept" / "state.json"))
             awake.grow(1)
             awake.run()
             plans.extend(load(awake.loop.timeouts).to_pylist())
-            return real(*given)
+            return done if amid == "plans" else real(*given)
 
-        asleep.loop._take_in = sleeps  # type: ignore[method-assign]
+        setattr(asleep.loop, step, sleeps)
         with pytest.raises(LoopTaken):
             asleep.run()
         here.grow(1)
