@@ -145,5 +145,5 @@ class Databases:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
             self.kill(server)
-        for disk in self._disks:
-            subprocess.run(["umount", "--lazy", disk], check=True)
+        while self._disks:  # it may be closed twice
+            subprocess.run(["umount", "--lazy", self._disks.pop()], check=True)
