@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs by number, or keep it over restarts.
+"""Ports for servers whose port numbers a test must know before they start, or that keep theirs over restarts.
 
 A port that was chosen and closed again is free: before its server listens there, the kernel may give it to whoever asks
 for any port, another test's server or the next choice of the same test. So a port stays bound while it is used. A
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_ports(count: int, *hosts: str) -> Iterator[list[int]]:
-    """Ports that nobody has, kept for whoever is told of them. hosts: at all of these; 127.0.0.1 if none is given."""
+    """Free ports, kept for the block's own servers. hosts: free at all of these; 127.0.0.1 if none is given."""
     first, *others = hosts or ("127.0.0.1",)
     with contextlib.ExitStack() as kept:
 

@@ -350,6 +350,7 @@ class Copy:
         self._is_behind = False
         """Whether it is being filled again. It then tells nobody how queues were: an old policy must not come back."""
         self._diverged_at = self._forced_at = 0
+        """The record that did not fit last, and the one that is applied although it does not; 0: none."""
         self.doubted_epoch = 0
         """Of an owner whose record did not fit this copy, though that had been filled anew."""
         self._follower: Follower | None = None

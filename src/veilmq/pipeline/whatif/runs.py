@@ -140,11 +140,11 @@ class Facts:
         share = np.array([kind.beyond for kind in self._kinds])
         return float(share[self.type_of].mean())
 
-    def _under_way(self, lasting_us: Any) -> tuple[int, Any]:
+    def _under_way(self, held_us: Any) -> tuple[int, Any]:
         """If runs last so long: the most that are under way at once, and how many when each lease's message became
         visible."""
         start = self.leases.granted_us.to_numpy("int64")
-        at = np.concatenate([start, start + np.asarray(lasting_us).astype("int64")])
+        at = np.concatenate([start, start + np.asarray(held_us).astype("int64")])
         change = np.repeat([1, -1], len(start))
         order = np.lexsort((change, at))
         level = np.concatenate([[0], np.cumsum(change[order])])
@@ -321,14 +321,14 @@ class Others(Runs):
 
     def __init__(self, facts: Facts, kinds: list[_Kind], number: int, of: int) -> None:
         random = np.random.default_rng([number, 37])
-        firsts, lasting = facts.stretches
-        history, period = _near(len(lasting), random), _near(len(lasting), random)
+        firsts, durations = facts.stretches
+        history, period = _near(len(durations), random), _near(len(durations), random)
         seen, begins = _joined(firsts, history)
         again, _ = _joined(begins, period)
         self.messages = seen[again]
         """The messages of the history that come again, by place."""
         stretch = history[period]
-        since = np.cumsum(lasting[stretch]) - lasting[stretch] - facts.arrival[firsts[stretch]]
+        since = np.cumsum(durations[stretch]) - durations[stretch] - facts.arrival[firsts[stretch]]
         self.arrival = np.repeat(since, np.diff(firsts)[stretch]) + facts.arrival[self.messages]
         is_own = [random.random() < kind.own_chance for kind in kinds]
         curves = [kind.other(number, of, is_own=own) for kind, own in zip(kinds, is_own, strict=True)]
