@@ -122,6 +122,32 @@ class TestLease:
         else:
             assert before.away_us >= HOUR_US
 
+    @pytest.mark.parametrize("is_its_own", [True, False], ids=["its own before", "handed to anybody"])
+    def test_who_has_just_come_leaves_also_what_is_free_to_who_saw_the_last_renewal(
+        self, cluster: Cluster, is_its_own: bool
+    ) -> None:
+        """PostgreSQL's clock was set an hour ahead: to a killed owner that starts again its own lease looks old."""
+        here, there, holder = Clock(), Clock(), uuid4()
+        owner = cluster.owner("one", here, holder=holder)
+        watching = cluster.candidate("two", there)
+        watching.look()
+        owner.renew(Instant(1))
+        if not is_its_own:
+            owner.hand_over("", Instant(2))
+        cluster.pair.primary.query("update veilmq.lease set renewed = renewed - interval '1 hour'")
+        again = cluster.candidate("one", here, holder=holder)
+        for candidate in (watching, again):
+            candidate.look()
+        here.advance(WAIT_US - 1)
+        again.look()
+        assert not again.is_due()
+        there.advance(WAIT_US if is_its_own else 0)
+        assert watching.is_due()
+        here.advance(1)
+        assert again.is_due()
+        before = cluster.kept(watching.take_over()).before
+        assert before.away_us < HOUR_US
+
     def test_an_owner_that_was_asleep_answers_nothing_and_appends_nothing(self, cluster: Cluster) -> None:
         here, there = Clock(), Clock()
         asleep = cluster.owner("one", here)

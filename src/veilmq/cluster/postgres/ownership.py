@@ -32,7 +32,8 @@ MARGIN_US: Final = 250_000
 """How much longer than a lease a candidate waits: for clocks that run at different speeds."""
 UNSEEN_US: Final = 60_000_000
 """If PostgreSQL's clock says that the owner has been silent for so much longer than a candidate has watched, the
-candidate waits for one more lease: a server that saw the owner renew takes over first, and knows better."""
+candidate waits for one more lease, also for what is its own or free: a server that saw the owner renew takes over
+first, and knows better."""
 
 _SIGHT: Final = """
     select shard.epoch, lease.beat, shard.holder, shard.owner, shard.address, lease.clock, shard.lease_us,
@@ -88,7 +89,7 @@ class Server(NamedTuple):
     address: str
     """Where others reach it."""
     holder: UUID
-    """Names one process, or whoever has the lock of one data directory: it may take over from itself at once."""
+    """Names one process, or whoever has the lock of one data directory: it need not wait for its own lease."""
     formats: Formats
     """State formats that its release works with."""
 
@@ -140,18 +141,17 @@ class Candidate(Connected):
 
     def is_due(self) -> bool:
         """Whether the shard may be taken over by what was seen last."""
-        sight = self._sight
-        if sight is None:
-            return False
-        return sight.free_for(self.server) or self.due_in_us() <= 0
+        return self._sight is not None and self.due_in_us() <= 0
 
     def due_in_us(self) -> int:
-        """In how long the shard may be taken over from an owner that gives no sign of life. Call after `look`."""
+        """In how long the shard may be taken over, if its owner gives no sign of life. Call after `look`."""
         sight = self._sight
         assert sight is not None
         stood_us = (self._boot_ns() - sight.since_ns) // 1_000
-        leases = 2 if sight.after_ns is None and sight.away_us - stood_us > UNSEEN_US else 1
-        return sight.lease_us * leases + self._margin_us - stood_us
+        leases = 0 if sight.free_for(self.server) else 1
+        if sight.clock and sight.after_ns is None and sight.away_us - stood_us > UNSEEN_US:
+            leases += 1
+        return sight.lease_us * leases + self._margin_us - stood_us if leases else 0
 
     def take_over(self, *, moves_to: str = "") -> "Ownership":
         """Become the owner, if nothing has happened since the last look.
