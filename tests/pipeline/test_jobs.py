@@ -412,6 +412,10 @@ def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None
     assert short.recovery_s < 0.1 * short.together_recovery_s
     assert 0 < short.gain < 1
     assert short.split_cost < short.together_cost
+    assert alike.gain_low == alike.gain_high == 0
+    assert short.gain_low < short.gain < short.gain_high < short.gain_low + 0.2
+    for row in rows:
+        assert row.timeout_low_s <= row.timeout_s <= row.timeout_high_s < 3 * row.timeout_low_s
 
 
 class TestCurves:

@@ -135,7 +135,10 @@ def test_today_and_the_recommended_lease_are_marked(text: str, found: Any) -> No
     assert f"best {say(row.timeout_s)}" in text
     strange = found.timeouts[found.timeouts.queue.eq(STRANGE)].iloc[0]
     assert f"at least {say(strange.timeout_at_least_s)}" in text
-    assert f"one for all {say(found.split.together_timeout_s.max())}" in text
+    split = found.split[found.split.parts > 1].iloc[0]
+    assert f"one for all {say(split.together_timeout_s)}" in text
+    saved = [figures.percent(split[name]) for name in ("gain", "gain_low", "gain_high")]
+    assert "saves {} of the cost, 95 % sure: {} to {}".format(*saved) in text
 
 
 def test_a_card_begins_with_what_needs_no_change_of_code(text: str, found: Any) -> None:
@@ -145,6 +148,22 @@ def test_a_card_begins_with_what_needs_no_change_of_code(text: str, found: Any) 
     assert f'<span class="from">today {say(120)}</span>; <span class="new">set {say(video.timeout_s)}</span>' in text
     assert f"95 % sure: {say(video.timeout_low_s)} to {say(video.timeout_high_s)}; from 600 messages" in text
     assert f'today {say(60)}, extended</span>; <span class="new">extend every {say(billing.renew_after_s)}' in text
+
+
+def test_at_least_and_keep_have_their_interval_too(found: Any) -> None:
+    rows = found.timeouts
+    strange, video = rows[rows.queue.eq(STRANGE)].iloc[0].copy(), rows[rows["type"].eq("video")].iloc[0].copy()
+    assert 1 < strange.timeout_low_s < strange.timeout_at_least_s
+    strange["today_lease_s"] = 1.0
+    video["today_cost"] = video.timeout_cost
+    for row, told in (
+        (strange, f"set at least {say(strange.timeout_at_least_s)}"),
+        (strange, f"95 % sure: at least {say(strange.timeout_low_s)}; longer work was not seen; from 600 messages"),
+        (video, f"keep {say(120)}"),
+        (video, f"the best, 95 % sure: {say(video.timeout_low_s)} to {say(video.timeout_high_s)}; from 600 messages"),
+    ):
+        frame = pd.DataFrame([row])
+        assert told in page(SimpleNamespace(**vars(found) | {"timeouts": frame}), source="s", offsets=(0, 1), now=0)
 
 
 def test_a_pointer_is_told_values(text: str, found: Any) -> None:
@@ -247,7 +266,8 @@ def test_the_split_of_a_queue_is_drawn_from_that_queues_times() -> None:
             (kind, [None if each is None else each * factor for each in row]) for kind, row in times.items()
         )
     )
-    part = named | {"region": "near", "parts": 3, "timeout_s": 800.0, "together_timeout_s": 900.0, "gain": 0.3}
+    part = named | {"region": "near", "parts": 3, "timeout_s": 800.0, "together_timeout_s": 900.0}
+    part |= {"gain": 0.3, "gain_low": 0.2, "gain_high": 0.4}
     parts = pd.DataFrame([part | {"part": number, "types": [kind]} for number, kind in enumerate(times)])
     drawn = figures.split(parts, quantiles)
     assert drawn == figures.split(parts, quantiles[quantiles.region == "near"])

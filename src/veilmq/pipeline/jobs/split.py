@@ -24,8 +24,9 @@ TYPES_MAX: Final = 64
 """Types of one queue considered separately; rarer ones stay together."""
 SCHEMA: Final = (
     "account string, region string, queue string, part int, parts int, types array<string>, attempts double,"
-    " median_s double, timeout_s double, recovery_s double, together_timeout_s double, together_recovery_s double,"
-    " together_cost double, split_cost double, gain double"
+    " median_s double, timeout_s double, timeout_low_s double, timeout_high_s double, recovery_s double,"
+    " together_timeout_s double, together_recovery_s double, together_cost double, split_cost double, gain double,"
+    " gain_low double, gain_high double"
 )
 
 
@@ -34,7 +35,8 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 
     recovery_s and together_recovery_s: from a crash to the next start, with the part's own timeout and with the common
     one; together_cost and split_cost: per attempt of the whole queue, likewise; gain: the share of the cost that the
-    split saves. One part: leave the queue as it is.
+    split saves. One part: leave the queue as it is. The part's timeout and the gain of these parts and timeouts have a
+    95 % interval, by a bootstrap of the messages; a high of null is beyond what was seen.
     """
     given = costs
 
@@ -50,9 +52,10 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     import numpy as np
 
+    from veilmq.estimate.schedule import Costs
     from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.estimates.buckets import MIDDLES
-    from veilmq.pipeline.jobs.timeouts import crash_share, rated
+    from veilmq.pipeline.jobs.timeouts import crash_rate, crash_share, longest, other_timeouts, rated
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
     found = [
@@ -72,13 +75,17 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     together = float(_price(whole, timeout, costs).cost(costs)) * whole.attempts
     logs = [float((each.finished * np.log(MIDDLES)).sum() / each.finished.sum()) for _, each in samples]
     cuts = _best_cuts(logs)
+    rates = crash_rate(whole.chosen[1], whole.sample.exposure_s, (given or Costs()).crashes_per_second)
     first = rows.iloc[0]
     result: list[dict[str, Any]] = []
+    others: list[Any] = []
     for part, (low, high) in enumerate(cuts):
         curve = Curve(_together([each.sample for each in curves[low:high]]))
         own = _best(curve, costs)
         crash = crash_share(curve.ended(), costs.crashes_per_second)
         price = _price(curve, own, costs)
+        shortest_s, longest_s = other_timeouts(curve.chosen[0], rates, costs, own, longest(curve))
+        others.append(curve.attempts * _costs(curve.chosen[0], rates, costs, own, timeout))
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}
             | {
@@ -88,6 +95,8 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
                 "attempts": curve.attempts,
                 "median_s": curve.quantile(0.5).seconds,
                 "timeout_s": own,
+                "timeout_low_s": shortest_s,
+                "timeout_high_s": longest_s,
                 "recovery_s": float(price.recovery_s) / crash,
                 "together_timeout_s": timeout,
                 "together_recovery_s": float(_price(curve, timeout, costs).recovery_s) / crash,
@@ -96,8 +105,27 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
             }
         )
     cost = sum(each.pop("cost") for each in result)
-    gain = max(1 - cost / together, 0.0) if together > 0 and len(cuts) > 1 else 0.0
-    return [each | {"split_cost": cost / whole.attempts, "gain": gain} for each in result]
+    saved = {"gain": 0.0, "gain_low": 0.0, "gain_high": 0.0}
+    if together > 0 and len(cuts) > 1:
+        saved = _saved(max(1 - cost / together, 0.0), sum(others))
+    return [each | {"split_cost": cost / whole.attempts} | saved for each in result]
+
+
+def _costs(curves: Any, rates: Any, costs: "Costs", own: float, together: float) -> Any:
+    """Costs per attempt of other samples, with the timeout of the part and with the common one; of shape (n, 2)."""
+    import numpy as np
+
+    from veilmq.pipeline.estimates import timeout_price
+
+    return timeout_price(curves, rates, np.array([own, together])).cost(costs)
+
+
+def _saved(gain: float, costs: Any) -> dict[str, float]:
+    """The gain, and between which 95 of 100 other samples have theirs; costs: of shape (n, 2), split and together."""
+    from veilmq.pipeline.jobs.timeouts import interval
+
+    low, high = interval(1 - costs[:, 0] / costs[:, 1])
+    return {"gain": gain, "gain_low": min(low, gain), "gain_high": max(high, gain)}
 
 
 def _best_cuts(logs: list[float]) -> list[tuple[int, int]]:

@@ -62,10 +62,11 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
     """From a histogram, one row per queue and type; columns as in `SCHEMA`, costs and shares per attempt.
 
     attempts: messages, by their first lease. timeout_s: the best lease for workers that never extend; null with
-    timeout_at_least_s where it is longer than what was seen. first_lease_s, renew_after_s, margin_s: for those that do.
-    Both leases have a 95 % interval, by a bootstrap of the messages; a high of null is beyond what was seen. today_*:
-    as leases were granted, extended or not. redelivered: started again under a living worker. recovery_s: from a crash
-    to the next start, on the average. silent_were: as in `survival.quantiles`.
+    timeout_at_least_s where it is longer than what was seen, and timeout_low_s is then the low end of that.
+    first_lease_s, renew_after_s, margin_s: for those that do. Both leases have a 95 % interval, by a bootstrap of the
+    messages; a high of null is beyond what was seen. today_*: as leases were granted, extended or not. redelivered:
+    started again under a living worker. recovery_s: from a crash to the next start, on the average. silent_were: as in
+    `survival.quantiles`.
     basis: `curve`, a law's name (the tail is the fitted law's), `level` (beyond the reach nothing is known: the keeper
     goes on as if work there never ended), `too few`.
     """
@@ -163,6 +164,7 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     doubt = doubted(rows)
     if doubt is not None and "timeout_at_least_s" in plain:
         plain["timeout_at_least_s"] = min(plain["timeout_at_least_s"], _at_least(doubt, rated(doubt.sample, given)))
+        plain["timeout_low_s"] = min(plain["timeout_low_s"], plain["timeout_at_least_s"])
     return row | _today(rows, curve, costs) | plain | _kept(alive, resampled, costs)
 
 
@@ -201,16 +203,17 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     from veilmq.pipeline.estimates import AT_RISK_MIN, timeout_price
     from veilmq.pipeline.estimates.buckets import bucket_of
 
-    timeout, beyond = best_timeout(alive, costs, _longest(curve))
+    timeout, beyond = best_timeout(alive, costs, longest(curve))
     # A curve that came down to zero within its reach has nothing beyond.
     if beyond and curve.law is None and alive[-1] > 0:
-        return {"timeout_at_least_s": _at_least(curve, costs)}
+        least_s = _at_least(curve, costs)
+        return {"timeout_at_least_s": least_s, "timeout_low_s": _lowest(curve, resampled, costs, least_s)}
     at = np.array([timeout])
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled
-    low, high = _interval(timeout_price(curves, rates, at).cost(costs)[..., 0])
+    low, high = interval(timeout_price(curves, rates, at).cost(costs)[..., 0])
     crash = crash_share(alive, costs.crashes_per_second)
-    shortest_s, longest_s = _other_timeouts(curves, rates, costs, timeout, _longest(curve))
+    shortest_s, longest_s = other_timeouts(curves, rates, costs, timeout, longest(curve))
     if curve.law is not None:  # it may be wrong: what the curve alone says is within the interval
         shortest_s = min(shortest_s, best_timeout(curve.alive, costs, curve.reach_s)[0])
     elif curve.at_risk[bucket_of(timeout)] < AT_RISK_MIN:
@@ -227,18 +230,15 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     }
 
 
-def _other_timeouts(
+def other_timeouts(
     curves: Any, rates: Any, costs: "Costs", timeout_s: float, longest_s: float
 ) -> tuple[float, float | None]:
     """The interval of the best timeout: between which 95 of 100 other samples have theirs."""
     import numpy as np
 
     from veilmq.pipeline.estimates import timeout_price
-    from veilmq.pipeline.estimates.buckets import BOUNDS, FINE
 
-    place = np.arange(np.argmin(np.abs(BOUNDS - timeout_s)) % FINE, len(BOUNDS), FINE)
-    first, last = max(timeout_s / _AWAY, TIMEOUT_SHORTEST_S), min(timeout_s * _AWAY, longest_s)
-    at = BOUNDS[place][(BOUNDS[place] >= first) & (BOUNDS[place] <= max(last, timeout_s * 1.01))]
+    at = _around(timeout_s, longest_s)
     best = np.argmin(timeout_price(curves, rates, at).cost(costs), axis=-1)
     shortest, longest = np.quantile(best, [0.025, 0.975])
     is_known = longest < len(at) - 1 or bool(np.all(curves[..., -1] == 0))
@@ -247,12 +247,40 @@ def _other_timeouts(
     return float(low), float(high) if is_known else None
 
 
+def _around(timeout_s: float, longest_s: float) -> Any:
+    """Timeouts near this one, and it."""
+    import numpy as np
+
+    from veilmq.pipeline.estimates.buckets import BOUNDS, FINE
+
+    place = np.arange(np.argmin(np.abs(BOUNDS - timeout_s)) % FINE, len(BOUNDS), FINE)
+    first, last = max(timeout_s / _AWAY, TIMEOUT_SHORTEST_S), min(timeout_s * _AWAY, longest_s)
+    return BOUNDS[place][(BOUNDS[place] >= first) & (BOUNDS[place] <= max(last, timeout_s * 1.01))]
+
+
 def _at_least(curve: "Curve", costs: "Costs") -> float:
     """The best timeout if no work took longer than observed."""
-    return best_timeout(curve.ended(), costs, _longest(curve), near=_NEAR)[0]
+    return best_timeout(curve.ended(), costs, longest(curve), near=_NEAR)[0]
 
 
-def _longest(curve: "Curve") -> float:
+def _lowest(curve: "Curve", resampled: tuple[Any, Any], costs: "Costs", least_s: float) -> float:
+    """Above it are those of 97.5 of 100 other samples."""
+    import numpy as np
+
+    from veilmq.pipeline.estimates import timeout_price
+
+    curves, rates = resampled
+    ended = curves.copy()
+    ended[..., curve.last :] = 0.0
+    at = _around(least_s, longest(curve))
+    cost = timeout_price(ended, rates, at).cost(costs)
+    best = np.argmax(cost <= _NEAR * cost.min(axis=-1, keepdims=True), axis=-1)
+    # No finer than the timeouts that are looked at.
+    return min(float(at[max(int(np.quantile(best, 0.025)) - 1, 0)]), least_s)
+
+
+def longest(curve: "Curve") -> float:
+    """No timeout beyond it is looked at."""
     return LEASE_LONGEST_S if curve.law else min(curve.reach_s, LEASE_LONGEST_S)
 
 
@@ -263,7 +291,7 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
     schedule = plan(alive, costs)
     price = schedule_price(alive, rate, schedule, costs)
     curves, rates = resampled
-    low, high = _interval(schedule_price(curves, rates, schedule, costs).cost(costs))
+    low, high = interval(schedule_price(curves, rates, schedule, costs).cost(costs))
     shortest, longest = _other_firsts(curves, rates, costs, schedule)
     return {
         "first_lease_s": schedule.first,
@@ -305,7 +333,8 @@ def _other_firsts(curves: Any, rates: Any, costs: "Costs", schedule: "Schedule")
     return schedule.first * float(np.exp(-width)), min(schedule.first * float(np.exp(width)), LEASE_LONGEST_S)
 
 
-def _interval(values: Any) -> tuple[float, float]:
+def interval(values: Any) -> tuple[float, float]:
+    """Between which 95 of 100 are."""
     import numpy as np
 
     low, high = np.quantile(values, [0.025, 0.975])
@@ -324,9 +353,9 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
         return pd.DataFrame([], columns=[part.split()[0] for part in CURVE_SCHEMA.split(", ")])
     costs = rated(curve.sample, given)
     alive = curve.extended()
-    longest = min(4 * curve.reach_s if curve.law else curve.reach_s, LEASE_LONGEST_S)
+    last = min(4 * curve.reach_s if curve.law else curve.reach_s, LEASE_LONGEST_S)
     place = np.arange(0, len(BOUNDS), FINE // 2)
-    place = place[(BOUNDS[place] >= TIMEOUT_SHORTEST_S) & (BOUNDS[place] <= max(longest, 2 * TIMEOUT_SHORTEST_S))]
+    place = place[(BOUNDS[place] >= TIMEOUT_SHORTEST_S) & (BOUNDS[place] <= max(last, 2 * TIMEOUT_SHORTEST_S))]
     at = BOUNDS[place]
     price = timeout_price(alive, costs.crashes_per_second, at)
     error = 1.96 * curve.error[place]

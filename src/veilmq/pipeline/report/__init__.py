@@ -288,9 +288,11 @@ def _card(row: Any) -> str:
             head = f"set {say(plain)}"
             rest = f"95 % sure: {_between(row.timeout_low_s, row.timeout_high_s)}; {number}"
         elif plain is None and least is not None and least > today:
-            head, rest = f"set at least {say(least)}", f"longer work was not seen; {number}"
+            head = f"set at least {say(least)}"
+            rest = f"95 % sure: at least {say(float(row.timeout_low_s))}; longer work was not seen; {number}"
         elif saved >= _WORTH:
-            head, rest = f"keep {say(today)}", number
+            best = f"the best, 95 % sure: {_between(row.timeout_low_s, row.timeout_high_s)}"
+            head, rest = f"keep {say(today)}", f"{best}; {number}"
         else:
             return ""
         if saved >= _WORTH:

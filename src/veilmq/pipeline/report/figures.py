@@ -286,11 +286,14 @@ def split(parts: Any, quantiles: Any) -> str:
             panel.annotate(f"timeout {say(float(part.timeout_s))}", (beside, (start + place - 1) / 2),
                            color=color, fontsize=8.5, fontweight="bold", va="center", bbox=ON_SURFACE)  # fmt: skip
         together = float(rows.together_timeout_s.iloc[0])
+        saves = "saves {} of the cost, 95 % sure: {} to {}".format(
+            *(percent(max(float(rows[name].iloc[0]), 0.0)) for name in ("gain", "gain_low", "gain_high"))
+        )
         mark(panel, together, TODAY, f"one for all {say(together)}")
         panel.set_yticks(range(place), names)
         panel.set_ylim(place - 0.4, -1.0)
         panel.grid(False, axis="y")
-        time_axis(panel.xaxis, low * 0.6, max(high, together) * 3, "")
+        time_axis(panel.xaxis, low * 0.6, max(high, together) * 3, saves)
         panel.set_title(title_of(rows.iloc[0].to_dict() | {"type": None}))
     return drawing.svg()
 
