@@ -18,7 +18,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.log.reading import LogReader
-from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Ownership, Server
+from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Memory, Ownership, Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Shard, init
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing import Random
@@ -105,9 +105,11 @@ class Cluster:
     def postgres(self, **options: Any) -> Postgres:
         return Postgres(self.pair.dsn, **(self.options | options))
 
-    def candidate(self, name: str, clock: Clock, *, holder: UUID | None = None, **options: Any) -> Candidate:
+    def candidate(
+        self, name: str, clock: Clock, *, holder: UUID | None = None, memory: Memory | None = None, **options: Any
+    ) -> Candidate:
         server = Server(name, f"{name}:9400", holder or uuid4(), Formats(1, self.shard.format))
-        return self.kept(Candidate(self.postgres(**options), server, self.shard.incarnation, clock))
+        return self.kept(Candidate(self.postgres(**options), server, self.shard.incarnation, clock, memory=memory))
 
     def owner(self, name: str, clock: Clock, **options: Any) -> Ownership:
         """A server that became the owner, after the lease of the one before."""

@@ -1,5 +1,7 @@
 """Who owns the shard, on a real PostgreSQL: leases by manual clocks, take-overs, hand-overs."""
 
+import json
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -8,7 +10,7 @@ from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
 from veilmq.cluster.postgres import Uncertain, Unreachable
-from veilmq.cluster.postgres.ownership import MARGIN_US, StillOwned
+from veilmq.cluster.postgres.ownership import MARGIN_US, Memory, StillOwned
 from veilmq.cluster.postgres.schema import LEASE_US
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.store.log import NotOwner, Position
@@ -147,6 +149,42 @@ class TestLease:
         assert again.is_due()
         before = cluster.kept(watching.take_over()).before
         assert before.away_us < HOUR_US
+
+    @pytest.mark.parametrize("owned", [True, False], ids=["owned it", "watched"])
+    def test_a_process_that_starts_again_on_its_machine_knows_what_the_one_before_saw(
+        self, cluster: Cluster, tmp_path: Path, owned: bool
+    ) -> None:
+        """PostgreSQL's clock was set an hour ahead: nobody who knew the lease clock lately goes by it."""
+        here, there, incarnation = Clock(), Clock(), cluster.shard.incarnation
+        files = tmp_path / "one", tmp_path / "two"
+        owner = cluster.owner("one", here, memory=Memory(files[0], incarnation))
+        watching = cluster.candidate("two", there, memory=Memory(files[1], incarnation))
+        owner.renew(Instant(1))
+        watching.look()
+        for clock in (here, there):
+            clock.advance(30_000)
+        owner.renew(Instant(2))
+        if not owned:
+            watching.look()
+        cluster.pair.primary.query("update veilmq.lease set renewed = renewed - interval '1 hour'")
+        boots = [json.loads(file.read_bytes()) for file in files]
+        for clock in (here, there):
+            clock.advance(20_000)
+        for memory, knows in (
+            (Memory(files[not owned], incarnation), True),
+            (Memory(files[not owned], uuid4()), False),
+        ):
+            name, holder, clock = ("one", owner.server.holder, here) if owned else ("two", uuid4(), there)
+            again = cluster.candidate(name, clock, holder=holder, memory=memory)
+            again.look()
+            clock.advance(WAIT_US if not owned else 0)
+            assert again.is_due() == knows
+            if knows:
+                # Who only watched knows it to within its last two looks.
+                assert again.look().gone_us(clock.ns) == 20_000 + (0 if owned else 30_000 + WAIT_US)
+        restarted = boots[not owned] | {"boot": "another start of the machine"}
+        files[0].write_text(json.dumps(restarted))
+        assert Memory(files[0], incarnation).last is None
 
     def test_an_owner_that_was_asleep_answers_nothing_and_appends_nothing(self, cluster: Cluster) -> None:
         here, there = Clock(), Clock()

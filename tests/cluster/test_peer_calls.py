@@ -291,8 +291,8 @@ async def test_a_server_that_is_not_the_owner_says_who_is(peers: Peers) -> None:
     caller.submit(sent, Instant(EPOCH + 6))
     await peers.until(lambda: len(peers.returned) == 2)
     assert peers.returned == [
-        (waiting, EPOCH + 5, "10.0.0.9:9330"),
-        (sent, EPOCH + 6, "10.0.0.9:9330"),
+        (waiting, EPOCH + 5, "10.0.0.9:9330", False),
+        (sent, EPOCH + 6, "10.0.0.9:9330", False),
     ]
     await peers.until(lambda: not owner.parked)
     counts = expect(await one(owner.shell, DESCRIBE), QueueDescribed).info.counts
@@ -324,7 +324,12 @@ async def test_a_lost_connection_ends_each_call_as_far_as_is_known(peers: Peers)
     for each in (sent, *twice):
         assert type((await each.answered())[0]) is StoreUnknown
     assert await soon.answered() == [Received([])]
-    assert [each[0] for each in peers.returned] == [read, taking, once, held]
+    assert [(each[0], each[3]) for each in peers.returned] == [
+        (read, True),
+        (taking, True),
+        (once, True),
+        (held, False),
+    ]
     assert gone.outcomes is None
     assert caller.calls == 0
     await peers.until(lambda: caller.connected)
@@ -351,7 +356,7 @@ async def test_calls_wait_for_a_connection_but_not_for_ever(peers: Peers) -> Non
     closed = Asked(sending(QUEUE))
     nobody.submit(closed, nobody.now())
     await nobody.close()
-    assert peers.returned == [(closed, nobody.now(), None)]
+    assert peers.returned == [(closed, nobody.now(), None, False)]
 
 
 @on_a_loop
@@ -515,7 +520,7 @@ async def test_a_call_that_crosses_with_the_owners_going_is_passed_on(peers: Pee
     connection.leave(ConnectionResetError("this server stops"))
     caller.submit(crossing, caller.now())
     await peers.until(lambda: peers.returned)
-    assert peers.returned == [(crossing, EPOCH, None)]
+    assert peers.returned == [(crossing, EPOCH, None, False)]
     assert crossing.outcomes is None
     (described,) = await owner.shell.call(DESCRIBE)
     assert expect(described, QueueDescribed).info.counts.visible == 1
@@ -551,7 +556,7 @@ async def test_a_call_that_the_shell_did_not_carry_out_is_handed_back(peers: Pee
     for _ in range(2):
         call.hand_back("10.0.0.9:9330")
     await peers.until(lambda: peers.returned)
-    assert peers.returned == [(waiting, EPOCH, "10.0.0.9:9330")]
+    assert peers.returned == [(waiting, EPOCH, "10.0.0.9:9330", False)]
 
 
 @on_a_loop

@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 from tests.server.test_shell import QUEUE, TAKE
 from tests.support.contract.stage import TESTER, sending
+from tests.support.peers import OTHER, SECRET, Asked, Peers, StillClock, on_a_loop, peers
 from tests.support.sqlite import SqliteFactory
 
+from veilmq.cluster.peer.caller import Caller
 from veilmq.engine.engine import Engine
 from veilmq.model.commands import AfterExpiry, CreateQueue, Delete, DescribeQueue, Peek
-from veilmq.model.errors import LeaseExpired, StoreFailed
+from veilmq.model.errors import LeaseExpired, StoreFailed, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
+from veilmq.model.messages import Extras
 from veilmq.model.outcomes import QueueDescribed, Received, Sent
+from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.cluster import front as room
 from veilmq.server.cluster.front import Front
 from veilmq.server.shell import Shell
+
+__all__ = ["peers"]
 
 
 def play(path: Path, scene: Callable[[Front, Shell], Awaitable[Any]]) -> Any:
@@ -102,6 +108,38 @@ def test_without_an_owner_calls_fail_after_a_while_and_too_many_at_once(
     outcomes = play(tmp_path / "data", scene)
     assert len(outcomes) == 4
     assert {type(outcome) for outcome in outcomes} == {StoreFailed}
+
+
+@on_a_loop
+async def test_what_may_have_been_carried_out_is_unknown_if_it_fails_the_second_time(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deduplicated send, whose owner was lost with it, runs again at the next one; but none comes. One that had never
+    left was certainly not carried out."""
+    monkeypatch.setattr(room, "HELD_SECONDS", 0.2)
+    address, arrived = await peers.raw_owner()
+    fifo = QueueKey(QUEUE.account, QUEUE.region, f"jobs{FIFO_SUFFIX}")
+    front = Front(StillClock(), lambda at, returned: Caller(at, OTHER, SECRET, StillClock(), returned))
+    front.follow(address)
+    owner = await arrived.get()
+    assert front.caller is not None
+    caller = front.caller
+    await peers.until(lambda: caller.connected)
+    sent, gone = (Asked(sending(fifo, extras=Extras(deduplication_id=each))) for each in "ab")
+    read = Asked(DescribeQueue(queue=QUEUE, origin=TESTER))
+    for each in (sent, gone, read):
+        front.submit(each, front.now())
+    await peers.until(lambda: len(owner.frames) == 3)
+    front.follow(None)
+    await owner.close()
+    await peers.until(lambda: front.held == 3)
+    front.cancel(gone)
+    held = Asked(sending(fifo, extras=Extras(deduplication_id="c")))
+    front.submit(held, front.now())
+    for each, error in ((sent, StoreUnknown), (read, StoreFailed), (held, StoreFailed)):
+        assert type((await each.answered())[0]) is error
+    assert gone.outcomes is None
+    await front.close()
 
 
 def test_clients_that_go_while_they_wait_for_an_owner_leave_nothing(tmp_path: Path) -> None:

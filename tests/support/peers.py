@@ -147,7 +147,7 @@ class Peers:
         self._path = path
         self._open: list[Any] = []
         self._servers: list[asyncio.Server] = []
-        self.returned: list[tuple[Ticket, Instant, str | None]] = []
+        self.returned: list[tuple[Ticket, Instant, str | None, bool]] = []
 
     async def owner(self, limits: Limits | None = None, clock: StillClock | None = None, **options: Any) -> Owner:
         owner = Owner(self._path / "owner", clock or StillClock(), limits or Limits())

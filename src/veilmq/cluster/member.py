@@ -23,7 +23,7 @@ import msgspec
 
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
-from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, Sight, StillOwned
+from veilmq.cluster.postgres.ownership import Candidate, Memory, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import NameTaken, Registry, Told, ask_to_hand_over, within
@@ -46,6 +46,7 @@ LOOKS_BETWEEN_TELLING: Final = 30
 BATCH: Final = 64
 """Records that a follower applies in one transaction, if so many are there."""
 MEMBER_FILE: Final = "cluster.json"
+SEEN_FILE: Final = "lease-clock.json"
 _COPY: Final = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE, REDO, COMMITTED)
 
 FOR_GOOD: Final = (Outdated, WrongCluster, NameTaken)
@@ -181,7 +182,10 @@ class Member:
         server = registry.server = self._server(kept)
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
-            candidate = stack.enter_context(closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns)))
+            memory = Memory(self._directory / SEEN_FILE, kept.incarnation)
+            candidate = stack.enter_context(
+                closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns, memory=memory))
+            )
             candidate.look()  # a dead owner's lease runs out while the copy is filled
             snapshots = Snapshots(self.postgres, kept.incarnation)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))

@@ -44,9 +44,9 @@ from veilmq.model.outcomes import Outcome, Received
 
 log = logging.getLogger("veilmq.peer")
 
-OnReturned = Callable[[Ticket, Instant, str | None], None]
-"""Called with a ticket that may be submitted elsewhere, with the instant of its own submission, and with the owner
-that the peer named, if it did."""
+OnReturned = Callable[[Ticket, Instant, str | None, bool], None]
+"""Called with a ticket that may be submitted elsewhere, with the instant of its own submission, with the owner that the
+peer named, if it did, and with whether the peer may have carried the call out."""
 
 _RETRY_S_MIN: Final = 0.02
 _ABORTED_S: Final = 1.0
@@ -282,8 +282,9 @@ class Caller(Calls):
         self._note_drained()
         for sent in under_way.values():
             if not sent.cancelled:
-                if id(sent) in never_left or sent.id > link.last_read or may_repeat(sent.ticket.commands):
-                    self._return(sent, None)
+                perhaps_done = id(sent) not in never_left and sent.id <= link.last_read
+                if not perhaps_done or may_repeat(sent.ticket.commands):
+                    self._return(sent, None, perhaps_done)
                 else:
                     error = StoreUnknown(reason="the connection to the owner was lost")
                     self._answer(sent, [error] * len(sent.ticket.commands))
@@ -338,12 +339,12 @@ class Caller(Calls):
         del self._calls[sent.ticket]
         sent.ticket.answer(outcomes)
 
-    def _return(self, sent: _Sent, owner: str | None) -> None:
+    def _return(self, sent: _Sent, owner: str | None, perhaps_done: bool = False) -> None:
         if sent.soon:  # its client may be gone: it waits nowhere else
             self._answer(sent, [Received([])])
             return
         del self._calls[sent.ticket]
-        self._on_returned(sent.ticket, sent.submitted, owner)
+        self._on_returned(sent.ticket, sent.submitted, owner, perhaps_done)
 
     def _is_full(self, command: Receive) -> bool:
         return self._unread is not None and self._unread.refuses(command.queue.account)

@@ -3,7 +3,9 @@
 Strategy: an owner is who raised the epoch last, in a transaction that locked the shard's row FOR UPDATE: it waits for
 an append that is under way, and each later append of the owner before finds another epoch. A lease compares no two
 machines' clocks. The owner's runs from before it sent a renewal; a candidate takes over when it has seen the same
-epoch and beat for longer than a lease, from after it first read them, each by its own boot clock.
+epoch and beat for longer than a lease, from after it first read them, each by its own boot clock. What a process has
+seen of the lease clock outlives it in a file, until its machine restarts: so one that starts again knows how long ago
+the last renewal was, whatever clocks that are set say.
 
 A take-over, a renewal and a hand-over count only when PostgreSQL has committed and replicated them without a remark.
 Locking the shard's row is itself written to PostgreSQL's log: what a later commit of the same transaction confirms,
@@ -14,11 +16,15 @@ take-over waited for.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import msgspec
 import psycopg
 
 from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable
@@ -47,6 +53,8 @@ _RENEW: Final = """
 _RAISE: Final = """
     update veilmq.shard set epoch = %s, holder = %s, owner = %s, address = %s where id = %s
 """
+_SEEN_BYTES: Final = 512
+"""All are written at once, over those before: a process that is killed leaves the old ones or the new ones."""
 DOUBTED: Final = "?"
 """Behind the name of the server that is wanted as the owner: see `Ownership.doubted`."""
 _BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = null where id = %s"
@@ -54,6 +62,67 @@ _BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = null whe
 
 class StillOwned(Exception):
     """The shard is owned, or somebody else was faster: look again."""
+
+
+class SeenClock(msgspec.Struct, frozen=True):
+    """A lease clock that was read, or written, by the boot clock of a machine."""
+
+    boot: str
+    """Which start of the machine that was."""
+    incarnation: UUID
+    clock: Instant
+    looked_ns: int
+    """The boot clock before it was read: another lease clock was written later."""
+    after_ns: int | None
+    """This one was written after that reading of the boot clock; None: unknown."""
+    sent: tuple[Instant, int] | None = None
+    """A lease clock that was sent, and the boot clock's reading before: nobody knows whether it was written."""
+
+
+def _open_to_replace(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_TRUNC, 0o600)
+
+
+class Memory:
+    """The last lease clock that this machine has seen. Any thread may use it."""
+
+    def __init__(self, path: Path | None = None, incarnation: UUID | None = None) -> None:
+        """path: of the file that keeps it from one process to the next."""
+        self._path = path
+        self._boot = ""
+        with suppress(OSError):
+            self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self.last: SeenClock | None = None
+        if path is not None and self._boot:
+            with suppress(OSError, msgspec.MsgspecError):
+                found = msgspec.json.decode(path.read_bytes(), type=SeenClock)
+                if (found.boot, found.incarnation) == (self._boot, incarnation):
+                    self.last = found
+
+    def looked(self, incarnation: UUID, clock: Instant, looked_ns: int) -> None:
+        """This lease clock was read. looked_ns: the boot clock before."""
+        self._keep(SeenClock(self._boot, incarnation, clock, looked_ns, self.after_ns(clock)))
+
+    def sending(self, clock: Instant, sent_ns: int) -> None:
+        """A server that owns the shard is about to write its lease clock. sent_ns: the boot clock before."""
+        if self.last is not None:
+            self._keep(msgspec.structs.replace(self.last, sent=(clock, sent_ns)))
+
+    def _keep(self, seen: SeenClock) -> None:
+        """Not synced: when the machine restarts, it is of no use any more."""
+        self.last = seen
+        if self._path is not None and self._boot:
+            with suppress(OSError), open(self._path, "wb", opener=_open_to_replace) as file:
+                file.write(msgspec.json.encode(seen).ljust(_SEEN_BYTES))
+
+    def after_ns(self, clock: Instant) -> int | None:
+        """The boot clock's reading after which this lease clock was written; None: unknown."""
+        last = self.last
+        if last is None:
+            return None
+        if last.sent is not None and last.sent[0] == clock:
+            return last.sent[1]
+        return last.after_ns if last.clock == clock else last.looked_ns
 
 
 class Sight(NamedTuple):
@@ -73,6 +142,10 @@ class Sight(NamedTuple):
     """The candidate's boot clock just after it first read this epoch and beat."""
     after_ns: int | None
     """Its boot clock before it last read another lease clock, so this one was written later; None: it read none."""
+
+    def gone_us(self, now_ns: int) -> int:
+        """How long ago the last renewal was, by PostgreSQL's clock and at most what the boot clock allows."""
+        return self.away_us if self.after_ns is None else min(self.away_us, (now_ns - self.after_ns) // 1_000)
 
     def free_for(self, server: "Server") -> bool:
         """Whether the shard was handed to this server, or to anybody, or is its own."""
@@ -104,16 +177,16 @@ class Candidate(Connected):
         incarnation: UUID,
         read_boot_ns: Callable[[], int],
         margin_us: int = MARGIN_US,
+        memory: Memory | None = None,
     ) -> None:
         """read_boot_ns: a clock that runs on while the machine sleeps or the process is stopped."""
         self.server = server
+        self._memory = memory or Memory()
         self._postgres = postgres
         self._incarnation = incarnation
         self._boot_ns = read_boot_ns
         self._margin_us = margin_us
         self._sight: Sight | None = None
-        self._looked_ns = 0
-        """Before the last look."""
 
     def look(self) -> Sight:
         """Read the owner's last sign of life. Raises Unreachable, Unfit."""
@@ -121,13 +194,13 @@ class Candidate(Connected):
         with self._asking():
             row = self._connected().execute(_SIGHT, (SHARD,)).fetchone()
         assert row is not None
-        before = self._sight
-        sight = Sight._make((*row, self._boot_ns(), None))
-        if before is not None:
-            if (before.epoch, before.beat) == (sight.epoch, sight.beat):
-                sight = sight._replace(since_ns=before.since_ns)
-            sight = sight._replace(after_ns=before.after_ns if before.clock == sight.clock else self._looked_ns)
-        self._sight, self._looked_ns = sight, began_ns
+        before, read_ns = self._sight, self._boot_ns()
+        clock = Instant(row[5])
+        sight = Sight._make((*row, read_ns, self._memory.after_ns(clock)))
+        if before is not None and (before.epoch, before.beat) == (sight.epoch, sight.beat):
+            sight = sight._replace(since_ns=before.since_ns)
+        self._memory.looked(self._incarnation, clock, began_ns)
+        self._sight = sight
         return sight
 
     def silent_us(self) -> int:
@@ -149,7 +222,7 @@ class Candidate(Connected):
         assert sight is not None
         stood_us = (self._boot_ns() - sight.since_ns) // 1_000
         leases = 0 if sight.free_for(self.server) else 1
-        if sight.clock and sight.after_ns is None and sight.away_us - stood_us > UNSEEN_US:
+        if sight.clock and sight.gone_us(self._boot_ns()) - stood_us > UNSEEN_US:
             leases += 1
         return sight.lease_us * leases + self._margin_us - stood_us if leases else 0
 
@@ -189,12 +262,13 @@ class Candidate(Connected):
         except Uncertain:
             self.close()
             raise
-        away_us = lease[3] if sight.after_ns is None else min(lease[3], (began_ns - sight.after_ns) // 1_000)
+        away_us = sight._replace(away_us=lease[3]).gone_us(began_ns)
         is_wanted = sight.free_for(self.server)
         log.log(logging.INFO if is_wanted else logging.WARNING, "took over in epoch %d: %s", epoch, self._why(sight))
         return Ownership(
             self._postgres, self.server, shard._replace(epoch=epoch), self._boot_ns, began_ns,
             Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, away_us),
+            self._memory,
         )  # fmt: skip
 
     def _why(self, sight: Sight) -> str:
@@ -269,8 +343,10 @@ class Ownership(Connected):
         read_boot_ns: Callable[[], int],
         began_ns: int,
         before: Before,
+        memory: Memory | None = None,
     ) -> None:
         """began_ns: before the take-over was sent."""
+        self._memory = memory or Memory()
         self.postgres = postgres
         self.server = server
         self.shard = shard
@@ -325,6 +401,7 @@ class Ownership(Connected):
         if self._lost is not None:
             raise self._lost
         sent_ns = self._boot_ns()
+        self._memory.sending(clock, sent_ns)
         with self._asking("PostgreSQL did not take the renewal"):
             session = self._connected()
             with session.certain():
@@ -335,6 +412,7 @@ class Ownership(Connected):
         with self._lock:
             if self._lost is None:
                 self._until_ns = max(self._until_ns, sent_ns + self._lease_ns)
+        self._memory.looked(self.shard.incarnation, clock, sent_ns)
         wanted: str | None = renewed[0]
         if wanted is not None and wanted.endswith(DOUBTED):
             self.doubted = True
@@ -370,6 +448,7 @@ class Ownership(Connected):
         """
         self.lose(NotOwner(f"handed over to {to or 'any server'}"), wanted=True)
         failed = "PostgreSQL did not take the hand-over"
+        self._memory.sending(clock, self._boot_ns())
         with self.postgres.session(failed) as session, session.certain(), session.transaction():
             shard = look(session, incarnation=self.shard.incarnation, lock="for update")
             if shard.holder != self.server.holder:

@@ -2,7 +2,8 @@
 
 Strategy: while this server owns the shard its shell carries the calls out, while another does the peer port's caller
 passes them on. While nobody does, in a take-over or a hand-over, they are held, and then go where the shard is. What
-the owner has certainly not carried out comes back from the caller, and is held or passed on again.
+the owner has certainly not carried out comes back from the caller, and is held or passed on again. So does what may run
+twice; but if that fails later, it may have been carried out the first time, and its outcome is unknown.
 """
 
 import asyncio
@@ -11,8 +12,8 @@ from typing import Final
 
 from veilmq.cluster import Calls, Clock, Ticket, move_arrival
 from veilmq.cluster.peer.caller import Caller, OnReturned
-from veilmq.model.commands import Peek, Receive
-from veilmq.model.errors import StoreFailed
+from veilmq.model.commands import Peek, Receive, Send
+from veilmq.model.errors import Overloaded, StoreFailed, StoreUnknown
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 
@@ -38,6 +39,29 @@ class _Held:
         self.since_s = since_s
 
 
+class _Again:
+    """The ticket of a call that may have been carried out and runs again."""
+
+    __slots__ = ("_again", "commands", "ticket")
+
+    def __init__(self, ticket: Ticket, again: "dict[Ticket, _Again]") -> None:
+        self.commands = ticket.commands
+        self.ticket = ticket
+        self._again = again
+        again[ticket] = self
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        """See `Ticket`."""
+        self._again.pop(self.ticket, None)
+        self.ticket.answer(
+            [_unknown(each) if isinstance(each, StoreFailed | Overloaded) else each for each in outcomes]
+        )
+
+
+def _unknown(error: StoreFailed | Overloaded) -> StoreUnknown:
+    return StoreUnknown(reason=error.reason if isinstance(error, StoreFailed) else str(error))
+
+
 class Front(Calls):
     """See the module. Use it on its loop."""
 
@@ -51,6 +75,8 @@ class Front(Calls):
         self._caller: Caller | None = None
         self._retiring: dict[asyncio.Future[None], Caller] = {}
         self._held: dict[Ticket, _Held] = {}
+        self._repeated: dict[Ticket, _Again] = {}
+        """By the ticket that was submitted here."""
         self._timer: asyncio.TimerHandle | None = None
         self._again = False
         """Whether what came back is about to be passed on again."""
@@ -131,10 +157,12 @@ class Front(Calls):
             self._hold(ticket, now)
 
     def cancel(self, ticket: Ticket) -> None:
+        ticket = self._repeated.pop(ticket, ticket)
         if self._held.pop(ticket, None) is None:
             self._of(ticket).cancel(ticket)
 
     def answer_soon(self, ticket: Ticket) -> None:
+        ticket = self._repeated.get(ticket, ticket)
         held = self._held.get(ticket)
         if held is None:
             self._of(ticket).answer_soon(ticket)
@@ -171,8 +199,10 @@ class Front(Calls):
         if self._timer is None:
             self._timer = loop.call_later(HELD_SECONDS, self._look)
 
-    def _returned(self, ticket: Ticket, submitted: Instant, _owner: str | None) -> None:
+    def _returned(self, ticket: Ticket, submitted: Instant, _owner: str | None, perhaps_done: bool) -> None:
         """A call came back from a caller: whom it called owns the shard no more, or not yet."""
+        if perhaps_done and type(ticket) is not _Again and isinstance(ticket.commands[0], Send):
+            ticket = _Again(ticket, self._repeated)
         if self._shell is not None:
             self._shell.submit(ticket, submitted)
             return
