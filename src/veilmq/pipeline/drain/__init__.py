@@ -52,7 +52,6 @@ from veilmq.pipeline.errors import (
 )
 from veilmq.pipeline.options import DrainOptions, read_options
 from veilmq.pipeline.places import Place, alone, here, make, place
-from veilmq.pipeline.sinks.delta import check_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,6 +166,8 @@ def _started(
     name: str | None, partitions: Sequence[str],
 ) -> Any:  # fmt: skip
     from pyspark.sql.pandas.types import to_arrow_schema
+
+    from veilmq.pipeline.sinks.delta import check_place
 
     writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint)
     if name is not None:

@@ -47,7 +47,6 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
-from veilmq.client.encrypted import Cipher, Keys
 from veilmq.client.errors import KeyFileInvalid, Unreadable
 from veilmq.client.large import BODY_BYTES_MAX, PointerFormat
 from veilmq.client.large.pointer import Fetcher
@@ -412,6 +411,8 @@ def _large(options: DrainOptions) -> Any:
 
 
 def _encrypted(options: DrainOptions) -> Any:
+    from veilmq.client.encrypted import Cipher, Keys
+
     keys = Keys.read(str(options.keys))
 
     @functools.cache

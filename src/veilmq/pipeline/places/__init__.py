@@ -29,7 +29,6 @@ import pyarrow as pa
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, StorageHeld, StorageLost
-from veilmq.client.ordered.storage import ObjectStorage
 from veilmq.client.records import Found, ObjectStore, is_key
 from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
@@ -344,6 +343,8 @@ class ObjectLock:
 
     def __init__(self, directory: ObjectPath, state: str, clock: Clock = SYSTEM) -> None:
         self._directory = directory
+        from veilmq.client.ordered.storage import ObjectStorage
+
         self._storage = ObjectStorage(str(directory / state), clock=clock, hold_seconds=HOLD_SECONDS)
         self._is_checked = False
 

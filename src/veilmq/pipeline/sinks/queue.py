@@ -34,7 +34,6 @@ from veilmq.model.errors import CapacityError, StoreError, VeilError
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import SendOptions
 from veilmq.pipeline.places import Place, place
-from veilmq.pipeline.tables import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -232,6 +231,8 @@ def replay(
     rows without a group form one group. Raises PipelineError.
     """
     from pyspark.sql import functions as f
+
+    from veilmq.pipeline.tables import read
 
     table = place(table)
     rows = read(spark, table)
