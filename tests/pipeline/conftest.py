@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-kills", action="store_true", help="Kill one of two drains at every step.")
+    parser.addoption("--all-kills", action="store_true", help="Kill drains at every step.")
 
 
 @pytest.fixture
