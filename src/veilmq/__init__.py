@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from veilmq.client.adapters.connect import connect, connect_account
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["__version__", "connect", "connect_account"]
 
 
