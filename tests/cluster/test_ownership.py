@@ -157,8 +157,8 @@ class TestLease:
         """PostgreSQL's clock was set an hour ahead: nobody who knew the lease clock lately goes by it."""
         here, there, incarnation = Clock(), Clock(), cluster.shard.incarnation
         files = tmp_path / "one", tmp_path / "two"
-        owner = cluster.owner("one", here, memory=Memory(files[0], incarnation))
-        watching = cluster.candidate("two", there, memory=Memory(files[1], incarnation))
+        owner = cluster.owner("one", here, memory=Memory(incarnation, files[0]))
+        watching = cluster.candidate("two", there, memory=Memory(incarnation, files[1]))
         owner.renew(Instant(1))
         watching.look()
         for clock in (here, there):
@@ -171,8 +171,8 @@ class TestLease:
         for clock in (here, there):
             clock.advance(20_000)
         for memory, knows in (
-            (Memory(files[not owned], incarnation), True),
-            (Memory(files[not owned], uuid4()), False),
+            (Memory(incarnation, files[not owned]), True),
+            (Memory(uuid4(), files[not owned]), False),
         ):
             name, holder, clock = ("one", owner.server.holder, here) if owned else ("two", uuid4(), there)
             again = cluster.candidate(name, clock, holder=holder, memory=memory)
@@ -184,7 +184,7 @@ class TestLease:
                 assert again.look().gone_us(clock.ns) == 20_000 + (0 if owned else 30_000 + WAIT_US)
         restarted = boots[not owned] | {"boot": "another start of the machine"}
         files[0].write_text(json.dumps(restarted))
-        assert Memory(files[0], incarnation).last is None
+        assert Memory(incarnation, files[0]).last is None
 
     def test_an_owner_that_was_asleep_answers_nothing_and_appends_nothing(self, cluster: Cluster) -> None:
         here, there = Clock(), Clock()

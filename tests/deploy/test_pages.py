@@ -87,6 +87,12 @@ def site() -> Iterator[str]:
     server.server_close()
 
 
+def statuses(passed: list[tuple[str, str, int]], member: str) -> dict[str, int]:
+    """The statuses of the requests that passed a proxy, by what their query or form says for that member."""
+    told = [(parse_qs(f"{urlsplit(target).query}&{body}"), status) for target, body, status in passed]
+    return {members[member][0]: status for members, status in told if member in members}
+
+
 class Attack:
     """Has requests made for a server, each of which names itself, and sees which were answered."""
 
@@ -98,8 +104,7 @@ class Attack:
     @property
     def answered(self) -> dict[str, int]:
         """The statuses of the requests that the server answered, by their names."""
-        told = [(parse_qs(f"{urlsplit(target).query}&{body}"), status) for target, body, status in self._before.passed]
-        return {members["MessageBody"][0]: status for members, status in told if "MessageBody" in members}
+        return statuses(self._before.passed, "MessageBody")
 
     def by(self, script: str, way: str, host: str) -> None:
         """Have one made by the page."""
@@ -160,26 +165,20 @@ def test_no_request_of_a_page_gets_in(tmp_path: Path, site: str) -> None:
             signed = f"{server.azure}/devstoreaccount1/orders?comp=metadata&{sas()}"
             assert httpx.get(signed).status_code == 200  # it is no bad signature that is refused
             attack.page.goto(site)
-            made = {
-                f"{way}-{place}": f"{url}&way={way}-{place}"
-                for place, url in enumerate(receiving)
-                for way in ("image", "get", "post", "cors", "typed")
-            }
-            for name, url in made.items():
-                if not name.startswith("typed"):
-                    attack.page.evaluate(FROM_THE_PAGE, [name.partition("-")[0], url])
+            ways = ("image", "get", "post", "cors", "typed")
+            made = {(way, f"{way}-{at}"): f"{url}&way={way}-{at}" for at, url in enumerate(receiving) for way in ways}
+            for (way, _), url in made.items():
+                if way != "typed":
+                    attack.page.evaluate(FROM_THE_PAGE, [way, url])
 
             def received() -> dict[str, int]:
-                told = [
-                    (parse_qs(urlsplit(target).query), status) for target, _, status in (*mns.passed, *azure.passed)
-                ]
-                return {members["way"][0]: status for members, status in told if "way" in members}
+                return statuses([*mns.passed, *azure.passed], "way")
 
-            attack.wait(lambda: {name for name in made if not name.startswith("typed")} - set(received()))
-            for name, url in made.items():
-                if name.startswith("typed"):
+            attack.wait(lambda: {name for way, name in made if way != "typed"} - set(received()))
+            for (way, _), url in made.items():
+                if way == "typed":
                     attack.page.goto(url)
-            assert received() == dict.fromkeys(made, 403)
+            assert received() == dict.fromkeys((name for _, name in made), 403)
         found = httpx.get(f"{server.sqs}/{ORDERS}?Action=ReceiveMessage&MaxNumberOfMessages=10&AttributeName.1=All")
         assert re.findall("<Body>(.*?)</Body>", found.text) == ["kept"]
         assert "<Name>ApproximateReceiveCount</Name><Value>1</Value>" in found.text

@@ -20,7 +20,7 @@ from tests.pipeline.drain_stage import Stage, left, send
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark-processes")]
 DRIVER_STEPS = [step for step, whom in drain_side.STEPS.items() if whom != "executor"]
 FEW_STEPS = ["in-read", "after-sink-commit", "source-in-receive"]
-"""With the others, which `--all-kills` adds, `make pipeline-faults` kills, too."""
+"""`--all-kills` adds the others; `make pipeline-faults` kills at all of them."""
 PROCESS_SECONDS = 400
 ROOT = Path(__file__).parents[2]
 

@@ -182,7 +182,7 @@ class Member:
         server = registry.server = self._server(kept)
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
-            memory = Memory(self._directory / SEEN_FILE, kept.incarnation)
+            memory = Memory(kept.incarnation, self._directory / SEEN_FILE)
             candidate = stack.enter_context(
                 closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns, memory=memory))
             )

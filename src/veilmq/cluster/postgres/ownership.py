@@ -86,8 +86,9 @@ def _open_to_replace(path: str, flags: int) -> int:
 class Memory:
     """The last lease clock that this machine has seen. Any thread may use it."""
 
-    def __init__(self, path: Path | None = None, incarnation: UUID | None = None) -> None:
-        """path: of the file that keeps it from one process to the next."""
+    def __init__(self, incarnation: UUID, path: Path | None = None) -> None:
+        """incarnation: of the cluster. path: of the file that keeps it from one process to the next."""
+        self._incarnation = incarnation
         self._path = path
         self._boot = ""
         with suppress(OSError):
@@ -99,9 +100,9 @@ class Memory:
                 if (found.boot, found.incarnation) == (self._boot, incarnation):
                     self.last = found
 
-    def looked(self, incarnation: UUID, clock: Instant, looked_ns: int) -> None:
+    def looked(self, clock: Instant, looked_ns: int) -> None:
         """This lease clock was read. looked_ns: the boot clock before."""
-        self._keep(SeenClock(self._boot, incarnation, clock, looked_ns, self.after_ns(clock)))
+        self._keep(SeenClock(self._boot, self._incarnation, clock, looked_ns, self.after_ns(clock)))
 
     def sending(self, clock: Instant, sent_ns: int) -> None:
         """A server that owns the shard is about to write its lease clock. sent_ns: the boot clock before."""
@@ -141,7 +142,8 @@ class Sight(NamedTuple):
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
     after_ns: int | None
-    """Its boot clock before it last read another lease clock, so this one was written later; None: it read none."""
+    """Its boot clock before it, or the process before it, last read another lease clock, so this one was written later;
+    None: they read none."""
 
     def gone_us(self, now_ns: int) -> int:
         """How long ago the last renewal was, by PostgreSQL's clock and at most what the boot clock allows."""
@@ -162,7 +164,8 @@ class Server(NamedTuple):
     address: str
     """Where others reach it."""
     holder: UUID
-    """Names one process, or whoever has the lock of one data directory: it need not wait for its own lease."""
+    """Identifies one process, or the process that holds the lock of a data directory. It need not wait for the end of a
+    lease of its own."""
     formats: Formats
     """State formats that its release works with."""
 
@@ -181,7 +184,7 @@ class Candidate(Connected):
     ) -> None:
         """read_boot_ns: a clock that runs on while the machine sleeps or the process is stopped."""
         self.server = server
-        self._memory = memory or Memory()
+        self._memory = memory or Memory(incarnation)
         self._postgres = postgres
         self._incarnation = incarnation
         self._boot_ns = read_boot_ns
@@ -199,7 +202,7 @@ class Candidate(Connected):
         sight = Sight._make((*row, read_ns, self._memory.after_ns(clock)))
         if before is not None and (before.epoch, before.beat) == (sight.epoch, sight.beat):
             sight = sight._replace(since_ns=before.since_ns)
-        self._memory.looked(self._incarnation, clock, began_ns)
+        self._memory.looked(clock, began_ns)
         self._sight = sight
         return sight
 
@@ -343,10 +346,10 @@ class Ownership(Connected):
         read_boot_ns: Callable[[], int],
         began_ns: int,
         before: Before,
-        memory: Memory | None = None,
+        memory: Memory,
     ) -> None:
         """began_ns: before the take-over was sent."""
-        self._memory = memory or Memory()
+        self._memory = memory
         self.postgres = postgres
         self.server = server
         self.shard = shard
@@ -412,7 +415,7 @@ class Ownership(Connected):
         with self._lock:
             if self._lost is None:
                 self._until_ns = max(self._until_ns, sent_ns + self._lease_ns)
-        self._memory.looked(self.shard.incarnation, clock, sent_ns)
+        self._memory.looked(clock, sent_ns)
         wanted: str | None = renewed[0]
         if wanted is not None and wanted.endswith(DOUBTED):
             self.doubted = True
