@@ -7,9 +7,17 @@ from veilmq.model.instant import Instant
 from veilmq.server.shell import Gathering
 
 
-def turns(backlogs: list[int], turn_us: int = 10, full_from: int = 1_000_000, stalled: bool = False) -> int:
-    """In which turn the batch begins if so many calls are there in each; the last number stays."""
+def turns(
+    backlogs: list[int],
+    turn_us: int = 10,
+    full_from: int = 1_000_000,
+    stalled: bool = False,
+    expected: tuple[int, int] = (0, 0),
+) -> int:
+    """In which turn the batch begins if so many calls are there in each; the last number stays. expected: calls, and
+    the time of the commit before."""
     gathering = Gathering()
+    gathering.expect(*expected)
     for turn in range(1, 10_000):
         backlog = backlogs[min(turn, len(backlogs)) - 1]
         now = Instant(EPOCH + turn * turn_us)
@@ -29,6 +37,15 @@ def test_a_call_alone_waits_for_one_turn() -> None:
 def test_several_wait_until_three_turns_bring_nothing() -> None:
     assert turns([2]) == 4
     assert turns([2, 2, 2, 3, 3, 3, 4]) == 10
+
+
+def test_those_that_may_follow_a_commit_to_a_log_are_waited_for_an_eighth_of_its_time() -> None:
+    after_800_us = (32, 800)
+    assert turns([9], expected=after_800_us) == 11
+    assert turns([9, 9, 9, 9, 9, 9, 9, 20], expected=after_800_us) == 18
+    assert turns([9, 9, 9, 9, 9, 9, 9, 32], expected=after_800_us) == 11  # all are here, and three turns bring no more
+    assert turns([0], expected=after_800_us) == 1
+    assert turns([2], turn_us=1_000, expected=(32, 1_000_000)) == 6  # nobody waits for long
 
 
 def test_a_call_that_is_answered_meanwhile_brings_nothing() -> None:

@@ -8,8 +8,10 @@ written.
 `Gathering` decides whether to read the sockets once more before a batch is taken: the more calls share a commit, the
 less each costs, and right after a commit the next calls of the clients just answered are on their way. So the shell
 waits while turns of the loop bring more calls, for a few turns that bring none, and never beyond a full batch or a few
-milliseconds (docs/decisions/0012-gathering.md). After a stall it waits longer: commands that arrived during the stall
-must run before leases that ended during it are granted anew, and a loop runs its timers before it reads its sockets.
+milliseconds (docs/decisions/0012-gathering.md). A commit to a log takes longer, so there it waits longer for as many
+calls as may come from the clients just answered. After a stall it waits longer, too: commands that arrived during the
+stall must run before leases that ended during it are granted anew, and a loop runs its timers before it reads its
+sockets.
 """
 
 import asyncio
@@ -34,6 +36,8 @@ _GATHER_US: Final = 5_000
 """No call waits longer for others."""
 _CALLS_MAX: Final = 128
 """So many calls do not wait for more."""
+_COMMIT_PART: Final = 8
+"""After the last call that came, an eighth of the time of a commit to a log is waited for those that are expected."""
 _QUIET_TURNS_AFTER_STALL: Final = 8
 """The same after a stall; by then all that arrived during it is read. A new connection takes four turns."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
@@ -42,11 +46,16 @@ _TURNS_AFTER_STALL_MAX: Final = 2_000
 class Gathering:
     """How long one shell waits for the calls of its next batch."""
 
-    __slots__ = ("_backlog", "_quiet", "_since", "_turns")
+    __slots__ = ("_backlog", "_came", "_expected", "_patience_us", "_quiet", "_since", "_turns")
 
     def __init__(self) -> None:
-        self._since = Instant(0)
+        self._since = self._came = Instant(0)
+        self._expected = self._patience_us = 0
         self._end()
+
+    def expect(self, calls: int, commit_us: int) -> None:
+        """So many calls may come, for their clients were answered just now; the commit took that long."""
+        self._expected, self._patience_us = calls, commit_us // _COMMIT_PART
 
     def _end(self) -> None:
         self._turns = self._quiet = self._backlog = 0
@@ -59,14 +68,19 @@ class Gathering:
         if not self._turns:
             self._since = now
         self._turns += 1
-        self._quiet = 0 if backlog > self._backlog else self._quiet + 1
+        if backlog > self._backlog:
+            self._quiet, self._came = 0, now
+        else:
+            self._quiet += 1
         self._backlog = backlog
         if stalled:
             more = self._quiet < _QUIET_TURNS_AFTER_STALL and self._turns < _TURNS_AFTER_STALL_MAX
         elif full or backlog >= _CALLS_MAX or now - self._since >= _GATHER_US:
             more = False
         else:
-            more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1)
+            more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1) or (
+                0 < backlog < self._expected and now - self._came < self._patience_us
+            )
         if not more:
             self._end()
         return more
@@ -164,6 +178,8 @@ class Shell(Calls):
         self._committer_class = committer
         self._gathering = Gathering()
         self._committing: Batch | None = None
+        self._logged = False
+        """Whether a log takes the batch that is being committed."""
         self._applied: Applied | None = None
         self._rollbacks = RollbackLog(logger)
         """Batches that nobody was told of, and when the next line about them may come."""
@@ -337,6 +353,7 @@ class Shell(Calls):
             self._applied = applied
             store = self.store
             descriptor = store.begin_commit()
+            self._logged = descriptor is not None
             if descriptor is None:
                 self._committer.commit(store.commit, takes_long=store.commit_takes_long)
             else:
@@ -369,6 +386,8 @@ class Shell(Calls):
             self._break(batch, error)
             return
         self.stats.committed(elapsed_us)
+        if self._logged:
+            self._gathering.expect(len(batch.calls) + self.engine.backlog, elapsed_us)
         if elapsed_us > _SLOW_COMMIT_US:
             logger.warning("slow commit: %.0f ms for %d commands", elapsed_us / 1e3, len(batch.commands))
         self._deliver(self.engine.committed(batch, applied))
