@@ -4,6 +4,7 @@ Tests that use the session stay on one worker (tests/house/test_one_worker.py). 
 their own are a second group, `spark-processes`: as one group they kept one worker busy for nearly a whole `make test`.
 """
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,24 @@ def all_kills(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--all-kills", False))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`home` is each of the module's KEPT_AT, and with `--all-kills` of all."""
+    if "home" in metafunc.fixturenames:
+        is_long = metafunc.config.getoption("--all-kills", False)
+        metafunc.parametrize("home", ("disk", "s3", "abfs") if is_long else metafunc.module.KEPT_AT, indirect=True)
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where tables and what belongs to them are kept: on the disk, or in a store that the environment names."""
+    if request.param == "disk":
+        yield str(tmp_path)
+        return
+    store: Store = request.getfixturevalue(request.param)
+    with told(store.environment):
+        yield f"{store.url}/{secrets.token_hex(8)}"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
@@ -52,6 +71,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3: Store) -> Iterator[Any]:
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture
+def spark_at_azure(spark: Any, abfs: Store) -> Iterator[Any]:
+    """The session, whose Python processes know Azurite, too: those of its start have another environment."""
+    from veilmq.pipeline.drain.source import QueueSource
+    from veilmq.pipeline.events.source import EventsSource
+    from veilmq.pipeline.sinks.delta import DeltaSink
+
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    sources = (EventsSource, QueueSource, DeltaSink)
+    environment.update(abfs.environment)
+    for each in sources:
+        spark.dataSource.register(each)
+    yield spark
+    environment.clear()
+    environment.update(before)
+    for each in sources:
+        spark.dataSource.register(each)
 
 
 @pytest.fixture(scope="session")

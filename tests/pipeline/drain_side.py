@@ -5,7 +5,7 @@
 Strategy: subclasses of the source and the sink that stop at one step, where a signal that nobody can catch ends what
 the step says: `all` ends the driver's Python, its JVM and the process it happens in, `jvm` the JVM alone, `source` the
 source's process alone, `executor` the JVM of the executor. Without a step it drains until the queue is empty. OPTIONS:
-further options of the source, as JSON.
+further options of the source, as JSON, and `home`: where manifests and table are, if that is not DIRECTORY.
 """
 
 import json
@@ -178,10 +178,11 @@ def main(url: str, directory: str, step: str, master: str = "local[2]", further:
     DyingSource.killer = DyingSink.killer = Killer(step, directory, pids)
     spark.dataSource.register(DyingSource)
     spark.dataSource.register(DyingSink)
-    options = {"url": url, "directory": f"{directory}/manifests", "lease": "2", "maxRows": str(BATCH_ROWS)}
-    options |= json.loads(further)
+    given = json.loads(further)
+    home = given.pop("home", directory)
+    options = {"url": url, "directory": f"{home}/manifests", "lease": "2", "maxRows": str(BATCH_ROWS)} | given
     frame = spark.readStream.format("veilmq-dying").options(**options).load()
-    writer = frame.writeStream.format("veilmq-delta-dying").option("path", f"{directory}/table")
+    writer = frame.writeStream.format("veilmq-delta-dying").option("path", f"{home}/table")
     writer = writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True)
     with closing(opened(read_options(options), SYSTEM)) as queue:
         while True:

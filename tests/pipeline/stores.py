@@ -1,5 +1,6 @@
 """Object stores for the tests: S3 by moto (s3_side.py), Azure's blobs by azurite; both are told by the environment."""
 
+import json
 import os
 import subprocess
 import sys
@@ -70,6 +71,16 @@ def commit_parted(place: str, rows: pa.Table, batch: int, partitions: Sequence[s
     """As a task and the driver do, without Spark."""
     parts = write_parted(iter(rows.to_batches(max_chunksize=2)), place, rows.schema, partitions, 0)
     add_files(place, rows.schema, [Written(*part, "q", frozenset(), values) for part, values in parts], "q", batch)
+
+
+def falls_asleep(lock: str) -> None:
+    """The holder of that lock is on another machine, and did not renew it for too long."""
+    files, path = fsspec.core.url_to_fs(lock)
+    parent, _, name = path.rpartition("/")
+    (found,) = (each for each in files.ls(parent, detail=False, refresh=True) if f"/{name}.0" in each)
+    content = json.loads(files.cat_file(found))
+    content["owner"] |= {"place": "elsewhere", "seconds": -60.0}
+    files.pipe_file(found, json.dumps(content, separators=(",", ":")).encode())
 
 
 @contextmanager

@@ -129,6 +129,7 @@ def test_who_asked_the_table_too_early_asks_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(delta, "_is_done", lambda *asked: False)
     assert add_files(str(tmp_path), SCHEMA, [written], "app", 6)
     assert not add_files(str(tmp_path), SCHEMA, [written], "app", 6)
+    assert not add_files(str(tmp_path), SCHEMA, [written], "app", 9, after=5)
     assert DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist() == [1, 2]
     other = Written("0.parquet", written.size_bytes, 2, "another query")
     with pytest.raises(DeltaRefused, match="of another query"):

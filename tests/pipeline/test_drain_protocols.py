@@ -4,11 +4,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 from tests.pipeline.drain_stage import Stage, left, send
+from tests.pipeline.stores import Store, told
 
 from veilmq.pipeline.drain import drain
 from veilmq.testing.local import ServerProcess
@@ -40,48 +42,93 @@ def closing() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_batches_of_fifteen_seconds_on_leases_of_six(
-    spark: Any, drain_server: ServerProcess, tmp_path: Path, closing: ExitStack
-) -> None:
-    """One query a protocol, all at the same time; the history tells whether anything was delivered again."""
-    found: dict[str, list[str]] = {}
+class Long:
+    """A query whose batch takes longer than its leases."""
 
-    def sink(scheme: str) -> Any:
-        def work(frame: Any, batch: int) -> None:
-            found.setdefault(scheme, []).extend(row["body"] for row in frame.select("body").collect())
-            time.sleep(BATCH_SECONDS)
+    def __init__(self, spark: Any, stage: Stage, scheme: str, lease: int, seconds: int) -> None:
+        self.stage, self.scheme, self.lease, self.seconds = stage, scheme, lease, seconds
+        self._spark = spark
+        self._found: list[str] = []
 
-        return work
-
-    stages = {scheme: Stage(drain_server, tmp_path / scheme) for scheme in ("veil", "sqs", "azure", "mns")}
-    queues = {scheme: closing.enter_context(stage.make(timeout=1)) for scheme, stage in stages.items()}
-    started = []
-    for scheme, stage in stages.items():
-        send(queues[scheme], bodies(200))
-        given = {"url": stage.url(scheme), "directory": str(stage.directory / "m"), "lease": str(LEASE_SECONDS)}
-        frame = spark.readStream.format("veilmq").options(**given).load()
-        writer = frame.writeStream.foreachBatch(sink(scheme)).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(stage.directory / "c")).start()
-        started.append(query)
-        # Spark gives a Python process ten seconds to come up: not all of them at once.
-        while scheme not in found and query.isActive:
+    def start(self) -> Any:
+        """The query, once its batch is under way."""
+        query = self._writer(str(self.stage.directory / "m")).foreachBatch(self._work).start()
+        while not self._found and query.isActive:
             time.sleep(0.05)
-    for query in started:
+        return query
+
+    def _work(self, frame: Any, batch: int) -> None:
+        self._found += [row["body"] for row in frame.select("body").collect()]
+        time.sleep(self.seconds)
+
+    def _writer(self, manifests: str) -> Any:
+        given = {"url": self.stage.url(self.scheme), "directory": manifests, "lease": str(self.lease)}
+        frame = self._spark.readStream.format("veilmq").options(**given).load()
+        writer = frame.writeStream.trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(self.stage.directory / "c"))
+
+    def bodies(self) -> list[str]:
+        """What came."""
+        return self._found
+
+
+class LongInStore(Long):
+    """With its table and its manifests in an object store, which is slow to answer the commit."""
+
+    def __init__(self, spark: Any, stage: Stage, store: Store, lease: int, seconds: int) -> None:
+        super().__init__(spark, stage, "veil", lease, seconds)
+        self._store, self._home = store, f"{store.url}/{stage.name}"
+
+    def start(self) -> Any:
+        self._store.fault(at=f"/t/_delta_log/{0:020}.json", do="hold")
+        writer = self._writer(f"{self._home}/m").format("veilmq-delta").option("path", f"{self._home}/t")
+        query = writer.start()
+        while self._store.is_armed() and query.isActive:
+            time.sleep(0.05)
+        Timer(self.seconds, self._store.fault).start()
+        return query
+
+    def bodies(self) -> list[str]:
+        with told(self._store.environment):
+            found: list[str] = DeltaTable(f"{self._home}/t").to_pyarrow_table()["body"].to_pylist()
+        return found
+
+
+def test_batches_take_longer_than_their_leases(
+    spark_at_azure: Any, drain_server: ServerProcess, tmp_path: Path, closing: ExitStack, s3: Store, abfs: Store,
+    all_kills: bool,
+) -> None:  # fmt: skip
+    """One query a protocol and store, all at the same time; the history tells whether anything was delivered again.
+
+    With `--all-kills` batches of 10 s on leases of 4 s, which another process's stall of 2 s could end."""
+    lease, seconds = (4, 10) if all_kills else (LEASE_SECONDS, BATCH_SECONDS)
+
+    def stage(name: str) -> Stage:
+        return Stage(drain_server, tmp_path / name)
+
+    spark, times = spark_at_azure, (lease, seconds)
+    queries = [Long(spark, stage(scheme), scheme, *times) for scheme in ("veil", "sqs", "azure", "mns")]
+    queries += [LongInStore(spark, stage(store.scheme), store, *times) for store in (s3, abfs)]
+    queues = [closing.enter_context(each.stage.make(timeout=1)) for each in queries]
+    for queue in queues:
+        send(queue, bodies(200))
+    # Spark gives a Python process ten seconds to come up: not all of them at once.
+    for query in [each.start() for each in queries]:
         assert query.awaitTermination(200)
         assert query.exception() is None
-        assert any(told.batchDuration >= BATCH_SECONDS * 1_000 for told in query.recentProgress)
-    for scheme, queue in queues.items():
-        assert sorted(found[scheme]) == sorted(bodies(200)), scheme
-        assert left(queue) == 0, scheme
+        assert any(each.batchDuration >= seconds * 1_000 for each in query.recentProgress)
+    for each, queue in zip(queries, queues, strict=True):
+        assert sorted(each.bodies()) == sorted(bodies(200)), each.stage.directory
+        assert left(queue) == 0, each.stage.directory
     token = (drain_server.data / "admin-token").read_text().strip()
     events = spark.read.format("veilmq-events").option("server", drain_server.admin).option("token", token).load()
-    names = [stage.name for stage in stages.values()]
+    names = [each.stage.name for each in queries]
     counts = events.where(events.queue.isin(names)).groupBy("queue", "kind").count().collect()
-    told = {(row["queue"], row["kind"]): row["count"] for row in counts}
+    seen = {(row["queue"], row["kind"]): row["count"] for row in counts}
     for name in names:
-        assert (told[name, "received"], told[name, "deleted"]) == (200, 200)
+        assert (seen[name, "received"], seen[name, "deleted"]) == (200, 200)
         # Held by extending, and by nothing else.
-        assert told[name, "extended"] >= 200
+        assert seen[name, "extended"] >= 200
         assert not {"lease_expired", "released", "delete_refused", "extend_refused"} & {
-            kind for queue, kind in told if queue == name
+            kind for queue, kind in seen if queue == name
         }

@@ -1,22 +1,34 @@
 """The history as a Delta table: each event once, whatever dies between a file and its commit; what DuckDB reads."""
 
+import secrets
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tests.pipeline.drain_stage import Stage, send
+from tests.pipeline.stores import Store, falls_asleep, told
 from tests.support.histories import MadeUp, Workload, history, lognormal
+from tests.support.postgres import until
 
 from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events import export as exporting
 from veilmq.pipeline.events.export import HISTORY, ExportTaken, export, keep_as_delta, unchanged
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.places import Place, place
 from veilmq.pipeline.tables import compact, retain
+from veilmq.testing.local import VEILMQ
 
 DAY = 86_400.0
+KEPT_AT = ("disk", "s3")
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +36,51 @@ def table() -> pa.Table:
     return history([Workload("q", lognormal(20, 1), "t", 1_000)], seed=1, span=2 * DAY)
 
 
-def events_of(place: Path) -> pa.Table:
-    found = DeltaTable(str(place)).to_pyarrow_table().sort_by("offset")
-    assert set(found.column("day").to_pylist()) <= {date(2026, 1, 1), date(2026, 1, 2)}
-    return found.drop_columns(["day"])
+class Kept:
+    """Where a history is kept, and how deltalake reads it there."""
+
+    def __init__(self, directory: Place, storage: dict[str, str] | None = None) -> None:
+        self.directory, self.storage = directory, storage
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(str(self.directory), storage_options=self.storage)
+
+    def events(self) -> pa.Table:
+        """Of the table, in their order."""
+        found = self.table().to_pyarrow_table().sort_by("offset")
+        return found.drop_columns(["day"])
+
+    def exported(self) -> pa.Table:
+        """Of the files, whatever the table says."""
+        exported = ParquetHistory(str(self.directory))
+        return pa.Table.from_batches(exported.read(*exported.bounds()))
 
 
-def test_it_is_the_history(table: pa.Table, tmp_path: Path) -> None:
-    export(MadeUp(table), tmp_path, file_rows=800, until=2_000, kept=keep_as_delta)
-    assert DeltaTable(str(tmp_path)).transaction_version(HISTORY) == 2_000
-    export(MadeUp(table), tmp_path, file_rows=800, kept=keep_as_delta)
-    assert events_of(tmp_path).equals(table)
-    exported = ParquetHistory(str(tmp_path))
-    assert pa.Table.from_batches(exported.read(*exported.bounds())).equals(table)
+def kept_at(store: Store) -> Kept:
+    """A new directory."""
+    return Kept(place(f"{store.url}/{secrets.token_hex(8)}"), store.storage())
+
+
+@pytest.fixture
+def kept(home: str) -> Kept:
+    return Kept(place(home))
+
+
+def test_it_is_the_history(table: pa.Table, kept: Kept) -> None:
+    export(MadeUp(table), kept.directory, file_rows=1_200, until=2_000, kept=keep_as_delta)
+    assert kept.table().transaction_version(HISTORY) == 2_000
+    export(MadeUp(table), kept.directory, kept=keep_as_delta)
+    assert kept.events().equals(table)
+    assert set(kept.table().to_pyarrow_table(columns=["day"])["day"].to_pylist()) <= {
+        date(2026, 1, 1), date(2026, 1, 2),
+    }  # fmt: skip
+    assert kept.exported().equals(table)
 
 
 def test_an_export_becomes_a_table(table: pa.Table, tmp_path: Path) -> None:
     export(MadeUp(table), tmp_path, file_rows=800, until=2_000)
     export(MadeUp(table), tmp_path, until=2_000, kept=keep_as_delta)
-    assert events_of(tmp_path).equals(table.slice(0, 2_000))
+    assert Kept(tmp_path).events().equals(table.slice(0, 2_000))
 
 
 class Died(Exception):
@@ -53,7 +91,7 @@ class Died(Exception):
 def test_a_death_between_a_file_and_its_commit_or_after_it(table: pa.Table, tmp_path: Path, landed: bool) -> None:
     calls = []
 
-    def dying(directory: Path) -> None:
+    def dying(directory: Place) -> None:
         calls.append(directory)
         if landed or len(calls) < 3:
             keep_as_delta(directory)
@@ -62,39 +100,125 @@ def test_a_death_between_a_file_and_its_commit_or_after_it(table: pa.Table, tmp_
 
     with pytest.raises(Died):
         export(MadeUp(table), tmp_path, file_rows=500, kept=dying)
-    assert events_of(tmp_path).num_rows == (1_000 if landed else 500)
-    export(MadeUp(table), tmp_path, file_rows=500, kept=keep_as_delta)
-    assert events_of(tmp_path).equals(table)
+    assert Kept(tmp_path).events().num_rows == (1_000 if landed else 500)
+    export(MadeUp(table), tmp_path, kept=keep_as_delta)
+    assert Kept(tmp_path).events().equals(table)
+
+
+def test_a_death_before_the_first_commit(table: pa.Table, tmp_path: Path) -> None:
+    """The table was made, and no file is in it."""
+    export(MadeUp(table), tmp_path, until=500)
+    write_deltalake(
+        str(tmp_path), ARROW_SCHEMA.append(pa.field("day", pa.date32())).empty_table(), partition_by=["day"]
+    )
+    export(MadeUp(table), tmp_path, kept=keep_as_delta)
+    assert Kept(tmp_path).events().equals(table)
+
+
+def test_an_export_that_took_over_has_named_a_part(s3: Store, table: pa.Table) -> None:
+    """One is about to write the events 500 to 1,200 and falls asleep; the other exports those to 1,000."""
+
+    class Asleep(MadeUp):
+        def read(self, start: int, stop: int) -> Any:
+            if start == 500 and not awake:
+                falls_asleep(str(kept.directory / ".lock"))
+                awake.append(export(MadeUp(table), kept.directory, until=1_000, kept=keep_as_delta))
+            yield from super().read(start, stop)
+
+    with told(s3.environment):
+        kept, awake = kept_at(s3), list[Any]()
+        export(MadeUp(table), kept.directory, until=500, kept=keep_as_delta)
+        with pytest.raises(ExportTaken):
+            export(Asleep(table), kept.directory, file_rows=700, kept=keep_as_delta)
+        assert awake == [(500, 1_000)]
+        assert kept.events().equals(table.slice(0, 1_200))
+        export(MadeUp(table), kept.directory, kept=keep_as_delta)
+        assert kept.events().equals(kept.exported())
+        assert kept.events().equals(table)
+
+
+def test_of_two_that_name_files_at_once_one_does_and_the_other_the_rest(s3: Store, table: pa.Table) -> None:
+    """The first has asked the table where it ends; its entry of the log is on its way when the other's arrives."""
+    with told(s3.environment), ThreadPoolExecutor(1) as beside:
+        kept = kept_at(s3)
+        export(MadeUp(table), kept.directory, until=500, kept=keep_as_delta)
+        export(MadeUp(table), kept.directory, until=1_200)
+        s3.fault(at=f"{2:020}.json", do="hold")
+        first = beside.submit(keep_as_delta, kept.directory)
+        until(lambda: not s3.is_armed())
+        # The other wrote its file before it could see that one.
+        (longer,) = kept.directory.glob(f"day=*/offset-{500:020}-{1_200:020}.parquet")
+        content = longer.read_bytes()
+        longer.unlink()
+        export(MadeUp(table), kept.directory, until=1_000, kept=keep_as_delta)
+        longer.write_bytes(content)
+        s3.fault()
+        first.result(60)
+        assert kept.events().equals(table.slice(0, 1_200))
+        export(MadeUp(table), kept.directory, kept=keep_as_delta)
+        assert kept.events().equals(kept.exported())
+        assert kept.events().equals(table)
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_amid_its_requests_names_each_event_once(
+    store: Store, s3: Store, stage: Stage, all_kills: bool
+) -> None:
+    """At every step on S3, and with `--all-kills` on Azure's blobs."""
+    kept = kept_at(store)
+    source = ["--server", stage.server.admin, "--token-file", str(stage.server.data / "admin-token")]
+    command = [*VEILMQ, "events", "export", str(kept.directory), "--format", "delta", *source]
+    steps = [
+        (f"{0:020}.json", "kill-after"),  # the table is made, the file not in it
+        (f"{1:020}.json", "kill-before"),
+        (f"{1:020}.json", "kill-after"),
+        (".parquet", "kill-after"),
+    ]
+    if store is not s3 and not all_kills:
+        steps = [(f"{1:020}.json", "kill-after")]
+    with stage.make() as queue:
+        for at, step in [*steps, ("", "")]:
+            send(queue, [f"{at} {step}"])
+            process = subprocess.Popen(command, stderr=subprocess.PIPE)
+            if at:
+                store.fault(at=at, do=step, pid=str(process.pid))
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == (-signal.SIGKILL if at else 0), said
+    events = kept.events()
+    assert events.equals(kept.exported())
+    assert events["offset"].to_pylist() == list(range(events["offset"][0].as_py(), 1 + events["offset"][-1].as_py()))
+    assert events.filter(pc.equal(events["queue"], stage.name)).num_rows > len(steps)
 
 
 def test_another_table_is_refused(table: pa.Table, tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path), pa.table({"a": [1]}))
-    with pytest.raises(OptionInvalid, match=r"is a Delta table, and not of a history\. Name another directory"):
-        export(MadeUp(table), tmp_path, kept=keep_as_delta)
-    assert not list(tmp_path.glob("day=*"))
+    for name, rows in {"others": pa.table({"a": [1]}), "empty": pa.table({"a": pa.array([], pa.int64())})}.items():
+        write_deltalake(str(tmp_path / name), rows)
+        with pytest.raises(OptionInvalid, match=r"is a Delta table, and not of a history\. Name another directory"):
+            export(MadeUp(table), tmp_path / name, kept=keep_as_delta)
+        assert not list(tmp_path.glob("*/day=*"))
 
 
-def test_it_is_kept_small_by_days(table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export(MadeUp(table), tmp_path, file_rows=500, kept=keep_as_delta)
-    assert compact(tmp_path) == 0
+def test_it_is_kept_small_by_days(table: pa.Table, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(MadeUp(table), kept.directory, file_rows=1_500, kept=keep_as_delta)
+    assert compact(kept.directory) == 0
     monkeypatch.setattr(exporting, "JOBS_WAIT_S", 0)
-    with unchanged(tmp_path), pytest.raises(ExportTaken, match="A job reads the files in"):
-        retain(tmp_path, date(2026, 1, 2), vacuum_hours=0)
-    assert events_of(tmp_path).equals(table)
-    assert retain(tmp_path, date(2026, 1, 2), vacuum_hours=0) > 500
-    left = events_of(tmp_path)
+    if isinstance(kept.directory, Path):
+        with unchanged(kept.directory), pytest.raises(ExportTaken, match="A job reads the files in"):
+            retain(kept.directory, date(2026, 1, 2), vacuum_hours=0)
+    assert kept.events().equals(table)
+    assert retain(kept.directory, date(2026, 1, 2), vacuum_hours=0) > 500
+    left = kept.events()
     assert 0 < left.num_rows < table.num_rows
-    exported = ParquetHistory(str(tmp_path))
-    assert pa.Table.from_batches(exported.read(*exported.bounds())).equals(left)
-    export(MadeUp(table), tmp_path, kept=keep_as_delta)
-    assert events_of(tmp_path).equals(left)
+    assert kept.exported().equals(left)
+    export(MadeUp(table), kept.directory, kept=keep_as_delta)
+    assert kept.events().equals(left)
 
 
-def test_duckdb_reads_it(table: pa.Table, tmp_path: Path) -> None:
-    export(MadeUp(table), tmp_path, file_rows=500, kept=keep_as_delta)
-    actions = pa.table(DeltaTable(str(tmp_path)).get_add_actions(flatten=True)).to_pylist()
-    assert min((each["min.offset"], each["max.offset"]) for each in actions) == (0, 499)
-    events: Any = DeltaTable(str(tmp_path)).to_pyarrow_dataset()
+def test_duckdb_reads_it(table: pa.Table, kept: Kept) -> None:
+    export(MadeUp(table), kept.directory, file_rows=1_500, kept=keep_as_delta)
+    actions = pa.table(kept.table().get_add_actions(flatten=True)).to_pylist()
+    assert min((each["min.offset"], each["max.offset"]) for each in actions) == (0, 1_499)
+    events: Any = kept.table().to_pyarrow_dataset()
     with duckdb.connect() as quack:
         quack.register("events", events)
         found = quack.sql('SELECT kind, count(*) FROM events WHERE "offset" >= 700 GROUP BY kind').fetchall()

@@ -1,11 +1,9 @@
 """Directories in object stores: one process at a time, and what a process does that was taken for dead."""
 
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
@@ -17,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
-from tests.pipeline.stores import Store, commit_parted, told
+from tests.pipeline.stores import Store, commit_parted, falls_asleep, told
 from tests.pipeline.test_drain_driver import START, Play, bodies
 from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
@@ -31,11 +29,9 @@ from veilmq.cli.pipeline.run import report
 from veilmq.pipeline import tables
 from veilmq.pipeline.drain import DirectoryTaken, bad_records, drain, manifests
 from veilmq.pipeline.drain.manifests import Directory
-from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import ExportTaken, export
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.events.source import EventsSource
 from veilmq.pipeline.jobs.health import health
 from veilmq.pipeline.loop import GROWING, Loop, LoopTaken
 from veilmq.pipeline.places import (
@@ -51,22 +47,12 @@ from veilmq.pipeline.places import (
 )
 from veilmq.pipeline.places.delta import storage_of
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import DeltaSink, is_committed
+from veilmq.pipeline.sinks.delta import is_committed
 from veilmq.pipeline.sinks.queue import replay
 from veilmq.pipeline.tables import append_day, compact, counted, load, retain, write
 from veilmq.pipeline.tables import read as read_table
 
 DAY = 86_400.0
-
-
-def falls_asleep(lock: str) -> None:
-    """The holder of that lock is on another machine, and did not renew it for too long."""
-    files, path = fsspec.core.url_to_fs(lock)
-    parent, _, name = path.rpartition("/")
-    (found,) = (each for each in files.ls(parent, detail=False, refresh=True) if f"/{name}.0" in each)
-    content = json.loads(files.cat_file(found))
-    content["owner"] |= {"place": "elsewhere", "seconds": -60.0}
-    files.pipe_file(found, json.dumps(content, separators=(",", ":")).encode())
 
 
 @pytest.fixture
@@ -487,22 +473,6 @@ def test_health_is_followed_and_a_report_written_into_a_store(
     spark: Any, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_that_health_and_report_are_there(spark, s3, tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture
-def spark_at_azure(spark: Any, abfs: Store) -> Iterator[Any]:
-    """The session, whose Python processes know Azurite: those of its start have another environment."""
-    environment = spark.sparkContext.environment
-    before = dict(environment)
-    sources = (EventsSource, QueueSource, DeltaSink)
-    environment.update(abfs.environment)
-    for each in sources:
-        spark.dataSource.register(each)
-    yield spark
-    environment.clear()
-    environment.update(before)
-    for each in sources:
-        spark.dataSource.register(each)
 
 
 @pytest.mark.slow

@@ -256,7 +256,6 @@ def export(
 ) -> None:
     """See `veilmq.pipeline.events.export`. Raises Failure."""
     with reported(_EXPORT_CODES):
-        kept = keeper(directory, kind)
         try:
             from veilmq.pipeline.events.export import export as job
             from veilmq.pipeline.events.reading import ServerHistory
@@ -267,6 +266,7 @@ def export(
         url = as_url(server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
         history = ServerHistory(url, token_of(token_file, environment), str(certificate) if certificate else None)
         place = place_of(directory)
+        kept = keeper(place, kind)
         if isinstance(place, Path):
             make_place(directory, "DIR")
         try:

@@ -422,9 +422,11 @@ def dicts(found: "DataFrame") -> Iterator[dict[str, Any]]:
         yield row.asDict() | instants
 
 
-def keeper(directory: Path, kind: str) -> "Callable[[Place], None]":
+def keeper(directory: Path | str, kind: str) -> "Callable[[Place], None]":
     """What `export` calls after each file; a directory that once became a Delta table stays one."""
-    if kind == "parquet" and not (directory / "_delta_log").is_dir():
+    from veilmq.pipeline.places import place
+
+    if kind == "parquet" and not (place(directory) / "_delta_log").is_dir():
         return lambda directory: None
     import deltalake  # noqa: F401 - said before anything is written
 

@@ -28,11 +28,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from veilmq.client.clock import SYSTEM
-from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory
-from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, whole
-from veilmq.pipeline.places.delta import storage_of
+from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, source, whole
+from veilmq.pipeline.places.delta import table_at
 from veilmq.store.files import restore
 
 FILE_ROWS_MAX: Final = 1_000_000
@@ -104,7 +104,7 @@ def export(
             history.hold(seen)
             check()
             end = min(seen + file_rows, stop)
-            if _write(history, directory, at, seen, end):
+            if _write(history, directory, at, seen, end) is not None:
                 at = end
                 kept(directory)
             seen = end
@@ -193,14 +193,14 @@ def _next_of(directory: Place, history: History) -> int | None:
     return following
 
 
-def _write(history: History, directory: Place, start: int, seen: int, stop: int) -> bool:
-    """Write the events from `seen` on as a file for all offsets from `start` on; False if none are visible."""
+def _write(history: History, directory: Place, start: int, seen: int, stop: int) -> Place | None:
+    """Write the events from `seen` on as a file for all offsets from `start` on; None if none are visible."""
     batches = (batch for batch in history.read(seen, stop) if batch.num_rows)
     head: Any = next(batches, None)
     if head is None:
-        return False
+        return None
     day = datetime.fromtimestamp(head.column("at")[0].as_py() / 1e6, UTC).date()
-    path = directory / f"day={day.isoformat()}" / f"offset-{start:020}-{stop:020}.parquet"
+    path = directory / f"day={day.isoformat()}" / _name_of(start, stop)
     how: Any = {"compression": "zstd", "use_dictionary": _TEXTS, "column_encoding": _ENCODINGS}
     with whole(path) as part, pq.ParquetWriter(part, ARROW_SCHEMA, **how) as writer:
         waiting, rows = [head], head.num_rows
@@ -219,49 +219,81 @@ def _write(history: History, directory: Place, start: int, seen: int, stop: int)
             writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA), ROW_GROUP_ROWS)
         told = {KINDS_HELD: ",".join(sorted(kinds))} | ({EPOCH: history.epoch} if history.epoch else {})
         writer.add_key_value_metadata(told | ({HOLES: "yes"} if written < stop - start else {}))
-    return True
+    return path
+
+
+def _name_of(start: int, stop: int) -> str:
+    return f"offset-{start:020}-{stop:020}.parquet"
 
 
 def keep_as_delta(directory: Place | str) -> None:
     """Make exported events a Delta table, partitioned by `day`: name in its log those files that it does not name yet.
 
     For `export`: after each file. A commit holds the offset that follows its file, so one that landed before a crash is
-    not repeated, and one that did not is made up for. Raises OptionInvalid for another table, DeltaRefused,
-    SourceUnreachable.
+    not repeated, and one that did not is made up for. It is made only if the table ends where its file begins. If two
+    exports have files that overlap, because one slept while the other took over, the one that comes later writes the
+    rest of its own as another file. Raises OptionInvalid for another table, DeltaRefused, SourceUnreachable.
     """
     from veilmq.pipeline.sinks.delta import Written, add_files
 
     directory = place(directory)
-    if not isinstance(directory, Path):
-        mend = "Export it to a mounted directory, or as Parquet."
-        raise OptionInvalid(f"{directory} is a URL, and a history is kept as a Delta table in a directory.", mend)
-    known = offset_kept(directory)
-    if known is None and (directory / "_delta_log").is_dir():
-        raise OptionInvalid(f"{directory} is a Delta table, and not of a history.", "Name another directory.")
+    kept = _own_kept(directory)
     if not any(directory.glob(_FILES)):
         return
-    for first, following, path in ParquetHistory(str(directory)).files():
-        if isinstance(path, Path) and (known is None or first >= known):
-            rows, stats = _stats_of(path)
-            day = {"day": path.parent.name.removeprefix("day=")}
-            name, size = f"{path.parent.name}/{path.name}", path.stat().st_size
-            file = Written(name, size, rows, HISTORY, partition=day, stats=stats)
-            add_files(str(directory), _HISTORY_SCHEMA, [file], HISTORY, following)
+    history = ParquetHistory(str(directory))
+    for start, following, path in history.files():
+        while kept is None or kept < following:
+            first = start if kept is None else max(start, kept)
+            is_whole = path.name == _name_of(first, following)
+            named = path if is_whole else _rest(history, directory, first, following)
+            if named is None:
+                break
+            rows, stats = _stats_of(named)
+            day = {"day": named.parent.name.removeprefix("day=")}
+            size = named.stat().st_size if isinstance(named, Path) else named.size_bytes()
+            file = Written(f"{named.parent.name}/{named.name}", size, rows, HISTORY, partition=day, stats=stats)
+            after = -1 if kept is None else kept
+            is_new = add_files(str(directory), _HISTORY_SCHEMA, [file], HISTORY, following, after=after)
+            known, kept = kept, following if is_new else offset_kept(directory)
+            assert kept != known, "another export has named a file since, or this one did"
+
+
+def _rest(history: ParquetHistory, directory: Place, start: int, stop: int) -> Place | None:
+    """A file of these events alone, though another one has them, too; None if none are visible."""
+    history.bounds()  # its epoch, which the file records
+    return _write(history, directory, start, start, stop)
+
+
+def _own_kept(directory: Place) -> int | None:
+    """As `offset_kept`. Raises OptionInvalid if the table there is not a history's. One without rows may be what an
+    export left that died before its first commit."""
+    table = _table(directory)
+    kept: int | None = None if table is None else table.transaction_version(HISTORY)
+    names = [] if table is None else [field.name for field in table.schema().fields]
+    if table is not None and kept is None and (table.file_uris() or names != _HISTORY_SCHEMA.names):
+        raise OptionInvalid(f"{directory} is a Delta table, and not of a history.", "Name another directory.")
+    return kept
 
 
 def offset_kept(directory: Place) -> int | None:
-    """The offset that follows the events of a history's Delta table; None: there is none."""
-    from deltalake import DeltaTable
-
-    storage = storage_of(str(directory))
-    if not DeltaTable.is_deltatable(str(directory), storage):
-        return None
-    return DeltaTable(str(directory), storage_options=storage).transaction_version(HISTORY)
+    """The offset that follows the events of a history's Delta table; None: there is none. Raises SourceUnreachable."""
+    table = _table(directory)
+    return None if table is None else table.transaction_version(HISTORY)
 
 
-def _stats_of(path: Path) -> tuple[int, dict[str, Any]]:
+def _table(directory: Place) -> Any:
+    """The Delta table there, or None. Raises SourceUnreachable."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return table_at(str(directory))
+    except (DeltaError, OSError) as error:
+        raise SourceUnreachable(f"The table {directory} cannot be read: {error}.", "Run it again.") from error
+
+
+def _stats_of(path: Place) -> tuple[int, dict[str, Any]]:
     """How many events a file holds, and what a reader of the table skips it by."""
-    metadata: Any = pq.read_metadata(path)
+    metadata: Any = pq.read_metadata(source(path))
     found: dict[str, Any] = {"minValues": {}, "maxValues": {}}
     for name in ("offset", "at"):
         at = metadata.schema.names.index(name)

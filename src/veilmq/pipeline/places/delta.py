@@ -68,6 +68,14 @@ def storage_of(path: str, given: dict[str, str] | None = None) -> dict[str, str]
     return {name: str(value) for name, value in told.items() if value} | (given or {}) or None
 
 
+def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
+    """The deltalake table there; None: there is none. storage: see `storage_of`. Raises DeltaError, OSError."""
+    from deltalake import DeltaTable
+
+    storage = storage_of(str(path), storage)
+    return DeltaTable(path, storage_options=storage) if DeltaTable.is_deltatable(path, storage) else None
+
+
 def _fsspecs_of(path: str) -> dict[str, Any]:
     """What fsspec's configuration says of a path in S3."""
     from fsspec.config import conf

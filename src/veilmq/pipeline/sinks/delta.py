@@ -41,6 +41,7 @@ from veilmq.pipeline.places.delta import (
     check_partitions,
     files_of,
     storage_of,
+    table_at,
     write_part,
     write_parted,
 )
@@ -98,21 +99,19 @@ class Several(WriterCommitMessage):
 
 def is_committed(path: Path | str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
     """Whether the table has that batch of that application."""
-    from deltalake import DeltaTable
-
-    storage = storage_of(str(path), storage)
-    if not DeltaTable.is_deltatable(path, storage):
-        return False
-    return _has(DeltaTable(path, storage_options=storage), app, batch)
+    return _has(table_at(path, storage), app, batch)
 
 
 def add_files(
-    path: Path | str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None
-) -> bool:
+    path: Path | str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None,
+    *, after: int | None = None,
+) -> bool:  # fmt: skip
     """Commit in one transaction; False if the table already had the batch of the files' query.
 
-    app: the query's id, or a name for it, which is refused if another query uses it. Raises DeltaRefused, and
-    SourceUnreachable if the table cannot be reached; the next call then finds out whether the batch landed.
+    app: the query's id, or a name for it, which is refused if another query uses it. after: the batch that must be the
+    table's last one of `app`, -1 for none; if it is another, nothing is added, which also returns False. Raises
+    DeltaRefused, and SourceUnreachable if the table cannot be reached; the next call then finds out whether the batch
+    landed.
     """
     from deltalake.exceptions import DeltaError
 
@@ -123,7 +122,7 @@ def add_files(
         _sync_log(path)  # the process that committed it may have died before it synced
         return False
     try:
-        is_new = _commit(path, schema, files, app, own, batch, storage)
+        is_new = _commit(path, schema, files, app, own, batch, storage, after)
     except DeltaRefused:
         raise
     except Exception as error:
@@ -131,6 +130,8 @@ def add_files(
             log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
             _sync_log(path)
             return True
+        if after is not None and _last(_table(path, batch, storage), app) != after:
+            return False
         if isinstance(error, DeltaError):
             raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
         if isinstance(error, OSError):
@@ -141,10 +142,11 @@ def add_files(
 
 
 def _commit(
-    path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
-) -> bool:
-    """False if the version of the table that it would follow has the batch: delta-rs sees conflicts with later ones
-    alone."""
+    path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None,
+    after: int | None,
+) -> bool:  # fmt: skip
+    """False if the version of the table that it would follow has the batch, or another last one than `after`: delta-rs
+    sees conflicts with later ones alone."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.transaction import AddAction
 
@@ -158,7 +160,7 @@ def _commit(
     if not DeltaTable.is_deltatable(path, storage):
         write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
-    if _holds(table, path, app, own, batch):
+    if _holds(table, path, app, own, batch) or (after is not None and _last(table, app) != after):
         return False
     check_fits(table, schema, partitions)
     check_nulls(table, frozenset().union(*(each.nulls for each in files)))
@@ -220,8 +222,13 @@ def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -
 
 
 def _has(table: Any, app: str, batch: int) -> bool:
-    version = table.transaction_version(app)
-    return version is not None and version >= batch
+    return _last(table, app) >= batch
+
+
+def _last(table: Any, app: str) -> int:
+    """The application's last batch; -1: there is none, or no table."""
+    version = None if table is None else table.transaction_version(app)
+    return -1 if version is None else int(version)
 
 
 def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] | None) -> bool:
@@ -229,22 +236,24 @@ def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] 
 
     Raises DeltaRefused if the batch may be another query's, SourceUnreachable.
     """
-    from deltalake import DeltaTable
+    return _holds(_table(path, batch, storage), path, app, own, batch)
+
+
+def _table(path: str, batch: int, storage: dict[str, str] | None) -> Any:
+    """The table; None: there is none. Raises SourceUnreachable."""
     from deltalake.exceptions import DeltaError
 
     try:
-        if not DeltaTable.is_deltatable(path, storage):
-            return False
-        return _holds(DeltaTable(path, storage_options=storage), path, app, own, batch)
+        return table_at(path, storage)
     except (DeltaError, OSError) as error:
         raise _unreachable(path, batch, error) from error
 
 
 def _holds(table: Any, path: str, app: str, own: str, batch: int) -> bool:
-    """The same of one version of the table. Raises DeltaRefused, and as deltalake does."""
+    """The same of one version of the table, or of none. Raises DeltaRefused, and as deltalake does."""
     if _has(table, own, batch):
         return True
-    if table.transaction_version(own) is None and _has(table, app, batch):
+    if _last(table, own) < 0 and _has(table, app, batch):
         mend = "Bring that query's checkpoint back, or give this one another name."
         raise DeltaRefused(f"The table {path} has batch {batch} of another query under the name app={app}.", mend)
     return False
