@@ -422,7 +422,11 @@ def main() -> None:
         kept = json.loads(file.read_text()) if file.exists() else {}
         if "commands" in found:
             earlier = kept.get("commands", {})
-            found["commands"] = {name: earlier.get(name, {}) | found["commands"].get(name, {}) for name in COMMANDS}
+            found["commands"] = {
+                name: earlier.get(name, {}) | found["commands"].get(name, {})
+                for name in COMMANDS
+                if name in earlier or name in found["commands"]
+            }
         file.write_text(json.dumps(kept | found, indent=2) + "\n")
 
 

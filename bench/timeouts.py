@@ -1,7 +1,7 @@
 """AdaptiveTimeout against fixed timeouts and heartbeats, simulated: cost and duplicate starts over seven workloads.
 
     python bench/timeouts.py [--seeds 30] [--messages 2000] [--sensitivity] [--write]
-    python bench/timeouts.py --learnt [--seeds 4] [--messages 1000]
+    python bench/timeouts.py --learnt [--seeds 4] [--messages 1000] [--write]
 
 Strategy: every policy meets the same messages, the same crashes and the same late calls (one seeded stream per seed).
 The cost of an attempt is its expected value for the given processing time (a crash at any second, each extension late
@@ -11,8 +11,8 @@ drawn at random. Costs: 1 a second of recovery delay, 120 a duplicate start, 0.0
 duration.
 
 `--learnt` compares what AdaptiveTimeout believes of processing times and crashes with the truth, where a message takes
-as long each time and where each attempt takes anew. It sees what a surviving worker sees: of a crash, only that the
-message is received again.
+as long each time and where each attempt takes anew: the median of the seeds' ratios. It sees what a surviving worker
+sees: of a crash, only that the message is received again.
 
 Without extensions, a lease that ends under a living worker is a duplicate start, and so is each further one until the
 first worker is done (the rival policies are spared the endless loop that fencing would give them).
@@ -34,6 +34,7 @@ from veilmq.client.timeouts import AdaptiveTimeout, Costs, ThresholdTimeout
 
 REACH = 12 * 3_600.0
 RESULTS = Path(__file__).resolve().parent / "results"
+LEARNT = ("p50", "p95", "p99", "crashes_per_second")
 MESSAGE = Received(id="0", body="", handle="0", lease_end=0.0)
 Draw = Callable[[Random, float], float]
 """A processing time, in seconds, from a stream and the share of the run that is over."""
@@ -275,15 +276,28 @@ def _lost_at(plan: AdaptiveTimeout, lives: float, costs: Costs, luck: Random) ->
     return None
 
 
-def tell_learnt(seeds: int, messages: int) -> None:
+def tell_learnt(seeds: int, messages: int) -> list[dict[str, Any]]:
+    """A row for each kind of work, of crashes and of late calls: what is learnt over what is true, and its range."""
     names = ("lognormal, median 20 s", "bimodal 2 / 120 s", "median 10 min", "Pareto 1.5")
+    rows = []
     for costs in (Costs(), Costs(crashes_per_second=1 / 1_000), Costs(late_share=0.05)):
         said = f"a crash in {1 / costs.crashes_per_second:.0f} s, {100 * costs.late_share:g} % late"
         for name in names:
             for keeps in (True, False):
                 runs = [learnt(WORKLOADS[name], costs, seed, messages, keeps=keeps) for seed in range(seeds)]
-                medians = [round(statistics.median(each), 2) for each in zip(*runs, strict=True)]
-                print(f"{said:28} {name:24} {'message' if keeps else 'attempt'} {medians}", flush=True)
+                row: dict[str, Any] = {
+                    "work": name,
+                    "crash_in_s": round(1 / costs.crashes_per_second),
+                    "late_share": costs.late_share,
+                    "length_of": "message" if keeps else "attempt",
+                }
+                for member, found in zip(LEARNT, zip(*runs, strict=True), strict=True):
+                    ratios = {"median": statistics.median(found), "low": min(found), "high": max(found)}
+                    row[member] = {end: round(value, 3) for end, value in ratios.items()}
+                rows.append(row)
+                medians = [row[member]["median"] for member in LEARNT]
+                print(f"{said:28} {name:24} {row['length_of']} {medians}", flush=True)
+    return rows
 
 
 HEARTBEATS = [
@@ -393,12 +407,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--messages", type=int, default=2_000)
     parser.add_argument("--sensitivity", action="store_true", help="also with each rate and weight halved and doubled")
-    parser.add_argument("--write", action="store_true", help="write bench/results/timeouts.json")
+    parser.add_argument(
+        "--write", action="store_true", help="write what was asked for into bench/results/timeouts.json"
+    )
     parser.add_argument("--draw", action="store_true", help="only draw docs/images/timeouts.svg from that file")
     parser.add_argument("--learnt", action="store_true", help="only compare what is learnt with the truth")
     options = parser.parse_args()
     if options.learnt:
-        tell_learnt(options.seeds, options.messages)
+        given = {"seeds": options.seeds, "messages": options.messages}
+        record(options, {"learnt": given | {"ratios_to_the_truth": tell_learnt(options.seeds, options.messages)}})
         return
     if options.draw:
         draw(json.loads((RESULTS / "timeouts.json").read_text()))
@@ -420,8 +437,15 @@ def main() -> None:
         print(f"{name:28}{value:8.3f}")
     for name, value in found.get("sensitivity", {}).items():
         print(f"{name:28}{value}")
+    record(options, found)
+
+
+def record(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """With `--write`, put these figures beside those that are there."""
     if options.write:
-        (RESULTS / "timeouts.json").write_text(json.dumps(found, indent=1) + "\n")
+        file = RESULTS / "timeouts.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(known | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

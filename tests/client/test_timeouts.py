@@ -189,6 +189,14 @@ class TestAdaptive:
         assert plan.costs.crashes_per_second == pytest.approx(1 / 100, rel=0.1)
         assert plan.costs.late_share == pytest.approx(0.375, rel=0.05)
         assert plan.costs.late_mean == pytest.approx(30, rel=0.05)
+        # Long work, of whose crashes only the redeliveries are seen.
+        plan, random = AdaptiveTimeout(), chance(6)
+        for _ in range(400):
+            took = random.lognormvariate(log(600), 0.5)
+            while random.expovariate(1 / 1_000) < took:
+                plan.redelivered(message())
+            plan.finished(message(), took)
+        assert plan.costs.crashes_per_second == pytest.approx(1 / 1_000, rel=0.15)
 
     def test_duplicates_lengthen_the_margin(self) -> None:
         plan = AdaptiveTimeout()

@@ -327,6 +327,8 @@ def test_recommended_leases_cost_what_the_best_would(cases: Callable[[str], Anal
     mine = plan(found.curve.extended(), rated(found.curve.sample, None))
     assert row.first_lease_s == pytest.approx(mine.first)
     assert row.renew_after_s == pytest.approx(mine.first - mine.margin)
+    assert row.renew_after_high_s == pytest.approx(row.first_lease_high_s - mine.margin)
+    assert 1 <= row.renew_after_low_s < row.renew_after_s < row.renew_after_high_s
     cheapest = float(schedule_price(alive, rate, best, true).cost(true))
     assert float(schedule_price(alive, rate, mine, true).cost(true)) <= 1.1 * cheapest
     assert row.cost_low <= row.cost <= row.cost_high

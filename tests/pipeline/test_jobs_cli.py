@@ -19,11 +19,15 @@ from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.pipeline.session import reported, token_of
+from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline.run import SHOWN
+from veilmq.cli.pipeline.session import reported, show, token_of
 from veilmq.client.adapters.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.jobs import helped, split, survival, timeouts
+from veilmq.pipeline.whatif import SCHEMA as WHATIF
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ, ServerProcess, port_kept
 
@@ -80,6 +84,45 @@ def test_help_knows_the_jobs_and_imports_neither_spark_nor_a_store() -> None:
     ):
         assert f"  {job} " in done.stdout
     assert done.stdout.endswith("set()\n")
+
+
+ESTIMATES = {
+    "survival": (survival.QUANTILES_SCHEMA, "attempts", ["p50", "p90", "p99"]),
+    "timeouts": (timeouts.SCHEMA, "attempts", ["timeout", "timeout cost", "first lease", "renew after", "cost"]),
+    "split": (split.SCHEMA, "attempts", ["median", "timeout", "gain"]),
+    "whatif": (WHATIF, "messages", ["duplicates", "recovery", "wait", "wait p95", "cost", "cost change"]),
+    "helped": (helped.SCHEMA, "messages after", ["change"]),
+}
+"""What prints estimates: its columns, the number that they rest on, and what must have an interval."""
+
+
+def test_what_is_estimated_is_printed_with_its_interval_and_its_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("veilmq.cli.output._WIDTH_PIPED", 2_000)
+    asked = Asked(None, None, None, None, None, None, None, "parquet", False, None, None)
+
+    def shown(job: str, **values: Any) -> dict[str, str]:
+        known = {name: "x" if kind == "string" else 50.0 for name, kind in map(str.split, columns_of[job])}
+        known |= {name: 40.0 for name in known if "_low" in name} | {name: 60.0 for name in known if "_high" in name}
+        show(asked, [known | values], SHOWN[job])
+        lines = capsys.readouterr().out.splitlines()
+        heads, row = (re.split(r"\s{2,}", lines[at].strip()) for at in (1, 3))
+        return dict(zip(heads, row, strict=True))
+
+    columns_of = {job: columns.split(", ") for job, (columns, *_) in ESTIMATES.items()}
+    for job, (_, number, estimated) in ESTIMATES.items():
+        told = shown(job)
+        between = re.compile(r"^(50 s \(40 s to 60 s\)|50 \(40 to 60\)|5000.0 % \(4000.0 % to 6000.0 %\))$")
+        assert [name for name, text in told.items() if between.match(text)] == estimated, (job, told)
+        assert told[number] == "50", job
+    unknown = {"timeout_s": None, "timeout_high_s": None, "timeout_at_least_s": 55.0}
+    assert shown("timeouts", **unknown)["timeout"] == "at least 55 s (40 s or more)"
+    assert shown("timeouts", timeout_high_s=None)["timeout"] == "50 s (40 s or more)"
+    assert shown("survival", p99_s=None, p99_high_s=None, at_least_s=45.0)["p99"] == "at least 45 s (40 s or more)"
+    assert shown("split", median_s=None, median_high_s=None)["median"] == "at least 40 s (40 s or more)"
+    nothing = dict.fromkeys(("timeout_s", "timeout_low_s", "timeout_high_s", "timeout_at_least_s"))
+    assert "timeout" not in shown("timeouts", **nothing), "a column that says nothing is left out"
 
 
 def test_events_are_printed_and_exported(
@@ -496,7 +539,7 @@ def test_a_master_that_is_none_is_said_with_its_mend(exported: Path, tmp_path: P
     assert "Traceback" not in err
 
 
-SHOWN = """
+SETTINGS_SHOWN = """
 import json
 from veilmq.pipeline.session import session
 
@@ -512,15 +555,19 @@ spark.stop()
 
 
 @pytest.mark.slow
+def test_java_tells_errors_where_nobody_wants_more(spark: Any) -> None:
+    assert spark.sparkContext.getConf().get("spark.log.level") == "ERROR"
+
+
+@pytest.mark.slow
 def test_the_user_s_configuration_wins_over_ours(tmp_path: Path) -> None:
     """Of a local session, too, and what the caller says wins over both."""
     defaults = "spark.sql.shuffle.partitions 3\nspark.sql.session.timeZone Europe/Paris\nspark.sql.ansi.enabled true\n"
     defaults += "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=4\nspark.log.level FATAL\n"
     (tmp_path / "spark-defaults.conf").write_text(defaults)
     environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SHOWN], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, timeout=240, check=True
-    )
+    script = [sys.executable, "-c", SETTINGS_SHOWN]
+    done = subprocess.run(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, timeout=240, check=True)
     said = next(line for line in done.stdout.decode().splitlines() if line.startswith("said "))
     *found, ours, theirs = json.loads(said.removeprefix("said "))
     assert found == ["FATAL", "3", "Europe/Paris", "false", "false", "veilmq", "true"]

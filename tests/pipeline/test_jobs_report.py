@@ -139,6 +139,9 @@ def test_today_and_the_recommended_lease_are_marked(text: str, found: Any) -> No
     assert f"one for all {say(split.together_timeout_s)}" in text
     saved = [figures.percent(split[name]) for name in ("gain", "gain_low", "gain_high")]
     assert "saves {} of the cost, 95 % sure: {} to {}".format(*saved) in text
+    spans = [say(split[f"{name}{end}_s"]) for name in ("median", "timeout") for end in ("", "_low", "_high")]
+    told = ["icon", f"{split.attempts:.3g}", *spans, *(f"{100 * split[name]:.1f} %" for name in ("gain", "gain_low"))]
+    assert "".join(f"<td>{each}</td>" for each in told) in text, "a table has what the figure has no room for"
 
 
 def test_a_card_begins_with_what_needs_no_change_of_code(text: str, found: Any) -> None:
@@ -148,6 +151,8 @@ def test_a_card_begins_with_what_needs_no_change_of_code(text: str, found: Any) 
     assert f'<span class="from">today {say(120)}</span>; <span class="new">set {say(video.timeout_s)}</span>' in text
     assert f"95 % sure: {say(video.timeout_low_s)} to {say(video.timeout_high_s)}; from 600 messages" in text
     assert f'today {say(60)}, extended</span>; <span class="new">extend every {say(billing.renew_after_s)}' in text
+    for row, told in ((billing, "95 % sure: {}; "), (video, f"extend, every {say(video.renew_after_s)} ({{}}): ")):
+        assert told.format(f"{say(row.renew_after_low_s)} to {say(row.renew_after_high_s)}") in text
 
 
 def test_at_least_and_keep_have_their_interval_too(found: Any) -> None:
@@ -191,6 +196,7 @@ def test_a_slider_begins_at_what_is_recommended_and_says_so_without_a_script(tex
     places = json.loads(html.unescape(re.search('data-places="(.*?)"', slider[0])[1]))  # type: ignore[index]
     start = int(re.search('value="(.*?)"', slider[0])[1])  # type: ignore[index]
     assert places[start][0] == f"{say(video.timeout_s)} (recommended)"
+    assert "From 600 messages." in slider[0]
     assert sum("today" in place[0] for place in places) == 1
     twice = [float(place[1].partition(" ")[0]) for place in places]
     assert twice == sorted(twice, reverse=True), "a longer timeout starts less work twice"

@@ -32,6 +32,14 @@ def test_clients_that_never_extend_get_the_plain_timeout() -> None:
     assert plans[QUEUE]["by_type"] == {"film": 20_000_000}
     assert plans[QUEUE]["floor_us"] == 7_000_000
     assert plans[QUEUE]["why"] == "all messages: 500 attempts; film: 500 attempts"
+    surely = {"timeout_low_s": 80.4, "timeout_high_s": 1234.5}
+    beyond = {"timeout_s": None, "timeout_at_least_s": 90.0, "today_lease_s": 30.0, "timeout_high_s": float("nan")}
+    film = {"first_lease_low_s": 18.0, "first_lease_high_s": 23.0, "today_renewed": True}
+    plans = plans_of([row(**surely), row("film", **surely, **film), row("other", **surely | beyond)], {})
+    assert plans[QUEUE]["why"].split("; ") == [
+        "all messages: 500 attempts, 95 % sure: 80.4 s to 1230 s", "film: 500 attempts, 95 % sure: 18 s to 23 s",
+        "other: 500 attempts, 95 % sure: 80.4 s or more",
+    ]  # fmt: skip
 
 
 def test_where_too_little_is_known_nothing_is_said() -> None:

@@ -48,7 +48,8 @@ def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) 
     plans: dict[Queue, dict[str, Any]] = {}
     for given in rows:
         row = {name: _known(value) for name, value in given.items()}
-        seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"]
+        name = "first_lease" if row["today_renewed"] else "timeout"
+        seconds = row[f"{name}_s"]
         if not seconds and row["timeout_at_least_s"]:
             # "At least" is no reason to shorten today's lease.
             seconds = max(row["timeout_at_least_s"], row["today_lease_s"])
@@ -63,8 +64,15 @@ def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) 
         elif len(plan["by_type"]) < _TYPES_MAX:
             plan["by_type"][row["type"]] = lease_us
         known = f"{row['type'] or 'all messages'}: {row['attempts']:.0f} attempts"
+        low_s, high_s = (row.get(f"{name}_{end}_s") for end in ("low", "high"))
+        if low_s is not None:
+            known += f", 95 % sure: {_seconds(low_s)} {'or more' if high_s is None else f'to {_seconds(high_s)}'}"
         plan["why"] = f"{plan['why']}; {known}".strip("; ")[:1_000]
     return plans
+
+
+def _seconds(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g} s"
 
 
 def _known(value: Any) -> Any:

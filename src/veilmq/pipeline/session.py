@@ -40,6 +40,8 @@ NEEDED: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 """Settings of every session, where the user set nothing: instants are in UTC, and sources push filters down."""
+STARTED: Final = {"spark.log.level": "ERROR"}
+"""Of a session that this starts, too; a Spark Connect server logs as it likes."""
 LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -93,8 +95,6 @@ def session(
     else:
         with _quick() if is_short and not was_submitted else nullcontext():
             spark = _started(master, name, dict(settings or {}), is_submitted=was_submitted)
-        if spark.sparkContext.getConf().get("spark.log.level") is None:
-            spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
 
@@ -117,7 +117,7 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
         builder = builder.master(chosen)
     if "spark.app.name" not in given:
         builder = builder.appName(name)
-    ours = NEEDED | LOCAL if chosen.startswith("local") and not is_submitted else NEEDED
+    ours = NEEDED | STARTED | (LOCAL if chosen.startswith("local") and not is_submitted else {})
     for key, value in (ours | settings).items():
         if key in settings or key not in given:
             builder = builder.config(key, value)
@@ -238,18 +238,6 @@ def is_submitted() -> bool:
     Source: pyspark's java_gateway.py; `spark-submit` passes the port of its JVM this way.
     """
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def says_log_level() -> bool:
-    """Whether spark-defaults.conf says how much Java logs."""
-    package = find_spec("pyspark")
-    ours = Path(package.origin or "").parent if package else Path()
-    directory = Path(os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME") or ours) / "conf")
-    try:
-        text = (directory / "spark-defaults.conf").read_text()
-        return re.search(r"^\s*spark\.log\.level\b", text, re.MULTILINE) is not None
-    except OSError:
-        return False
 
 
 def remote_named() -> str | None:

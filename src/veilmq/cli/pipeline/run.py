@@ -50,20 +50,22 @@ if TYPE_CHECKING:
     from veilmq.pipeline.publish import Queue
     from veilmq.pipeline.report import Analysis
 
-_SHOWN: Final = {
-    "survival": ("queue", "type", "attempts", "censored_share", "p50_s", "p90_s", "p99_s", "at_least_s", "reach_s"),
+SHOWN: Final = {
+    "survival": ("queue", "type", "attempts", "censored_share", "p50_s", "p90_s", "p99_s", "reach_s"),
     "timeouts": (
-        "queue", "type", "attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_at_least_s", "timeout_cost",
-        "first_lease_s", "renew_after_s", "cost", "note",
+        "queue", "type", "attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_cost", "first_lease_s",
+        "renew_after_s", "cost", "note",
     ),
-    "split": ("queue", "part", "types", "median_s", "timeout_s", "recovery_s", "together_recovery_s", "gain"),
+    "split": (
+        "queue", "part", "types", "attempts", "median_s", "timeout_s", "recovery_s", "together_recovery_s", "gain",
+    ),
     "whatif": (
         "queue", "type", "under", "timeout_s", "workers", "messages", "duplicates", "recovery_s", "wait_s",
         "wait_p95_s", "cost", "cost_change", "note",
     ),
     "helped": (
-        "queue", "changed", "what", "hours", "messages_before", "messages_after", "cost_before", "cost_after",
-        "change_low", "change_high", "verdict",
+        "queue", "changed", "what", "hours", "messages_before", "messages_after", "cost_before", "cost_after", "change",
+        "verdict",
     ),
     "health": (
         "from", "queue", "received", "redeliveries", "stale_deletes", "dead_letters", "oldest_s", "raise_to_s",
@@ -100,7 +102,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
         found = Analysis(events(None), of=events, until=seen.last_instant())
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
-        show(asked, records(getattr(found, rows)), _SHOWN[name])
+        show(asked, records(getattr(found, rows)), SHOWN[name])
         if name != "survival":
             _tell_left_out(found)
         if publish:
@@ -142,7 +144,7 @@ def whatif(
         if asked.out is not None:
             found = found.cache()
             _write(asked, found, "whatif")
-        show(asked, records(found.toPandas()), _SHOWN["whatif"])
+        show(asked, records(found.toPandas()), SHOWN["whatif"])
 
 
 def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> None:
@@ -160,7 +162,7 @@ def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> Non
             found = found.cache()
             _write(asked, found, "helped")
         rows = [row.asDict() for row in found.collect()]
-        show(asked, rows, _SHOWN["helped"])
+        show(asked, rows, SHOWN["helped"])
         worse = {
             tuple(row[name] for name in job.QUEUE): (row["made"], job.reason(row)) for row in rows if job.is_worse(row)
         }
@@ -191,7 +193,7 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         text = page(found, source=source, offsets=(seen.start, seen.stop), now=wall() / 1e6, left_out=deleted)
         out = place_of(asked.out)
         (place(out) / "report.html").write_bytes(text.encode())
-        show(asked, records(found.timeouts), _SHOWN["timeouts"])
+        show(asked, records(found.timeouts), SHOWN["timeouts"])
         _tell_left_out(found)
     if not asked.as_json:
         print(f"wrote {out if isinstance(out, str) else asked.out}/report.html")
@@ -352,7 +354,7 @@ def _show_all(asked: Asked, found: "DataFrame", name: str, order: tuple[str, ...
         if not rows and none is not None:
             print(none)
             return 0
-        show(asked, rows, _SHOWN[name], more=found.count() - ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0)
+        show(asked, rows, SHOWN[name], more=found.count() - ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0)
         return len(rows)
     finally:
         found.unpersist()
@@ -442,23 +444,23 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
     """See `veilmq.pipeline.tables`. Raises Failure."""
     with reported():
         from veilmq.pipeline import tables
-        from veilmq.pipeline.loop import GROWING, between_runs
+        from veilmq.pipeline.loop import between_runs, growing
         from veilmq.pipeline.places import place as placed
 
         found = place if isinstance(url := place_of(place), Path) else placed(url)
         is_loop = (found / "cells").is_dir() and any(found.glob("state.json*"))
-        growing = [table for name in GROWING if (table := found / name).is_dir()] if is_loop else [found]
+        wanted = growing(found) if is_loop else [found]
         if not found.is_dir():
             raise OptionInvalid(f"{place} is no directory.", "Name a table.")
-        for table in growing:
+        for table in wanted:
             tables.check_grows(table)
         today = datetime.fromtimestamp(wall() / 1e6, UTC).date()
         oldest = None if retention_days is None else tables.oldest_kept(today, retention_days)
         with between_runs(found) if is_loop else nullcontext():
             dropped = 0
             if oldest is not None:
-                dropped = max(tables.retain(table, oldest, vacuum_hours=vacuum_hours) for table in growing)
-            joined = sum(map(tables.compact, growing))
+                dropped = max(tables.retain(table, oldest, vacuum_hours=vacuum_hours) for table in wanted)
+            joined = sum(map(tables.compact, wanted))
     if as_json:
         print_json({"dropped": dropped, "files_joined": joined})
     else:

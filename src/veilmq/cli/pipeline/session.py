@@ -274,11 +274,9 @@ def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
 @contextmanager
 def started(where: Where, *, is_short: bool = False) -> Iterator["SparkSession"]:
     """See `veilmq.pipeline.session.session`; the session is stopped at the end. Raises OptionInvalid."""
-    from veilmq.pipeline.session import says_log_level, session
+    from veilmq.pipeline.session import session
 
     settings = _settings(where.conf or [])
-    if not says_log_level():
-        settings = {"spark.log.level": "ERROR"} | settings
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -361,7 +359,8 @@ def _in_words(value: Any) -> str:
 
 
 def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], more: int = 0) -> None:
-    """Print the first rows, a figure with its interval; more: how many there are besides."""
+    """Print the first rows, a figure with its interval, without the columns that say nothing; more: how many rows there
+    are besides."""
     if asked.as_json:
         for row in rows:
             print_json(row)
@@ -372,10 +371,10 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
     from veilmq.cli.output import table
 
     # Queues of one name are told apart where there is more than one account or region.
-    places = [name for name in PLACE if len({row.get(name) for row in rows}) > 1]
-    kept = [*places, *(name for name in columns if any(row.get(name) is not None for row in rows))]
-    cells = [[_cell(name, row.get(name)) + _interval(name, row) for name in kept] for row in rows[:ROWS_SHOWN]]
-    table([_head(name) for name in kept], cells)
+    names = [*(name for name in PLACE if len({row.get(name) for row in rows}) > 1), *columns]
+    told = [[_told(name, row) for name in names] for row in rows]
+    kept = [at for at, cells in enumerate(zip(*told, strict=True)) if any(cell != _NONE for cell in cells)]
+    table([_head(names[at]) for at in kept], [[cells[at] for at in kept] for cells in told[:ROWS_SHOWN]])
     more += max(0, len(rows) - ROWS_SHOWN)
     if more:
         print(f"... and {more} rows more: --json or --out shows all", file=sys.stderr)
@@ -385,22 +384,29 @@ def _head(name: str) -> str:
     return name.removesuffix("_s").removesuffix("_share").replace("_", " ")
 
 
-def _interval(name: str, row: Mapping[str, Any]) -> str:
-    """From `cost_low` to `cost_high` of `cost`, or from `p50_low_s` to `p50_high_s` of `p50_s`, if the row has them."""
+def _told(name: str, row: Mapping[str, Any]) -> str:
+    """A figure with its interval, if the row has one: `p50_s` from `p50_low_s` to `p50_high_s`, or `wait_s` from
+    `wait_s_low` on. What is longer than anything that was seen is "at least" so much, and has a low end."""
     stem = name.removesuffix("_s")
     unit = name.removeprefix(stem)
-    low, high = row.get(f"{stem}_low{unit}"), row.get(f"{stem}_high{unit}")
-    if row.get(name) is None or low is None or high is None:
-        return ""
-    return f" ({_cell(name, low)} to {_cell(name, high)})"
+    value = row.get(name)
+    low, high = (row.get(f"{stem}_{end}{unit}", row.get(f"{name}_{end}")) for end in ("low", "high"))
+    if low is None:
+        return _cell(name, value)
+    least = row.get(f"{stem}_at_least{unit}", row.get(f"at_least{unit}"))
+    figure = _cell(name, value) if value is not None else f"at least {_cell(name, low if least is None else least)}"
+    return f"{figure} ({_cell(name, low)} {'or more' if high is None else f'to {_cell(name, high)}'})"
+
+
+_NONE: Final = "-"
 
 
 def _cell(name: str, value: Any) -> str:
     """For people."""
     if value is None:
-        return "-"
+        return _NONE
     if isinstance(value, list):
-        return ", ".join("-" if each is None else str(each) for each in value)
+        return ", ".join(_NONE if each is None else str(each) for each in value)
     if name.endswith("_s"):
         return time_text(float(value))
     if name.endswith("_share") or name == "gain":

@@ -368,10 +368,13 @@ class ObjectStore:
         """The objects whose keys begin with `below` and a slash; all if it is empty."""
         path = self._path(below) if below else self._root
         try:
-            found: dict[str, dict[str, Any]] = self._try("list", lambda: self._files.find(path, detail=True))
+            found: Any = self._try("list", lambda: self._files.find(path, detail=True))
         except FileNotFoundError:
             return
-        for name, entry in found.items():
+        # fsspec finds an object of that name itself, too, and adlfs then tells its name alone.
+        for name, entry in found.items() if isinstance(found, dict) else ():
+            if not name.startswith(f"{path}/"):
+                continue
             yield Found(name[len(self._root) + 1 :], int(entry.get("size") or 0), modified_of(entry))
 
     def keys(self, below: str) -> Sequence[str]:

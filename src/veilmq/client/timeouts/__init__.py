@@ -83,8 +83,9 @@ class AdaptiveTimeout:
 
     It names a lease for every message, so a queue's own timeout is never used. LeaseKeeper feeds it. Crashes are learnt
     from redeliveries: in a fleet of similar workers, each worker on average receives as many redeliveries as it causes.
-    So the redeliveries beyond its own releases and lost leases are due to crashes. Callers that detect a crash
-    themselves call `vanished`, in place of `redelivered`.
+    So the redeliveries beyond its own releases and lost leases are due to crashes, each after as long as work is under
+    way at a moment that nothing chose. Callers that detect a crash themselves call `vanished`, in place of
+    `redelivered`.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class AdaptiveTimeout:
         # Rates are learnt over all types, as events and the amount that they are divided by, both with a prior.
         self._crashes = _CRASH_PRIOR
         self._held_s = _CRASH_PRIOR / max(self._costs.crashes_per_second, 1e-9)
+        self._unseen = 0.0
+        self._work_s = self._work_squares = 0.0
         self._late = _LATE_PRIOR * self._costs.late_share
         self._extensions = _LATE_PRIOR
         self._late_s = self._late * self._costs.late_mean
@@ -158,19 +161,19 @@ class AdaptiveTimeout:
         """The lease ended while its worker was alive: a duplicate start."""
         with self._lock:
             self._duplicates += 1
-            self._crashes -= 1  # it will be redelivered
+            self._unseen -= 1  # it will be redelivered
             self._guard()
         self._learn(message.type, held, finished=False)
 
     def redelivered(self, message: Received) -> None:
         """A message was received that had been received before: a worker crashed, released it, or lost its lease."""
         with self._lock:
-            self._crashes += 1
+            self._unseen += 1
 
     def given_back(self, message: Received) -> None:
         """One of our workers released it: it will be redelivered without a crash."""
         with self._lock:
-            self._crashes -= 1
+            self._unseen -= 1
 
     def late(self, seconds: float) -> None:
         """An extension took effect `seconds` after it was due; 0 if it was in time."""
@@ -183,6 +186,9 @@ class AdaptiveTimeout:
     def _learn(self, type: str | None, held: float, *, finished: bool) -> None:  # noqa: A002 as above
         with self._lock:
             self._held_s += held
+            if finished:
+                self._work_s += held
+                self._work_squares += held * held
             self._attempts = 1 + (self._attempts - 1) * (1 - 1 / _GUARD_MEMORY) + 1
             self._duplicates *= 1 - 1 / _GUARD_MEMORY
             kind = self._kinds.get(type)
@@ -219,9 +225,12 @@ class AdaptiveTimeout:
     @property
     def costs(self) -> Costs:
         """The costs, with the rates learnt so far."""
+        # Nobody tells how long a crashed worker worked: the mean age of work under way (Barlow and Proschan).
+        age_s = self._work_squares / (2 * self._work_s) if self._work_s else 0.0
+        crashes, held_s = self._crashes + self._unseen, self._held_s + max(self._unseen, 0.0) * age_s
         return msgspec.structs.replace(
             self._costs,
-            crashes_per_second=max(self._crashes / self._held_s, self._costs.crashes_per_second * _CRASH_SHARE_MIN),
+            crashes_per_second=max(crashes / held_s, self._costs.crashes_per_second * _CRASH_SHARE_MIN),
             late_share=self._late / self._extensions,
             late_mean=self._late_s / self._late if self._late else self._costs.late_mean,
         )

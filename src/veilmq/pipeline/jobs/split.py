@@ -24,7 +24,8 @@ TYPES_MAX: Final = 64
 """Types of one queue considered separately; rarer ones stay together."""
 SCHEMA: Final = (
     "account string, region string, queue string, part int, parts int, types array<string>, attempts double,"
-    " median_s double, timeout_s double, timeout_low_s double, timeout_high_s double, recovery_s double,"
+    " median_s double, median_low_s double, median_high_s double,"
+    " timeout_s double, timeout_low_s double, timeout_high_s double, recovery_s double,"
     " together_timeout_s double, together_recovery_s double, together_cost double, split_cost double, gain double,"
     " gain_low double, gain_high double"
 )
@@ -35,8 +36,9 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 
     recovery_s and together_recovery_s: from a crash to the next start, with the part's own timeout and with the common
     one; together_cost and split_cost: per attempt of the whole queue, likewise; gain: the share of the cost that the
-    split saves. One part: leave the queue as it is. The part's timeout and the gain of these parts and timeouts have a
-    95 % interval, by a bootstrap of the messages; a high of null is beyond what was seen.
+    split saves. One part: leave the queue as it is. The part's median, its timeout and the gain of these parts and
+    timeouts have a 95 % interval (the last two by a bootstrap of the messages); a high of null is beyond what was seen,
+    and a median of null `median_low_s` or more.
     """
     given = costs
 
@@ -83,7 +85,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
         curve = Curve(_together([each.sample for each in curves[low:high]]))
         own = _best(curve, costs)
         crash = crash_share(curve.ended(), costs.crashes_per_second)
-        price = _price(curve, own, costs)
+        price, median = _price(curve, own, costs), curve.quantile(0.5)
         shortest_s, longest_s = other_timeouts(curve.chosen[0], rates, costs, own, longest(curve))
         others.append(curve.attempts * _costs(curve.chosen[0], rates, costs, own, timeout))
         result.append(
@@ -93,7 +95,9 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
                 "parts": len(cuts),
                 "types": [kind for kind, _ in samples[low:high]],
                 "attempts": curve.attempts,
-                "median_s": curve.quantile(0.5).seconds,
+                "median_s": median.seconds,
+                "median_low_s": median.low,
+                "median_high_s": median.high,
                 "timeout_s": own,
                 "timeout_low_s": shortest_s,
                 "timeout_high_s": longest_s,

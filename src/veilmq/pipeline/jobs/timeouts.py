@@ -30,8 +30,8 @@ SCHEMA: Final = (
     " timeout_high_s double, timeout_at_least_s double, timeout_cost double, timeout_cost_low double,"
     " timeout_cost_high double, timeout_redelivered double, timeout_recovery_s double,"
     " first_lease_s double, first_lease_low_s double, first_lease_high_s double, renew_after_s double,"
-    " margin_s double, cost double, cost_low double, cost_high double, redelivered double, recovery_s double,"
-    " extensions double, silent_were string, note string"
+    " renew_after_low_s double, renew_after_high_s double, margin_s double, cost double, cost_low double,"
+    " cost_high double, redelivered double, recovery_s double, extensions double, silent_were string, note string"
 )
 CURVE_SCHEMA: Final = (
     "account string, region string, queue string, type string, timeout_s double, redelivered double, low double,"
@@ -63,10 +63,10 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
 
     attempts: messages, by their first lease. timeout_s: the best lease for workers that never extend; null with
     timeout_at_least_s where it is longer than what was seen, and timeout_low_s is then the low end of that.
-    first_lease_s, renew_after_s, margin_s: for those that do. Both leases have a 95 % interval, by a bootstrap of the
-    messages; a high of null is beyond what was seen. today_*: as leases were granted, extended or not. redelivered:
-    started again under a living worker. recovery_s: from a crash to the next start, on the average. silent_were: as in
-    `survival.quantiles`.
+    first_lease_s, renew_after_s, margin_s: for those that do. Both leases and the renewal have a 95 % interval, by a
+    bootstrap of the messages; a high of null is beyond what was seen. today_*: as leases were granted, extended or not.
+    redelivered: started again under a living worker. recovery_s: from a crash to the next start, on the average.
+    silent_were: as in `survival.quantiles`.
     basis: `curve`, a law's name (the tail is the fitted law's), `level` (beyond the reach nothing is known: the keeper
     goes on as if work there never ended), `too few`.
     """
@@ -285,6 +285,7 @@ def longest(curve: "Curve") -> float:
 
 
 def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
+    from veilmq.estimate.schedule import STEP_MIN
     from veilmq.pipeline.estimates import schedule_price
 
     rate = costs.crashes_per_second
@@ -298,6 +299,8 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
         "first_lease_low_s": shortest,
         "first_lease_high_s": longest,
         "renew_after_s": schedule.first - schedule.margin,
+        "renew_after_low_s": max(shortest - schedule.margin, STEP_MIN),
+        "renew_after_high_s": longest - schedule.margin,
         "margin_s": schedule.margin,
         "cost": float(price.cost(costs)),
         "cost_low": low,

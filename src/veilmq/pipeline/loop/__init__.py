@@ -173,7 +173,7 @@ class Loop:
             lock.save(msgspec.json.encode(state))
             today = datetime.fromtimestamp(now, UTC).date()
             oldest = tables.oldest_kept(today, self._retention_days)
-            there = [table for name in GROWING if (table := self.directory / name).exists()]
+            there = growing(self.directory)
             dropped = max((tables.retain(table, oldest) for table in there), default=0)
             compacted = sum(tables.compact(table, files_max=_COMPACT_FILES) for table in there)
             took = timer() - began
@@ -373,6 +373,11 @@ class Loop:
         part = self.directory / ".metrics.prom.part"
         part.write_text(text)
         part.rename(self.directory / "metrics.prom")
+
+
+def growing(directory: Place) -> list[Place]:
+    """The tables of `GROWING` that a loop's directory has by now."""
+    return [table for name in GROWING if (table := directory / name).is_dir()]
 
 
 @contextmanager

@@ -231,8 +231,17 @@ def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, 
             timeouts,
             ("attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_low_s", "timeout_high_s",
              "timeout_at_least_s", "timeout_cost", "first_lease_s", "first_lease_low_s", "first_lease_high_s",
-             "renew_after_s", "cost", "cost_low", "cost_high", "basis", "silent_were"),
+             "renew_after_s", "renew_after_low_s", "renew_after_high_s", "cost", "cost_low", "cost_high", "basis",
+             "silent_were"),
         ),
+        _table(
+            "Queues to split: what is recommended",
+            found.split[found.split.parts > 1].assign(type=None),
+            ("types", "attempts", "median_s", "median_low_s", "median_high_s", "timeout_s", "timeout_low_s",
+             "timeout_high_s", "gain", "gain_low", "gain_high"),
+        )
+        if len(timeouts)
+        else "",
         _table(
             "All queues and types: how long work takes",
             quantiles,
@@ -273,6 +282,8 @@ def _card(row: Any) -> str:
     """What to set without changing code, then what workers that extend would gain; empty if neither is worth it."""
     today, plain, kept = float(row.today_lease_s), _known(row.timeout_s), float(row.cost)
     saved = 1 - kept / float(row.today_cost) if row.today_cost else 0.0
+    every = f"every {say(float(row.renew_after_s))}"
+    surely = _between(row.renew_after_low_s, row.renew_after_high_s)
     extend = (
         f"leases of {say(float(row.first_lease_s))} ({_between(row.first_lease_low_s, row.first_lease_high_s)}), a dead"
         f" worker's message back after {say(float(row.recovery_s))}, {100 * saved:.0f} % cheaper than today"
@@ -281,7 +292,7 @@ def _card(row: Any) -> str:
     if row.today_renewed:
         if saved < _WORTH:
             return ""
-        head, rest = f"extend every {say(float(row.renew_after_s))}", f"{extend}; {number}"
+        head, rest = f"extend {every}", f"95 % sure: {surely}; {extend}; {number}"
     else:
         least = _known(row.timeout_at_least_s)
         if plain is not None and row.today_cost and 1 - float(row.timeout_cost) / float(row.today_cost) >= _WORTH:
@@ -296,7 +307,7 @@ def _card(row: Any) -> str:
         else:
             return ""
         if saved >= _WORTH:
-            rest += f". Workers that extend, every {say(float(row.renew_after_s))}: {extend}"
+            rest += f". Workers that extend, {every} ({surely}): {extend}"
     now = f"today {say(today)}{', extended' if row.today_renewed else ''}"
     return (
         f'<div class="to"><span class="from">{escape(now)}</span>; <span class="new">{escape(head)}</span></div>'
@@ -414,7 +425,7 @@ def _sliders(points: Any, timeouts: Any) -> str:
             f'max="{len(places) - 1}" value="{start}" aria-label="Timeout of {name}" '
             f'aria-valuetext="{escape(places[start][0])}" data-places="{escape(json.dumps(places))}" />'
             f"<p>With a timeout of {told[0]}, {told[1]} are started twice, a dead worker's message is back after "
-            f"{told[2]}, and a message costs {told[3]}.</p></div>"
+            f"{told[2]}, and a message costs {told[3]}. From {float(row.attempts):,.0f} messages.</p></div>"
         )
     return "".join(sliders)
 
@@ -449,6 +460,8 @@ def _table(title: str, rows: Any, columns: tuple[str, ...]) -> str:
         cells = "".join(f"<td>{escape(_cell(name, row[name]))}</td>" for name in columns)
         name = escape(figures.label_of(row))
         lines.append(f'<tr data-name="{name.lower()}"><td class="t">{name}</td>{cells}</tr>')
+    if not lines:
+        return ""
     return (
         f"<section><details><summary>{title}</summary><table><thead><tr><th>queue</th>{heads}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></details></section>"
@@ -460,11 +473,13 @@ def _head(name: str) -> str:
 
 
 def _cell(name: str, value: Any) -> str:
+    if name == "types":
+        return ", ".join("no type" if each is None else str(each) for each in value)
     if value is None or value != value:
         return "–"
     if name.endswith("_s"):
         return say(float(value))
-    if name.endswith("_share"):
+    if name.endswith("_share") or name.startswith("gain"):
         return f"{100 * value:.1f} %"
     if not isinstance(value, float):
         return str(value)
