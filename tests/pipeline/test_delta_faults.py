@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -156,6 +158,25 @@ def test_of_many_that_commit_one_batch_at_once_one_does(tmp_path: Path) -> None:
         process.communicate(timeout=60)
     assert [process.returncode for process in processes] == [0] * 4
     assert DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist() == [1, 2]
+
+
+def test_queries_that_make_a_table_at_once_all_commit(tmp_path: Path) -> None:
+    """Each finds no table, so several of them write its columns: to the others that is a change amid their commit."""
+
+    def commits(table: Path, number: int) -> None:
+        name = f"{number}.parquet"
+        pq.write_table(pa.table({"n": [number]}, SCHEMA), table / name)
+        together.wait()
+        written = Written(name, (table / name).stat().st_size, 1, f"query {number}")
+        assert add_files(table, SCHEMA, [written], written.query, 0)
+
+    together = Barrier(4)
+    with ThreadPoolExecutor(4) as pool:
+        for round_ in range(10):
+            table = tmp_path / str(round_)
+            table.mkdir()
+            list(pool.map(commits, [table] * 4, range(4)))
+            assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("place", ["_last_checkpoint", "00000000000000000001.checkpoint.parquet"])

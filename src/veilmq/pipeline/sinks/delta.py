@@ -70,6 +70,8 @@ _OF_COLUMNS: Final = {
     "delta.identity.": "values that count up",
 }
 _CONSTRAINTS: Final = "delta.constraints."
+_TRIES: Final = 4
+"""Of a commit that conflicts with another query's: two that make a table at the same moment both write its columns."""
 _ELEMENT: Final = "element"
 _VALUE: Final = "value"
 _MEND: Final = "Write another table, or with foreachBatch and what sees to that."
@@ -113,7 +115,7 @@ def add_files(
     DeltaRefused, and SourceUnreachable if the table cannot be reached; the next call then finds out whether the batch
     landed.
     """
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
     path, query = str(path), files[0].query
     storage = storage_of(path, storage)
@@ -121,22 +123,28 @@ def add_files(
     if _is_done(path, app, own, batch, storage):
         _sync_log(path)  # the process that committed it may have died before it synced
         return False
-    try:
-        is_new = _commit(path, schema, files, app, own, batch, storage, after)
-    except DeltaRefused:
-        raise
-    except Exception as error:
-        if _is_done(path, app, own, batch, storage):
-            log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
-            _sync_log(path)
-            return True
-        if after is not None and _last(_table(path, batch, storage), app) != after:
-            return False
-        if isinstance(error, DeltaError):
-            raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
-        if isinstance(error, OSError):
-            raise _unreachable(path, batch, error) from error
-        raise
+    for left in reversed(range(_TRIES)):
+        try:
+            is_new = _commit(path, schema, files, app, own, batch, storage, after)
+            break
+        except DeltaRefused:
+            raise
+        except Exception as error:
+            if _is_done(path, app, own, batch, storage):
+                log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
+                _sync_log(path)
+                return True
+            if after is not None and _last(_table(path, batch, storage), app) != after:
+                return False
+            if isinstance(error, CommitFailedError) and left:
+                continue
+            if isinstance(error, DeltaError):
+                raise DeltaRefused(
+                    f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?"
+                ) from error
+            if isinstance(error, OSError):
+                raise _unreachable(path, batch, error) from error
+            raise
     _sync_log(path)
     return is_new
 
@@ -148,6 +156,7 @@ def _commit(
     """False if the version of the table that it would follow has the batch, or another last one than `after`: delta-rs
     sees conflicts with later ones alone."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.exceptions import DeltaError
     from deltalake.transaction import AddAction
 
     now_ms = round(SYSTEM.wall() * 1_000)
@@ -158,7 +167,11 @@ def _commit(
             actions.append(AddAction(each.name, each.size_bytes, each.partition, now_ms, True, told))
     partitions = next((list(each.partition) for each in files if each.name), [])
     if not DeltaTable.is_deltatable(path, storage):
-        write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
+        try:
+            write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
+        except DeltaError:  # another process made it at the same moment
+            if not DeltaTable.is_deltatable(path, storage):
+                raise
     table = DeltaTable(path, storage_options=storage)
     if _holds(table, path, app, own, batch) or (after is not None and _last(table, app) != after):
         return False
