@@ -150,7 +150,7 @@ class Cpu:
         self._first: dict[tuple[int, str], int] = {}
         self._last: dict[tuple[int, str], int] = {}
         self.peak_mb: dict[str, int] = {}
-        """The most memory that a process had, by its program's name."""
+        """The most memory that a process had, by its program's name; of the others, as this one made the histories."""
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "Cpu":
@@ -193,7 +193,7 @@ class Cpu:
             return False
 
         found = {process: ticks for process, ticks in used.items() if ours(process[0])}
-        for pid, _ in found:
+        for pid in {pid for pid, _ in found} - {os.getpid()}:
             try:
                 told = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
             except OSError:
