@@ -173,6 +173,16 @@ def test_pushes_that_ended_are_a_warning(http: httpx.Client, server: Any) -> Non
     assert http.get("/health/ready").json()["warnings"] == {}
 
 
+def test_a_damaged_page_is_a_warning(http: httpx.Client, server: Any) -> None:
+    server.store.readers.trusting = True
+    answer, metrics = http.get("/health/ready"), http.get("/metrics").text
+    server.store.readers.trusting = False
+    assert (answer.status_code, answer.json()["reasons"]) == (200, {})
+    assert "run `veilmq check`" in answer.json()["warnings"]["pages"]
+    assert "veilmq_pages_damaged 1.0" in metrics
+    assert http.get("/health/ready").json()["warnings"] == {}
+
+
 def test_a_full_disk_is_a_reason(running: Any, tmp_path: Path) -> None:
     def low(server: Any) -> None:
         server.store._writer.disk_low = 5

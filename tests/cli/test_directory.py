@@ -4,7 +4,6 @@ import json
 from hashlib import md5
 from pathlib import Path
 
-import apsw
 import pytest
 
 from veilmq.cli.directory import backup, check
@@ -28,6 +27,7 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DestinationTaken
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check as check_database
@@ -174,7 +174,7 @@ DAMAGE = [
 @pytest.mark.parametrize(("kind", "statement", "told"), DAMAGE)
 def test_damage_is_found(used: Used, kind: str, statement: str, told: str) -> None:
     used.store.close()
-    connection = apsw.Connection(str(used.database))
+    connection = connect(used.database)
     connection.execute(statement)
     assert connection.changes()
     connection.close()
@@ -185,7 +185,7 @@ def test_damage_is_found(used: Used, kind: str, statement: str, told: str) -> No
 
 def test_a_damaged_page_is_found(used: Used) -> None:
     used.store.close()
-    connection = apsw.Connection(str(used.database))
+    connection = connect(used.database)
     root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'message_line'").get
     page_bytes = connection.pragma("page_size")
     connection.pragma("journal_mode", "DELETE")
@@ -199,7 +199,7 @@ def test_a_damaged_page_is_found(used: Used) -> None:
 
 def test_a_trimmed_history_says_from_where(used: Used) -> None:
     used.store.close()
-    connection = apsw.Connection(str(used.database))
+    connection = connect(used.database)
     connection.execute("DELETE FROM history WHERE offset < 4")
     connection.close()
     report = check_database(used.database)
@@ -225,7 +225,7 @@ def test_the_books_of_a_trimmed_history_begin_with_its_snapshot(used: Used, dama
             used.run(PurgeQueue(queue=queue("purged"), origin=ORIGIN, cooldown_us=0))
     used.store.close()
     if damage:
-        connection = apsw.Connection(str(used.database))
+        connection = connect(used.database)
         connection.execute("DELETE FROM message WHERE sequence = (SELECT max(sequence) FROM message)")
         connection.close()
     report = check_database(used.database)
@@ -251,7 +251,7 @@ def test_a_backup_of_a_store_in_use_is_whole_and_honours_no_old_handle(used: Use
     assert size_bytes == (copy / DATABASE).stat().st_size
     report = check_database(copy / DATABASE)
     assert (report.problems, report.books) == ([], "balanced")
-    bodies = [row[0] for row in apsw.Connection(str(copy / DATABASE)).execute("SELECT body FROM message")]
+    bodies = [row[0] for row in connect(copy / DATABASE).execute("SELECT body FROM message")]
     assert b"after" in bodies
     assert b"meanwhile" not in bodies
     restored = Used(copy)
@@ -296,7 +296,7 @@ def test_a_receive_attempt_of_before_is_a_new_one_in_the_copy(used: Used, tmp_pa
 def test_the_copy_has_a_fresh_secret(used: Used, tmp_path: Path) -> None:
     backup_file(used.database, tmp_path / "copy.db")
     secrets = [
-        apsw.Connection(str(path)).execute("SELECT receipts, epoch FROM secret").fetchall()[0]
+        connect(path).execute("SELECT receipts, epoch FROM secret").fetchall()[0]
         for path in (used.database, tmp_path / "copy.db")
     ]
     assert [len(part) for part in secrets[0]] == [len(part) for part in secrets[1]]
@@ -336,7 +336,7 @@ def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:
 def test_what_is_no_data_directory_is_told(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    connection = apsw.Connection(str(other / DATABASE))
+    connection = connect(other / DATABASE)
     connection.execute("CREATE TABLE t (x)")
     connection.close()
     (tmp_path / "empty").mkdir()

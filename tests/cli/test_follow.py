@@ -10,9 +10,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import apsw
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve, Server
+
+from veilmq.store.sqlite.disk import connect
 
 
 class Follower:
@@ -161,7 +162,7 @@ def test_a_trimmed_offset_is_no_matter_of_waiting(serve: Serve, follow: Follow, 
     follower.until_sent(1)
     follower.process.send_signal(signal.SIGSTOP)
     server.stop()
-    database = apsw.Connection(str(tmp_path / "data" / "veilmq.db"))
+    database = connect(tmp_path / "data" / "veilmq.db")
     database.execute("UPDATE mark SET offset = offset + 1000; UPDATE history SET offset = offset + 1000")
     database.close()
     serve().ready()

@@ -15,7 +15,7 @@ from tests.users import other_user
 import veilmq
 from veilmq import accelerator
 from veilmq.engine.directory import STATE_FORMAT
-from veilmq.store.sqlite.disk import schema
+from veilmq.store.sqlite.disk import connect, schema
 from veilmq.testing.for_each import for_each
 
 FIXTURES = Path(__file__).parents[1] / "store" / "fixtures"
@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Data:
 
 
 def change(data: Path, pragma: str, value: int) -> None:
-    connection = apsw.Connection(str(data / "veilmq.db"))
+    connection = connect(data / "veilmq.db")
     connection.pragma(pragma, value)
     connection.close()
 

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 
-import apsw
 import pytest
 from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -30,7 +29,7 @@ from veilmq.cli.serve.admin_port import HEAD_S
 from veilmq.model.events import EventRecord
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, read_holder
-from veilmq.store.sqlite.disk import open_reader
+from veilmq.store.sqlite.disk import connect, open_reader
 from veilmq.store.sqlite.reading import SqliteView
 
 KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'
@@ -177,7 +176,7 @@ def test_a_directory_that_cannot_be_served(serve: Serve, tmp_path: Path) -> None
     file = tmp_path / "file"
     file.touch()
     serve(data=tmp_path / "newer").ready().stop()
-    connection = apsw.Connection(str(tmp_path / "newer" / DATABASE))
+    connection = connect(tmp_path / "newer" / DATABASE)
     connection.pragma("user_version", 99)
     connection.close()
     serve(data=tmp_path / "shown").ready().stop()

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve
 from tests.users import other_user
@@ -26,6 +25,7 @@ from veilmq.cli.remote import Asked
 from veilmq.cli.remote.messages import send
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DATABASE
+from veilmq.store.sqlite.disk import connect
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ
 
@@ -256,7 +256,7 @@ def test_a_directory_that_cannot_be_written_is_told(data: Path) -> None:
     ids=lambda each: " ".join(each[:2]) if isinstance(each, list) else str(each),
 )
 def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command: list[str], code: int) -> None:
-    connection = apsw.Connection(str(data / DATABASE))
+    connection = connect(data / DATABASE)
     (bytes_of_page,) = next(connection.execute("PRAGMA page_size"))
     (page,) = next(connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)))
     connection.close()
@@ -273,7 +273,7 @@ def test_a_database_of_another_program_is_told_with_its_directory(
     tmp_path: Path, veilmq: Run, command: list[str]
 ) -> None:
     tmp_path.chmod(0o700)
-    connection = apsw.Connection(str(tmp_path / DATABASE))
+    connection = connect(tmp_path / DATABASE)
     connection.execute("CREATE TABLE a (b)")
     connection.close()
     command = [each.replace("DEST", str(tmp_path / "copy")) for each in command]

@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import apsw
 import psycopg
 import pytest
 from tests.cluster.conftest import Clock, Cluster, LoggedFactory, begin
@@ -34,6 +33,7 @@ from veilmq.server.config.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.store import Store
 from veilmq.store.directory import DATABASE
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.follower import SqliteFollower
 
 RENEWED = Instant(1_700_000_000 * SECOND_US)
@@ -218,7 +218,7 @@ def test_an_owner_whose_copy_has_rotted_hands_over_and_fills_it_again(
         terms.append(Shell(engine, store, clock, holds=server.holds))
         term.push_async_callback(terms[0].stop, 5.0)
         terms[0].start()
-        with closing(apsw.Connection(str(settings.data / DATABASE))) as connection:
+        with closing(connect(settings.data / DATABASE)) as connection:
             connection.execute("CREATE TABLE rotten (bit)")
         return terms[0]
 

@@ -28,6 +28,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import Follower
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -53,7 +54,7 @@ def follower(path: Path) -> Follower:
 
 
 def connected(directory: Path) -> apsw.Connection:
-    return apsw.Connection(str(directory / "veilmq.db"))
+    return connect(directory / "veilmq.db")
 
 
 def same(one: Path, other: Path, but: tuple[str, ...] = ()) -> None:

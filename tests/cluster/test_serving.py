@@ -34,6 +34,7 @@ from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.schema import init
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.store.directory import DATABASE
+from veilmq.store.sqlite.disk import connect
 from veilmq.testing.local import VEILMQ, ServerProcess
 
 LEASE_S = 1.0
@@ -222,7 +223,7 @@ def test_a_copy_that_is_damaged_in_what_only_an_owner_reads_is_filled_again(serv
     one, two = servers.start("one"), servers.start("two")
     Client(one).send("kept")
     servers.stop("two")
-    with closing(apsw.Connection(str(two.data / DATABASE))) as connection:
+    with closing(connect(two.data / DATABASE)) as connection:
         connection.pragma("journal_mode", "delete")
         (page,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'topic'").fetchall()[0]
     with (two.data / DATABASE).open("r+b") as file:
@@ -280,7 +281,7 @@ def test_an_owner_whose_copy_was_damaged_is_replaced(servers: Servers) -> None:
     one, two = servers.start("one"), servers.start("two")
     Client(one).send("kept")
     servers.stop("two")
-    with closing(apsw.Connection(str(two.data / DATABASE))) as connection:
+    with closing(connect(two.data / DATABASE)) as connection:
         connection.execute("UPDATE queue SET modified = modified + 1")
     two = servers.start("two")
     servers.stop("one")
@@ -307,7 +308,7 @@ def flip(data: Path, body: str) -> None:
     """A bit of a body, in a follower's copy, once that has it."""
 
     def flipped() -> bool:
-        with suppress(apsw.Error), closing(apsw.Connection(str(data / DATABASE))) as connection:
+        with suppress(apsw.Error), closing(connect(data / DATABASE)) as connection:
             connection.execute("UPDATE message SET body = ? WHERE body = ?", (b"X" + body[1:].encode(), body.encode()))
             return connection.changes() == 1
         return False

@@ -27,6 +27,7 @@ from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.archive import PART_BYTES
 from veilmq.store.directory import DATABASE, DatabaseUnusable
 from veilmq.store.log import Diverged, Entry, Follower, Point, Position, SnapshotBad
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.testing import chance
 
@@ -248,7 +249,7 @@ class TestCopy:
         """A bit flips in the file's header, or in what the tables are, while the server is down, and it starts."""
         copy.close()
         file = tmp_path / "copy" / DATABASE
-        with closing(apsw.Connection(str(file))) as connection:
+        with closing(connect(file)) as connection:
             connection.pragma("journal_mode", "delete")
         content, drawn = file.read_bytes(), chance(35)
         places = [*range(60), *range(64, 100)]  # all of the header but the schema's number

@@ -5,7 +5,6 @@ from pathlib import Path
 from threading import Timer
 from time import perf_counter
 
-import apsw
 import boto3
 import httpx
 import pytest
@@ -15,6 +14,7 @@ from tests.support.commands import Run, in_process
 from tests.support.postgres import until
 from tests.support.sqlite import SMALL
 
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing import Random
 from veilmq.testing.local import ServerProcess
@@ -41,7 +41,7 @@ def sqs(server: ServerProcess) -> "boto3.client":  # type: ignore[valid-type]
 def bodies(directory: Path) -> set[str]:
     """Of all messages in a data directory."""
     SqliteStore(directory, SMALL).close()
-    with closing(apsw.Connection(str(directory / "veilmq.db"))) as connection:
+    with closing(connect(directory / "veilmq.db")) as connection:
         return {str(body) for (body,) in connection.execute("SELECT CAST(body AS TEXT) FROM message")}
 
 

@@ -27,7 +27,7 @@ from tests.simulation.loop import Spins, Time, VirtualLoop, committers
 from tests.simulation.moving import MovingClient, is_moving, make_topic, misplaced
 from tests.simulation.plan import COPIES, DEAD, DEAD_FIFO, FIFO, JOBS, Plan, plan_of
 from tests.support.contract.stage import TESTER
-from tests.support.faults import full, io_error
+from tests.support.faults import FaultDisk, full, io_error
 
 from veilmq.checking import check as decide
 from veilmq.checking.log import Grant, Kind
@@ -88,8 +88,9 @@ def entropy_of(chance: Random) -> Iterator[None]:
 @cache
 def empty_database() -> dict[str, bytes]:
     """The files of a server that has created its tables and stopped: to create them costs as much as two starts."""
+    disk = FaultDisk("simulated-empty")  # its pages have no checksums, as those that a world writes have none
     with in_memory() as directory, entropy_of(chance(0)):
-        _, store = open_directory(directory, options=Options(reserve_bytes=0, redo_bytes=0))
+        _, store = open_directory(directory, options=Options(reserve_bytes=0, redo_bytes=0, disk=disk))
         store.close()
         return {name: path.read_bytes() for name in DAMAGED if (path := directory / name).exists()}
 

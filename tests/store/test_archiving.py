@@ -7,7 +7,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import apsw
 import pytest
 from hypothesis.stateful import rule
 from tests.store.test_machine import StoreMachine, play
@@ -19,6 +18,7 @@ from veilmq.store import Options, Store
 from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
 from veilmq.store.log import Diverged, restore
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -67,7 +67,7 @@ class ArchivedFactory(SqliteFactory):
         source = ArchiveSource(self.place, "place")
         found = restore(source, None if to is None else Instant(to), place, open_follower)
         assert found.damaged == []
-        with closing(apsw.Connection(str(place / "veilmq.db"))) as connection:
+        with closing(connect(place / "veilmq.db")) as connection:
             return digest(connection)
 
 

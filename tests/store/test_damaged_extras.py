@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import apsw
 import msgspec
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
@@ -14,6 +13,7 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.rows import pack_extras, read_extras
 from veilmq.store.sqlite.tools import check
 
@@ -28,7 +28,7 @@ def damage(stage: Stage, sequence: int, extras: bytes = NO_MSGPACK) -> Path:
     """Make the extras of the message unreadable; the database's path."""
     path: Path = stage.factory.path / "veilmq.db"  # type: ignore[attr-defined]
     stage.store.close()
-    connection = apsw.Connection(str(path))
+    connection = connect(path)
     connection.execute("UPDATE message SET extras = ? WHERE sequence = ?", (extras, sequence))
     connection.close()
     stage.store = stage.factory.open()

@@ -2,9 +2,9 @@
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, refused
 from tests.support.sqlite import store_of
@@ -15,6 +15,8 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Extras, Failure, Report, Reported, id_text
 from veilmq.model.outcomes import Deleted, MoveStarted, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.store.sqlite.disk import connect
+from veilmq.store.sqlite.raw.logs import with_checksum
 from veilmq.store.sqlite.tools import check
 from veilmq.testing.for_each import for_each
 
@@ -31,7 +33,7 @@ def flip(stage: Stage, sequence: int, column: str, *, kind: bool = False) -> Non
     whether the value is text or a blob (SQLite, "Database File Format", 2.1: types 2n + 13 and 2n + 12)."""
     stage.store.close()
     path = store_of(stage).directory.database
-    connection = apsw.Connection(str(path))
+    connection = connect(path)
     found: Any = connection.execute(
         "SELECT sender, ifnull(group_id, ''), type FROM message WHERE sequence = ?", (sequence,)
     ).fetchall()
@@ -45,14 +47,20 @@ def flip(stage: Stage, sequence: int, column: str, *, kind: bool = False) -> Non
             content[content.rindex(types, start - 100, start) + at] ^= 0x01
         else:
             content[start + sum(map(len, texts[:at]))] ^= 0x80
-    path.write_bytes(content)
+    write_pages(path, content)
     stage.open()
+
+
+def write_pages(path: Path, content: bytearray) -> None:
+    """Write a database whose pages match their checksums: it was damaged before they were computed."""
+    pages = (bytes(content[at : at + 4096]) for at in range(0, len(content), 4096))
+    path.write_bytes(b"".join(map(with_checksum, pages)))
 
 
 def change(stage: Stage, statement: str) -> None:
     """Change one row while the store is closed."""
     stage.store.close()
-    connection = apsw.Connection(str(store_of(stage).directory.database))
+    connection = connect(store_of(stage).directory.database)
     connection.execute(statement)
     assert connection.changes() == 1
     connection.close()
@@ -202,7 +210,7 @@ def test_the_store_starts_with_a_damaged_client_name(stage: Stage) -> None:
     content, name = bytearray(path.read_bytes()), b"testercontract"
     assert content.count(name) == 1
     content[content.index(name) + len("tester")] ^= 0x80
-    path.write_bytes(content)
+    write_pages(path, content)
     stage.open()
     stage.send(queue)
     assert [event.client for event in stage.events()] == ["\\xe3ontract", "contract"]

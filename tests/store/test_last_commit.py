@@ -17,6 +17,7 @@ from veilmq.model.outcomes import MoveStarted
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.files import RealDisk
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
@@ -104,7 +105,7 @@ def test_a_lost_wal_of_a_closed_server_costs_nothing_or_is_refused(stage: Stage,
     assert not wal.exists()
     stage.open()
     assert len(stage.peek(key, 100)) == BATCHES + 1
-    reading = apsw.Connection(str(database))
+    reading = connect(database)
     reading.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     reading.execute("BEGIN; SELECT count(*) FROM mark").fetchall()
     store_of(stage)._writer.redo.close()
@@ -273,7 +274,7 @@ def test_a_lost_mark_is_no_new_database(stage: Stage, tmp_path: Path) -> None:
 
 def execute(database: Path, statement: str) -> None:
     """Change the database of a store that is not open, and nothing beside it."""
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.execute(statement)
     connection.close()

@@ -21,7 +21,7 @@ from veilmq.store.directory import NotOurs
 from veilmq.store.log import AppendUnknown, Changed, Diverged, FormatUnknown, NotAppended, NotOwner, Record
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
-from veilmq.store.sqlite.disk import schema
+from veilmq.store.sqlite.disk import connect, schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import backup
@@ -398,7 +398,7 @@ class TestFollower:
 
         with pytest.raises(Diverged, match="does not continue"):
             together()
-        with closing(apsw.Connection(str(follower.directory.database))) as reading:
+        with closing(connect(follower.directory.database)) as reading:
             assert reading.execute("SELECT lsn FROM log_position").get == before + 1
         factory.log.bring(follower)
         equal(store_of(stage), follower)

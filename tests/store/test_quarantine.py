@@ -2,7 +2,6 @@
 
 import logging
 
-import apsw
 import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, refused
 from tests.support.sqlite import store_of
@@ -16,6 +15,7 @@ from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import DamagedMessage
 from veilmq.store.sqlite.batch.set_apart import LINES_MAX
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.tools import check
 from veilmq.testing.replaying import replay
 
@@ -69,7 +69,7 @@ def test_attributes_that_cannot_be_read_are_exported_as_they_are(stage: Stage) -
     queue = stage.create()
     sent = stage.send(queue, "body", extras=Extras(type="film"))
     stage.store.close()
-    connection = apsw.Connection(str(stage.factory.path / "veilmq.db"))  # type: ignore[attr-defined]
+    connection = connect(stage.factory.path / "veilmq.db")  # type: ignore[attr-defined]
     connection.execute("UPDATE message SET extras = x'c1ff' WHERE sequence = ?", (sent.sequence,))
     connection.close()
     stage.store = stage.factory.open()
@@ -147,7 +147,7 @@ def test_the_books_tell_of_damaged_messages_that_are_gone_without_an_event(stage
     set_apart(stage, queue, *[stage.send(queue, text) for text in "12"])
     stage.store.close()
     database = store_of(stage).directory.database
-    with apsw.Connection(str(database)) as connection:
+    with connect(database) as connection:
         connection.execute("DELETE FROM message WHERE sequence = (SELECT min(sequence) FROM quarantine)")
         connection.execute("DELETE FROM quarantine WHERE sequence = (SELECT min(sequence) FROM quarantine)")
     connection.close()

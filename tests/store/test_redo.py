@@ -18,7 +18,7 @@ from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Received
 from veilmq.store.directory import DatabaseUnusable, NotOurs
-from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk import connect, redo
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
@@ -130,7 +130,7 @@ def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
     stage.sweep()
     stage.send(queue, "last")
     database = killed(stage)
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     missing, is_damaged = redo.lacking(database.parent / "redo", connection)
     assert [len(entry.messages) for entry in missing] == [1]
     assert not is_damaged
@@ -390,7 +390,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     database = killed(stage)
     content = (database.parent / "redo").read_bytes()
     assert content.count(b"damaged") == 1
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     ((entry,), _) = redo.lacking(database.parent / "redo", connection)
     connection.close()
     contents = msgspec.structs.replace(entry.messages[0], body=b"changed")
@@ -402,7 +402,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
 
 
 def record_of(database: Path, entry: redo.Entry) -> bytes:
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     log = redo.Redo(database.parent / "other", SMALL, connection.execute("SELECT receipts FROM secret").get)
     connection.close()
     record = log.record(entry)
@@ -445,7 +445,7 @@ def test_what_a_client_wrote_is_no_record(stage: Stage) -> None:
     content = path.read_bytes()
     assert content[end : end + 8] == bytes(8)
     database = killed(stage)
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     ((entry, *_), _) = redo.lacking(path, connection)
     epoch = connection.execute("SELECT epoch FROM secret").get
     connection.close()

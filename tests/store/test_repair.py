@@ -16,6 +16,7 @@ from tests.support.sqlite import SMALL, store_of
 from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import EXPORT, repair
 from veilmq.store.sqlite.store import SqliteStore
@@ -219,7 +220,7 @@ def test_a_backup_newer_than_the_database_is_taken_in_its_place(stage: Stage, tm
 def test_a_damaged_message_is_quarantined_or_comes_from_the_backup(closed: Lived, tmp_path: Path) -> None:
     directory = closed.copy(tmp_path / "damaged")
     backup_directory(directory / "veilmq.db", tmp_path / "backup")
-    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection = connect(directory / "veilmq.db")
     connection.execute("UPDATE message SET body = x'00ff' WHERE sequence = (SELECT min(sequence) FROM message)")
     connection.close()
     report = repaired(directory, tmp_path / "new")
@@ -233,12 +234,12 @@ def test_a_damaged_message_is_quarantined_or_comes_from_the_backup(closed: Lived
 def test_a_queue_that_cannot_be_read_is_made_again(closed: Lived, tmp_path: Path) -> None:
     """By the history; and if that is gone too, under a name that says so, with a long retention."""
     directory = closed.copy(tmp_path / "damaged")
-    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection = connect(directory / "veilmq.db")
     connection.execute("DELETE FROM queue WHERE name = 'plain'")
     connection.close()
     repaired(directory, tmp_path / "new")
     assert closed.differences(tmp_path / "new") == []
-    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection = connect(directory / "veilmq.db")
     connection.execute("DELETE FROM history")
     connection.close()
     report = repaired(directory, tmp_path / "without")
@@ -311,7 +312,7 @@ def test_the_data_of_every_release_can_be_repaired(tmp_path: Path, fixture: Path
     shutil.copyfile(fixture, source / "veilmq.db")
     shutil.copyfile(fixture.with_suffix(".redo"), source / "redo")
     whole = repaired(source, tmp_path / f"{fixture.stem}-whole")
-    connection = apsw.Connection(str(source / "veilmq.db"))
+    connection = connect(source / "veilmq.db")
     connection.execute("UPDATE message SET md5 = zeroblob(16) WHERE sequence = (SELECT min(sequence) FROM message)")
     connection.close()
     report = repaired(source, tmp_path / f"{fixture.stem}-rows")
@@ -327,7 +328,7 @@ def deliverable(report: Repair) -> int:
 
 def test_rows_without_a_place_are_exported(closed: Lived, tmp_path: Path) -> None:
     directory = closed.copy(tmp_path / "damaged")
-    connection = apsw.Connection(str(directory / "veilmq.db"))
+    connection = connect(directory / "veilmq.db")
     connection.execute("UPDATE history SET events = x'c1' WHERE offset = 5")
     connection.close()
     report = repaired(directory, tmp_path / "new")

@@ -16,6 +16,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.store import Options, Store
 from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, restore
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -115,7 +116,7 @@ def restored(kept: Kept, to: int | None, directory: Path) -> bytes:
     """The digest of what was restored."""
     directory.mkdir(mode=0o700)
     restore(kept, None if to is None else Instant(to), directory, open_follower)
-    with closing(apsw.Connection(str(directory / "veilmq.db"))) as connection:
+    with closing(connect(directory / "veilmq.db")) as connection:
         return digest(connection)
 
 
@@ -223,7 +224,7 @@ def test_what_an_owner_wrote_whose_copy_was_damaged_is_restored_too(stage: Stage
     assert said.startswith(
         f"record {found.lsn - 1} was applied, though its owner had other rows: SQLITE_CHANGESET_DATA"
     )
-    with closing(apsw.Connection(str(tmp_path / "new" / "veilmq.db"))) as connection:
+    with closing(connect(tmp_path / "new" / "veilmq.db")) as connection:
         assert digest(connection) == state_at(kept, stage.now)
 
 
@@ -240,7 +241,7 @@ def test_nothing_is_made_of_nothing(stage: Stage, tmp_path: Path) -> None:
 def test_equal_files_have_equal_digests_and_others_have_not(stage: Stage, tmp_path: Path) -> None:
     database = store_of(stage).directory.database
     copy_checked(database, tmp_path / "copy", is_owner=True)
-    with closing(apsw.Connection(str(tmp_path / "copy"))) as copy:
+    with closing(connect(tmp_path / "copy")) as copy:
         assert digest(copy) == kept_by(stage).was[-1][1]
         copy.execute("UPDATE log_position SET lsn = 7")
         assert digest(copy) == kept_by(stage).was[-1][1]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 import pytest
 from tests.store.test_history_index import live
@@ -20,6 +19,7 @@ from veilmq.model.messages import Report, Reported, failure_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.rollups import COUNTS, HOLDS, STEPS, WAITS, Rollup, State, middle_us, step_of, unpacked
 from veilmq.store.sqlite.batch.rollups import PERIOD_SHIFT
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.upkeep import rollups as upkeep
 
@@ -268,7 +268,7 @@ def test_a_damaged_rollup_is_told_and_stops_nothing(stage: Stage) -> None:
     database = store_of(stage).directory.database
     stage.store.close()
     assert check(database).problems == []
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     connection.execute("UPDATE rollup_hour SET numbers = x'93'")
     connection.execute("DELETE FROM rollup_minute")
     connection.close()
@@ -288,7 +288,7 @@ def test_events_of_an_instant_that_cannot_be_stop_no_start(stage: Stage) -> None
     stage.send(JOBS)
     database = store_of(stage).directory.database
     stage.store.close()
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     connection.execute("UPDATE history SET at = at | 1 << 60")
     connection.close()
     stage.open()

@@ -32,7 +32,7 @@ from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.store.archive import ArchiveSource, place_at
 from veilmq.store.directory import NotOurs, SchemaNewer, SchemaUnreleased
 from veilmq.store.log import restore
-from veilmq.store.sqlite.disk import schema
+from veilmq.store.sqlite.disk import connect, schema
 from veilmq.store.sqlite.disk.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -88,7 +88,7 @@ def stage(recorded: Any, request: pytest.FixtureRequest, data: Path) -> Iterator
 
 
 def pragma(path: Path, name: str) -> Any:
-    connection = apsw.Connection(str(path))
+    connection = connect(path)
     try:
         return connection.pragma(name)
     finally:
@@ -97,7 +97,7 @@ def pragma(path: Path, name: str) -> Any:
 
 def tables(path: Path) -> dict[str, str]:
     """The statement that made each table and index, by name."""
-    connection = apsw.Connection(str(path))
+    connection = connect(path)
     try:
         return dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
     finally:
@@ -106,7 +106,7 @@ def tables(path: Path) -> dict[str, str]:
 
 def history_of(data: Path) -> list[bytes]:
     """The packed events of each row."""
-    connection = apsw.Connection(str(data / "veilmq.db"))
+    connection = connect(data / "veilmq.db")
     try:
         return [bytes(row[0]) for row in connection.execute("SELECT events FROM history")]
     finally:
@@ -273,7 +273,7 @@ class TestBirth:
         secrets = set()
         for name in ("one", "two"):
             SqliteStore(tmp_path / name, SMALL).close()
-            connection = apsw.Connection(str(tmp_path / name / "veilmq.db"))
+            connection = connect(tmp_path / name / "veilmq.db")
             secrets.update(connection.execute("SELECT receipts FROM secret UNION ALL SELECT epoch FROM secret"))
             connection.close()
         assert len(secrets) == 4
@@ -291,7 +291,7 @@ class TestMigration:
     """From one version to the next."""
 
     def test_it_is_one_transaction(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        connection = apsw.Connection(str(data / "veilmq.db"))
+        connection = connect(data / "veilmq.db")
         monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE extra (id INTEGER); SELECT nothing;"))
         with pytest.raises(apsw.SQLError):
             migrate(connection)
@@ -302,7 +302,7 @@ class TestMigration:
     def test_only_what_is_missing_runs(self, born: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE extra (id INTEGER PRIMARY KEY) STRICT;"))
         monkeypatch.setattr(schema, "VERSION", VERSION + 1)
-        connection = apsw.Connection(str(born))
+        connection = connect(born)
         assert migrate(connection) == VERSION
         assert connection.pragma("user_version") == VERSION + 1
         assert migrate(connection) == VERSION + 1
@@ -333,7 +333,7 @@ class TestRefusal:
         with pytest.raises(SchemaNewer):
             check(data / "veilmq.db")
         assert {name: sha256((data / name).read_bytes()).digest() for name in names} == before
-        connection = apsw.Connection(str(data / "veilmq.db"))
+        connection = connect(data / "veilmq.db")
         connection.pragma("user_version", VERSION)
         connection.close()
         stage.store = factory.open()
@@ -341,7 +341,7 @@ class TestRefusal:
         stage.store.close()
 
     def test_one_from_before_the_first_release(self, born: Path) -> None:
-        connection = apsw.Connection(str(born))
+        connection = connect(born)
         connection.pragma("application_id", 0x5645494C)
         connection.pragma("user_version", 12)
         connection.close()
@@ -363,7 +363,7 @@ class TestRefusal:
     )
     def test_another_programs(self, data: Path, statement: str) -> None:
         path = data / "veilmq.db"
-        connection = apsw.Connection(str(path))
+        connection = connect(path)
         connection.execute(statement)
         connection.close()
         before = tables(path)

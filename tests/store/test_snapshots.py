@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 import pytest
 from tests.support.contract.stage import Stage, expect, sending
@@ -13,6 +12,7 @@ from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Swept
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.testing.replaying import replay
 
@@ -98,7 +98,7 @@ def test_data_that_was_trimmed_before_there_were_snapshots_gets_one(tmp_path: Pa
     fill(stage, queue, 100)
     stage.send(queue)
     stage.store.close()
-    connection = apsw.Connection(str(tmp_path / "data" / "veilmq.db"))
+    connection = connect(tmp_path / "data" / "veilmq.db")
     connection.execute("DELETE FROM history WHERE offset < 50")
     connection.close()
     stage.store = stage.factory.open()

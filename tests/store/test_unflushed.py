@@ -20,6 +20,7 @@ from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DatabaseUnusable
 from veilmq.store.sqlite.batch import memtable
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import oldest_sent, oldest_unflushed, peeks
 from veilmq.store.sqlite.tools import check
@@ -33,7 +34,7 @@ def rows_of(stage: Stage) -> tuple[int, int, int]:
 
 
 def open_without_journal(stage: Stage) -> None:
-    connection = apsw.Connection(str(store_of(stage).directory.database))
+    connection = connect(store_of(stage).directory.database)
     connection.execute("DELETE FROM memtable")
     connection.close()
     stage.store = stage.factory.open()
@@ -304,7 +305,7 @@ def test_what_is_read_back_is_classified(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "damaged on disk")
     store_of(stage).apply_log()
-    connection = apsw.Connection(str(store_of(stage).directory.database))
+    connection = connect(store_of(stage).directory.database)
     connection.execute(
         "UPDATE memtable SET messages = ?", (connection.execute("SELECT messages FROM memtable").get[:-1] + b"?",)
     )
@@ -384,7 +385,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
     store_of(stage).apply_log()
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     (contents,) = msgspec.msgpack.decode(connection.execute("SELECT messages FROM memtable").get)
     damage(connection, contents)
     connection.close()
@@ -404,7 +405,7 @@ def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], byte
     store_of(stage).apply_log()
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
-    connection = apsw.Connection(str(database))
+    connection = connect(database)
     connection.execute(
         "UPDATE memtable SET messages = ?", (damage(connection.execute("SELECT messages FROM memtable").get),)
     )

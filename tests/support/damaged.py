@@ -6,9 +6,11 @@ has and compares.
 """
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
 import msgspec
 from tests.support.acknowledged import everything_in
 from tests.support.contract.stage import Stage
@@ -40,6 +42,8 @@ class Lived(msgspec.Struct):
     """By body."""
     gone: set[str] = msgspec.field(default_factory=set)
     """Bodies of deleted messages."""
+    rows: dict[str, list[str]] = {}
+    """Every row of every table of the database, by table."""
 
     def copy(self, to: Path) -> Path:
         """A copy of the directory."""
@@ -63,6 +67,11 @@ class Lived(msgspec.Struct):
             *(f"{body} is back" for body in held.keys() & self.gone),
             *(f"{body} was never sent" for body in held.keys() - self.there.keys() - self.gone),
         ]
+
+    def differing(self, directory: Path) -> list[str]:
+        """Tables that do not hold what they held. The directory is not changed."""
+        found = rows_of(directory / "veilmq.db")
+        return [f"table {name} differs" for name in self.rows if self.rows[name] != found.get(name)]
 
     def _held(self, store: SqliteStore) -> dict[str, Content]:
         held: dict[str, Content] = {}
@@ -129,7 +138,16 @@ def live(directory: Path, *, body_bytes: int = 60, closed: bool = False, rounds:
     else:
         stage.factory.kill(stage.store)
     lived.now = stage.now
+    whole = lived.copy(directory.with_name("whole"))
+    lived.rows = rows_of(whole / "veilmq.db")
     return lived
+
+
+def rows_of(database: Path) -> dict[str, list[str]]:
+    """Every row of every table, by table; without what only the redo log has."""
+    with closing(apsw.Connection(str(database))) as connection:
+        names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        return {str(name): [*map(repr, connection.execute(f"SELECT * FROM {name}"))] for (name,) in names}
 
 
 class Verdict(msgspec.Struct):
@@ -160,7 +178,8 @@ def judge(lived: Lived, directory: Path, scratch: Path, backup: Path | None = No
         told = [str(error)]
     if not told:
         try:
-            return Verdict([], lived.differences(directory))
+            differing = lived.differing(directory)
+            return Verdict([], [*differing, *lived.differences(directory)])
         except (NotOurs, DatabaseUnusable) as error:
             told = [str(error)]
     shutil.rmtree(scratch, ignore_errors=True)

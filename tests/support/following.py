@@ -23,6 +23,7 @@ from veilmq.model.outcomes import Applied
 from veilmq.store import Options, Store
 from veilmq.store.log import Diverged
 from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import LOCAL
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
@@ -171,7 +172,7 @@ def _copied_directory(path: Path, connection: apsw.Connection) -> Path:
     twin = _twin_of(path)
     if not twin.exists():
         twin.mkdir(mode=0o700)
-        with closing(apsw.Connection(str(twin / "veilmq.db"))) as target:
+        with closing(connect(twin / "veilmq.db")) as target:
             with target.backup("main", connection, "main") as copying:
                 copying.step()
             target.execute("DELETE FROM log_position")
@@ -206,8 +207,8 @@ class FollowedFactory(SqliteFactory):
         """See `StoreFactory.damage`: the same bit flips on all disks."""
         self.open().close()  # flushes: a store whose batches are in a log does so when it is opened
         super().damage(sequence)
-        with closing(apsw.Connection(str(self.path / "veilmq.db"))) as owner:
+        with closing(connect(self.path / "veilmq.db")) as owner:
             body = owner.execute("SELECT body FROM message WHERE sequence = ?", (sequence,)).get
         for path in (_follower_of(self.path), _twin_of(self.path)):
-            with closing(apsw.Connection(str(path / "veilmq.db"))) as other:
+            with closing(connect(path / "veilmq.db")) as other:
                 other.execute("UPDATE message SET body = ? WHERE sequence = ?", (body, sequence))

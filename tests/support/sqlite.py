@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 from tests.support.contract.stage import Stage
 
@@ -16,6 +15,7 @@ from veilmq.model.instant import FOREVER
 from veilmq.model.settings.queue import FIFO_SUFFIX
 from veilmq.store import MIB, Options, Store, View
 from veilmq.store.sqlite.batch.memtable import replay
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.store import SqliteStore
 
 SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024, clock_step_us_max=FOREVER)
@@ -92,7 +92,7 @@ class SqliteFactory:
 
     def damage(self, sequence: int) -> None:
         """See `StoreFactory.damage`. The first byte stays valid UTF-8 or not, as the bit falls."""
-        connection = apsw.Connection(str(self.path / "veilmq.db"))
+        connection = connect(self.path / "veilmq.db")
         body = bytearray(connection.execute("SELECT body FROM message WHERE sequence = ?", (sequence,)).get)
         body[len(body) // 2] ^= 0x80
         connection.execute("UPDATE message SET body = ? WHERE sequence = ?", (bytes(body), sequence))

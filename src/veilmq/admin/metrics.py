@@ -290,6 +290,11 @@ class Metrics:
             "veilmq_disk_low", "1 while sends and creates are refused for want of space.", float(reader.disk_low)
         )
         yield GaugeMetricFamily(
+            "veilmq_pages_damaged",
+            "1 since a page of the database did not match its checksum.",
+            float(reader.pages_damaged),
+        )
+        yield GaugeMetricFamily(
             "veilmq_clock_ahead_seconds", "Lease clock ahead of wall time.", self._service.clock.ahead_us / SECOND_US
         )
         yield GaugeMetricFamily(

@@ -157,9 +157,10 @@ def _shown(report: Report) -> str:
         f"{report.events} events from offset {report.history_first_offset} on",
         f"sent = live + deleted + expired + purged + set apart + moved: {report.books}",
     ]
+    if not report.page_checksums:
+        lines.append("its pages have no checksums, so some flips go unnoticed: copies of `veilmq backup` have them")
     lines += [f"{problem.kind}: {problem.text}" for problem in report.problems]
-    more = report.problems_count - len(report.problems)
-    if more:
+    if more := report.problems_count - len(report.problems):
         lines.append(f"and {more} more")
     lines.append("everything is in order" if not report.problems_count else f"{report.problems_count} problems")
     if any(problem.kind != "quarantine" for problem in report.problems):

@@ -108,6 +108,8 @@ class Report(msgspec.Struct):
     body_bytes: int = 0
     events: int = 0
     history_first_offset: int = 0
+    page_checksums: bool = False
+    """Whether the pages of the database have checksums, so that no flipped bit goes unnoticed."""
     books: str = ""
     """`balanced`, `not balanced`, or why they could not be checked."""
     problems: list[Problem] = []

@@ -418,6 +418,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def pages_damaged(self) -> bool:
+        """Whether a page did not match its checksum, so that what is served may be wrong."""
+        ...
+
+    @property
     def held_us(self) -> int:
         """How far the expiry clock is behind the lease clock: steps of the clock that nobody has accepted."""
         ...

@@ -186,6 +186,8 @@ def _warnings(service: Service) -> dict[str, str]:
             f"the machine's clock is {unaccepted_s} s ahead of what the data has accepted, and nothing expires by that"
             " step: if the clock is right, `veilmq clock accept`"
         )
+    if service.reader.pages_damaged:
+        found["pages"] = "a page of veilmq.db does not match its checksum: run `veilmq check`"
     archive = service.archive
     if archive is not None and archive.trouble:
         found["archive"] = f"the archive lags by {archive.lag_s:.0f} s: {archive.trouble}"

@@ -238,9 +238,9 @@ def apply(
     if following.lsn != last.lsn + 1 or record.before != last.checksum:
         raise Diverged(f"record {following.lsn} does not continue record {last.lsn} of this file")
     found = int(connection.pragma("user_version"))
-    if record.schema < found:
-        if last.lsn:
-            raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {found}")
+    if record.schema < found and last.lsn:
+        raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {found}")
+    if record.schema != found and not last.lsn:
         schema.begin_anew(connection, record.schema)
     effects = [each for each in (record.patch, record.change) if each]
     expected, queues, shared = 0, set[int](), False

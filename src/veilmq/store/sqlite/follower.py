@@ -21,10 +21,12 @@ from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk import (
     DAMAGE,
+    MISMATCH,
     Checkpointer,
     Readers,
     check_version,
     close_unchecked,
+    is_mismatch,
     open_writer,
     schema,
 )
@@ -161,4 +163,6 @@ def _judged(what: str) -> Iterator[None]:
     except DAMAGE as error:
         raise Diverged(f"{what}: {type(error).__name__}: {error}") from error
     except apsw.Error as error:
+        if is_mismatch(error):
+            raise Diverged(f"{what}: {MISMATCH}") from error
         raise StoreUnknown(reason=f"{what}: {error}") from error

@@ -1,16 +1,19 @@
-"""Loads an opened database into memory.
+"""Opens a database whose pages may be damaged, and loads it into memory.
 
 Strategy: topics are few and change rarely. Each change writes its row, changes the value in memory, and registers an
 undo in case the batch is rolled back.
 """
 
+import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import apsw
 import msgspec
 
+from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages import ReceiptKey
 from veilmq.model.settings.topic import (
     LiveSubscription,
@@ -21,18 +24,49 @@ from veilmq.model.settings.topic import (
     TopicSettings,
 )
 from veilmq.store import Options
-from veilmq.store.directory import DataDirectory
+from veilmq.store.directory import DatabaseDamaged, DataDirectory
 from veilmq.store.sqlite.batch import Mark, Writer, queues
-from veilmq.store.sqlite.disk import redo, schema
+from veilmq.store.sqlite.disk import SERVED, is_mismatch, redo, schema
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
 from veilmq.store.sqlite.effects import Shipping
+from veilmq.store.sqlite.raw.logs import mend_pages
 from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.store.sqlite.upkeep.rollups import Rolling
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
+logger = logging.getLogger("veilmq.store")
+
 _TOPIC: Final = msgspec.msgpack.Decoder(TopicSettings)
 _SUBSCRIPTION: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
+
+
+def open_mending(database: Path, open_files: Callable[[bool], None], *, alone: bool) -> None:
+    """Call `open_files(False)`, and if pages do not match their checksums, put those right in which one bit flipped.
+    Others are then read as they are, by `open_files(True)`, for most of the data is right. Raises as `open_files`.
+
+    alone: no other server has a better copy; if one has, `open_files(True)` is not called.
+    """
+    with suppress(OSError):  # it is missing, or `open_files` says what is wrong
+        _mend(database, 1)  # the first page says whether all have checksums
+    try:
+        try:
+            open_files(False)
+        except DatabaseDamaged as error:
+            if not is_mismatch(error.__cause__):
+                raise
+            _mend(database)
+            open_files(False)
+    except DatabaseDamaged as error:
+        if not (alone and is_mismatch(error.__cause__)):
+            raise
+        open_files(True)
+        logger.error(SERVED, database)
+
+
+def _mend(database: Path, pages: int | None = None) -> None:
+    if mended := mend_pages(database, pages).mended:
+        logger.warning("%s: a bit had flipped, and was flipped back, in page %s", database, ", ".join(map(str, mended)))
 
 
 def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
@@ -64,6 +98,13 @@ def load(
         loaded.subscriptions[topic.account] += len(found.subscriptions)
     writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last, shipping)
     (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
+    writer.disorder = options.disorder
+    writer.gives_up = options.gives_up
+    writer.queues_per_account_max = options.queues_per_account_max
+    writer.topics_per_account_max = options.topics_per_account_max
+    writer.subscriptions_per_account_max = options.subscriptions_per_account_max
+    writer.error_lines = options.error_lines
+    writer.types = MessageTypes(options.type_attribute, options.type_pointer)
     writer.memtable.count(loaded)
     rolling = Rolling(connection)
     rolling.recall(connection, writer.rollups, mark.clock)

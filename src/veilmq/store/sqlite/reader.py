@@ -71,6 +71,11 @@ class SqliteReader:
         return self._writer.disk_low is not None
 
     @property
+    def pages_damaged(self) -> bool:
+        """See `Reader.pages_damaged`."""
+        return self._readers.trusting
+
+    @property
     def held_us(self) -> int:
         """See `Reader.held_us`."""
         return self._writer.held_us

@@ -18,7 +18,6 @@ import msgspec
 from veilmq.model.commands import AnyCommand, Peek, Sweep
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
@@ -30,18 +29,21 @@ from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer, queues
 from veilmq.store.sqlite.batch.set_apart import CopyDamaged
 from veilmq.store.sqlite.disk import (
     DAMAGE,
+    MISMATCH,
     Checkpointer,
     Readers,
     check_version,
     close_unchecked,
+    is_mismatch,
     open_writer,
     schema,
+    trust_pages,
     unusable,
     verdict,
 )
 from veilmq.store.sqlite.effects import shipping_of
 from veilmq.store.sqlite.handlers import serial_order
-from veilmq.store.sqlite.loading import load
+from veilmq.store.sqlite.loading import load, open_mending
 from veilmq.store.sqlite.messages import flush, groups
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
@@ -95,19 +97,22 @@ class SqliteStore:
         self.directory = directory
         try:
             is_new = not holds_database(path)
-            self._open()
+            open_mending(directory.database, self._open, alone=log is None)
         except BaseException:
             self.directory.close()
             raise
         if is_new:
             logger.info("created data directory %s", path.absolute())
 
-    def _open(self) -> None:
+    def _open(self, trusting: bool) -> None:
+        """trusting: see `open_writer`."""
         if not self.directory.take_reserve():
             free = self.directory.free_bytes()
             logger.warning("no room for the reserve of %d bytes: %d bytes free", self.options.reserve_bytes, free)
         database = self.directory.database
-        connection, freed = self._with_reserve(lambda: open_writer(database, self.options), DatabaseUnusable)
+        connection, freed = self._with_reserve(
+            lambda: open_writer(database, self.options, trusting=trusting), DatabaseUnusable
+        )
         try:
             shipping = shipping_of(connection, self._log, self._archive)
             (self._writer, self._snapshots, self._rolling), freed_now = self._with_reserve(
@@ -126,15 +131,8 @@ class SqliteStore:
         except (*_DAMAGE, OSError) as error:
             close_unchecked(connection)
             raise unusable(database, error) from error
-        self._writer.step_us_max = self.options.clock_step_us_max
-        self._writer.disorder = self.options.disorder
-        self._writer.gives_up = self.options.gives_up
-        self._writer.queues_per_account_max = self.options.queues_per_account_max
-        self._writer.topics_per_account_max = self.options.topics_per_account_max
-        self._writer.subscriptions_per_account_max = self.options.subscriptions_per_account_max
-        self._writer.error_lines = self.options.error_lines
-        self._writer.types = MessageTypes(self.options.type_attribute, self.options.type_pointer)
-        self.readers = Readers(database, self.options, self.apply_log)
+        self._writer.step_us_max = self.options.clock_step_us_max  # judged at the next batch, so not before
+        self.readers = Readers(database, self.options, self.apply_log, trusting=trusting)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self.reader = SqliteReader(
             self.directory, self.options, self._writer, self.readers, self.checkpointer, self.pins, self.apply_log
@@ -278,6 +276,12 @@ class SqliteStore:
         """The typed error for an SQLite error. If the state is unknown, mark the store broken and raise
         StoreUnknown."""
         judged = verdict(error)
+        if is_mismatch(error):
+            if self._log is not None:  # another server has a better copy
+                judged = StoreUnknown(reason=MISMATCH)
+            else:
+                self.readers.tell_mismatch()
+                trust_pages(self._writer.connection)
         if isinstance(judged, StoreUnknown):
             self._broken = judged.reason
             raise judged from error
@@ -336,8 +340,8 @@ class SqliteStore:
 
     def query(self, command: Peek, now: Instant) -> Outcome:
         """See `Store.query`."""
-        with self.readers.lend() as connection:
-            return peeks.peek(connection, self._writer.queues, command, now, Instant(now - self._writer.held_us))
+        looked = Instant(now - self._writer.held_us)
+        return self.readers.read(lambda each: peeks.peek(each, self._writer.queues, command, now, looked))
 
     def apply_log(self) -> None:
         """Copy the batches that only a log has into the database, for readers of the database. Any thread.
@@ -370,7 +374,7 @@ class SqliteStore:
                 if self._writer.open:
                     self._writer.rollback()
                 if self._log is None:
-                    self._apply_log()
+                    self._apply_log_at_close()
                 else:  # the next owner flushes
                     self.apply_log()
                 self._writer.release_redo()
@@ -384,6 +388,14 @@ class SqliteStore:
             self._writer.close(how, waits=is_owner)
         finally:
             self.directory.close()
+
+    def _apply_log_at_close(self) -> None:
+        try:
+            self._apply_log()
+        except apsw.IOError as error:
+            self._classified(error)  # raises, but for a page that does not match its checksum
+            self._writer.rollback()
+            self._apply_log()
 
     def _apply_log(self) -> None:
         """Apply the redo log and flush all messages. At start, because content read from disk is checked in the tables;

@@ -4,6 +4,8 @@ schema; this room knows nothing of queues.
 Strategy: one connection writes, one checkpoints, a few read. Every SQLite error is either *failed* (rolled back, the
 state is known) or *unknown* (after a failed write or fsync nobody knows what the disk holds, though SQLite itself would
 go on). An unknown state ends the process.
+
+Each page ends with a checksum, which SQLite's extension `cksumvfs` writes and verifies (decision 0036).
 """
 
 import logging
@@ -11,11 +13,12 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import apsw
+import apsw.sqlite_extra
 import msgspec
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
@@ -51,13 +54,22 @@ DAMAGE: Final = (
     ValueError, TypeError, LookupError,
 )  # fmt: skip
 """What statements that never change raise only if the file does not hold what was written there."""
+_READ_WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _STATEMENTS: Final = 512
 """Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
 of some hundred rows would evict all other statements."""
 _NOTHING_LEFT_BYTES: Final = 64 * 1024
+_REWRITTEN_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A file of an older release gets checksums at a start, if it is no larger: SQLite writes all of it anew."""
+_WHEEL: Final = "install apsw from its wheel, or with the extensions of SQLite"
+SERVED: Final = "%s: a page does not match its checksum, and is served as it is: run `veilmq check`"
+"""A line of the log."""
+MISMATCH: Final = "a page does not match its checksum"
 _KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
 
 logger = logging.getLogger("veilmq.store")
+
+T = TypeVar("T")
 
 
 def check_version() -> None:
@@ -68,18 +80,66 @@ def check_version() -> None:
 
 def verdict(error: apsw.Error) -> StoreError:
     """What an SQLite error means for the open batch."""
+    if is_mismatch(error):
+        return StoreFailed(reason=MISMATCH)
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, _KNOWN):
         return StoreFailed(reason=reason)
     return StoreUnknown(reason=reason)
 
 
+def is_mismatch(error: BaseException | None) -> bool:
+    """Whether a page that was read does not match its checksum. Nothing was written then."""
+    return isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
+
+
 SqliteError: TypeAlias = apsw.Error
 """What any statement may raise, for rooms that do not import apsw."""
 
 
-def open_writer(path: Path, options: Options) -> apsw.Connection:
+def _load_checking() -> str | None:
+    default = apsw.vfs_names()[0]
+    try:
+        connection = apsw.Connection(":memory:")
+        apsw.sqlite_extra.load(connection, "cksumvfs")
+        connection.close()
+    except (apsw.Error, LookupError, OSError, apsw.sqlite_extra.NotAvailable):
+        return None
+    apsw.set_default_vfs(default)  # a program that uses us may have databases of its own
+    return schema.CHECKING
+
+
+_VFS: Final = _load_checking()
+"""The VFS of pages with checksums; None: this apsw was built without SQLite's extensions. It is loaded now, while the
+process may still read apsw's files."""
+
+
+def connect(
+    path: Path, options: Options | None = None, *, flags: int = _READ_WRITE, statements: int = 100
+) -> apsw.Connection:
+    """Open a file, so that checksums of its pages are kept and verified. Raises apsw.Error."""
+    disk = (options or Options()).disk
+    return apsw.Connection(str(path), flags=flags, vfs=disk.vfs or _VFS, statementcachesize=statements)
+
+
+def trust_pages(connection: apsw.Connection) -> None:
+    """Read pages from now on whatever their checksums say."""
+    if connection.open_vfs == schema.CHECKING:
+        connection.pragma("checksum_verification", "OFF")
+
+
+def verifier() -> Callable[[bytes], bool] | None:
+    """Whether a page has its checksum, for one thread; None if this SQLite cannot say."""
+    if _VFS is None:
+        return None
+    cursor = apsw.Connection(":memory:").cursor()
+    return lambda page: bool(cursor.execute("SELECT verify_checksum(?)", (page,)).get)
+
+
+def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw.Connection:
     """Open the writing connection: WAL, every commit synced, manual checkpoints; migrate the tables.
+
+    trusting: read pages whatever their checksums say.
 
     Raises SchemaRefused (SchemaOlder: `Options.migrates`) or NotOurs, with nothing changed; DatabaseUnusable.
     """
@@ -90,20 +150,26 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     connection: apsw.Connection | None = None
     try:
         noted = last_commit.read(committed)
-        connection = apsw.Connection(str(path), vfs=options.disk.vfs, statementcachesize=_STATEMENTS)
+        connection = connect(path, options, statements=_STATEMENTS)
+        if trusting:
+            trust_pages(connection)
         connection.set_busy_timeout(5_000)
         found = schema.check(connection)
+        if connection.reserve_bytes() and connection.open_vfs != schema.CHECKING:
+            raise DatabaseUnusable(f"{path} has checksums in its pages, and this apsw cannot write them: {_WHEEL}")
         if 0 < found < schema.VERSION and not options.migrates:
             raise SchemaOlder(found, schema.VERSION)
-        if not found and not redo.is_blank(log):
-            raise _orphaned(path, log)
-        if not found and noted is not None and noted.offset:
-            raise _orphaned(path, committed)
-        if found and schema.is_begun(connection):
+        if found:
             _refuse_losses(path, connection)
+        elif (left := _left_alone(log, committed, noted)) is not None:
+            raise _orphaned(path, left)
+        else:
+            schema.give_checksums(connection, options.schema or schema.VERSION)
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection, found if found and options.schema is not None else options.schema)
+        if not schema.has_checksums(connection):
+            _add_checksums(path, connection)
     except BaseException as error:
         if connection is not None:
             close_unchecked(connection)  # later it might remove the WAL of another file with this name
@@ -111,7 +177,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
             raise NotOurs(
                 f"{path} is not a database, or its first page is damaged: see what `veilmq check --repair` brings back"
             ) from None
-        if isinstance(error, apsw.Error | msgspec.MsgspecError | OSError):
+        if isinstance(error, (apsw.Error, *DAMAGE, OSError)):
             raise unusable(path, error) from error
         raise
     if 0 < found < schema.VERSION and options.schema is None:
@@ -119,8 +185,18 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     return connection
 
 
+def _add_checksums(path: Path, connection: apsw.Connection) -> None:
+    """Give them to a file without, unless it is large: then a backup has them."""
+    schema.give_checksums(connection, int(connection.pragma("user_version")))
+    if schema.has_checksums(connection) and path.stat().st_size <= _REWRITTEN_BYTES_MAX:
+        with suppress(apsw.FullError):
+            connection.execute("VACUUM")
+
+
 def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
     """Raises NotOurs if something that was acknowledged is missing."""
+    if not schema.is_begun(connection):
+        return
     try:
         losses = last_commit.losses(path, connection, last_commit.find(path, connection))
     except redo.KeyMissing as error:
@@ -133,6 +209,13 @@ def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
 
 def _is_empty(path: Path) -> bool:
     return not path.exists() or not path.stat().st_size
+
+
+def _left_alone(log: Path, committed: Path, noted: last_commit.Noted | None) -> Path | None:
+    """The file which shows that there were batches, where the database has none."""
+    if not redo.is_blank(log):
+        return log
+    return committed if noted is not None and noted.offset else None
 
 
 def _orphaned(path: Path, left: Path) -> NotOurs:
@@ -159,9 +242,10 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
             return DatabaseUnusable(
                 f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it, or chmod u+rw"
             )
-    kind = DatabaseDamaged if isinstance(error, DAMAGE) else DatabaseUnusable
+    kind = DatabaseDamaged if isinstance(error, DAMAGE) or is_mismatch(error) else DatabaseUnusable
+    reason = MISMATCH if is_mismatch(error) else f"{type(error).__name__}: {error}"
     return kind(
-        f"{path} cannot be opened ({type(error).__name__}: {error}):"
+        f"{path} cannot be opened ({reason}):"
         " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"
     )
 
@@ -190,7 +274,8 @@ def _configure(connection: apsw.Connection, options: Options) -> None:
 
 def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
     """Open the connection that copies the WAL into the database."""
-    connection = apsw.Connection(str(path), vfs=options.disk.vfs)
+    connection = connect(path, options)
+    trust_pages(connection)  # it copies them as they are
     connection.pragma("synchronous", options.synchronous)
     connection.wal_autocheckpoint(0)
     return connection
@@ -200,7 +285,7 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
     """Open a read-only connection. Raises NotOurs for an empty file: SQLite would delete its WAL."""
     if _is_empty(path):
         raise NotOurs(f"{path} is empty or missing")
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.disk.vfs)
+    connection = connect(path, options, flags=apsw.SQLITE_OPEN_READONLY)
     add_functions(connection)
     connection.set_busy_timeout(5_000)
     connection.pragma("query_only", True)
@@ -211,7 +296,7 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
 class Readers:
     """A few read-only connections that threads borrow."""
 
-    def __init__(self, path: Path, options: Options, before: Callable[[], None]) -> None:
+    def __init__(self, path: Path, options: Options, before: Callable[[], None], *, trusting: bool = False) -> None:
         """before: called in the reading thread, so that the database has everything that was committed."""
         self._path = path
         self._options = options
@@ -219,16 +304,28 @@ class Readers:
         self._idle: list[apsw.Connection] = []
         self._free = threading.BoundedSemaphore(_READERS_MAX)
         self._closed = False
+        self.trusting = trusting
+        """A page did not match its checksum; all are read now, whatever their checksums say."""
 
     @contextmanager
     def lend(self) -> Iterator[apsw.Connection]:
-        """Borrow a connection in a read transaction: one consistent, committed state. Waits while all are lent."""
+        """Borrow a connection in a read transaction: one consistent, committed state. Waits while all are lent.
+
+        Raises StoreFailed for the first page that does not match its checksum.
+        """
         with self._free:
             self._before()
             connection = self._idle.pop() if self._idle else open_reader(self._path, self._options)
             try:
+                if self.trusting:
+                    trust_pages(connection)
                 connection.execute("BEGIN")
                 yield connection
+            except apsw.IOError as error:
+                if not is_mismatch(error):
+                    raise
+                self.tell_mismatch()
+                raise StoreFailed(reason=MISMATCH) from error
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -236,6 +333,23 @@ class Readers:
                     connection.close()
                 else:
                     self._idle.append(connection)
+
+    def read(self, step: Callable[[apsw.Connection], T]) -> T:
+        """What `step` reads; again, if it met the first page that does not match its checksum."""
+        if not self.trusting:
+            try:
+                with self.lend() as connection:
+                    return step(connection)
+            except StoreFailed:
+                if not self.trusting:
+                    raise
+        with self.lend() as connection:
+            return step(connection)
+
+    def tell_mismatch(self) -> None:
+        """Say in the log that a page did not match its checksum, and read on whatever the pages hold."""
+        self.trusting = True
+        logger.error(SERVED, self._path)
 
     def close(self) -> None:
         """Close idle connections; a lent one is closed when it is returned."""

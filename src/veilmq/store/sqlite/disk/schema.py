@@ -355,15 +355,23 @@ CREATE TABLE shared (
 ) STRICT;
 """
 
+_CHECKSUMS: Final = ""
+"""The tables stay. From this version on pages may have checksums, which older releases would leave as they were."""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     _FIRST, _EXPIRY_HOLD, _HISTORY_INDEX, _OPERATORS, _ROLLUPS, _JOBS, _SESSIONS, _LOG_POSITION, _TEMPLATES,
-    _SHARED,
+    _SHARED, _CHECKSUMS,
 )  # fmt: skip
 VERSION: Final = len(MIGRATIONS)
-OLDEST_SERVED: Final = VERSION
+CHECKSUMS: Final = MIGRATIONS.index(_CHECKSUMS) + 1
+OLDEST_SERVED: Final = CHECKSUMS - 1
 """The oldest version that a store works with. A server of a cluster keeps the tables of the release before until all
 servers know newer ones, so a release that adds a migration to those of the last leaves this at the last one's VERSION,
 and works with both."""
+CHECKING: Final = "cksmvfs"
+"""SQLite's VFS of pages with checksums. Source: https://sqlite.org/cksumvfs.html"""
+CHECKSUM_BYTES: Final = 8
+"""At the end of each page."""
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
@@ -445,6 +453,19 @@ def migrate(connection: apsw.Connection, version: int | None = None) -> int:
 def begin_anew(connection: apsw.Connection, version: int) -> None:
     """Empty the file, and create the tables of a version."""
     connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 1)
+    give_checksums(connection, version)
     connection.execute("VACUUM")
     connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 0)
     migrate(connection, version)
+
+
+def has_checksums(connection: apsw.Connection) -> bool:
+    """Whether the pages of the file have checksums."""
+    return connection.reserve_bytes() == CHECKSUM_BYTES
+
+
+def give_checksums(connection: apsw.Connection, version: int) -> None:
+    """Let the pages of an empty file of that version have checksums, if its VFS writes them. Those of a file with
+    tables have them from the next VACUUM on."""
+    if connection.open_vfs == CHECKING:
+        connection.reserve_bytes("main", CHECKSUM_BYTES if version >= CHECKSUMS else 0)

@@ -26,7 +26,8 @@ from pathlib import Path
 from struct import Struct
 from typing import IO, Any, Final, NamedTuple, Protocol
 
-from veilmq.store.sqlite.raw.logs import Frame, Wal
+from veilmq.store.sqlite.disk.schema import CHECKSUM_BYTES
+from veilmq.store.sqlite.raw.logs import CHECKSUM_BYTES_AT, Frame, Mended, Wal, mend_pages, with_checksum
 
 PAGE_BYTES: Final = 4096
 _PAGE_SIZE_AT: Final = 16
@@ -393,6 +394,10 @@ class Image:
         self._size = self.usable = size
         self.count = 0
         self.refresh()
+        if self.count and self[1][CHECKSUM_BYTES_AT] == CHECKSUM_BYTES:
+            self.usable -= CHECKSUM_BYTES
+        self.pages = Mended([], [])
+        """Pages that did not match their checksums."""
         self.suspects: set[int] = set()
         """Pages whose newest version is damaged."""
         self.older: dict[int, list[bytes]] = {}
@@ -421,7 +426,11 @@ def assemble(database: Path, wal: Wal, path: Path) -> Image:
             shutil.copyfileobj(source, file, 1 << 20)
         suspects: set[int] = set()
         older: dict[int, list[bytes]] = {}
-        for newest in wal.newest().values():
+        versions = wal.newest()
+        file.seek(0)
+        first = versions[1].content if 1 in versions else file.read(PAGE_BYTES)
+        finished = with_checksum if first[CHECKSUM_BYTES_AT:][:1] == bytes([CHECKSUM_BYTES]) else bytes
+        for newest in versions.values():
             frame = newest
             if not newest.is_good:
                 chosen = _chosen(newest, partial(_before, database, wal, newest.number, size))
@@ -430,10 +439,12 @@ def assemble(database: Path, wal: Wal, path: Path) -> Image:
                 if chosen is None or chosen.page != newest.page:
                     suspects.add(newest.page)
             file.seek((frame.page - 1) * size)
-            file.write(frame.content)
+            file.write(frame.content if frame.page in suspects else finished(frame.content))
         if wal.pages:
             file.truncate(wal.pages * size)
+    found = mend_pages(path, finishing=True)
     image = Image(path, size)
+    image.pages = found
     image.suspects, image.older = suspects, older
     return image
 

@@ -1,4 +1,4 @@
-"""Reads a WAL beyond its bad frames, and a redo log beyond its bad records.
+"""Reads a WAL beyond its bad frames, and a redo log beyond its bad records; puts pages of the database right.
 
 Strategy, WAL: SQLite stops at the first frame whose checksum is wrong, because each checksum continues the one before.
 But each frame stores its own, so a frame behind a bad one is judged by what the bad one stored, or should have stored.
@@ -15,6 +15,9 @@ whole file is searched for records: behind the last one, else wherever one can b
 Records are told apart by the offset of their first event, whichever run of the log they belong to: the file may still
 hold batches of an earlier run, which help if the database lost them.
 
+Strategy, database: each page ends with a checksum of the WAL's kind. One flipped bit is flipped back in place, if the
+checksum admits only one place.
+
 One flipped bit: both checksums are linear, so it changes the checksum by an amount that its place alone decides. The
 difference between the stored and the computed checksum is searched among those amounts; the data is then as it was
 written. A difference that no single bit explains is damage of another kind.
@@ -22,16 +25,20 @@ written. A difference that no single bit explains is damage of another kind.
 Source: SQLite, "WAL File Format", 4.4 (Checksum Algorithm), and "Database File Format", 4; CRC-32 as in zlib.
 """
 
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import md5
+from itertools import count, islice
 from pathlib import Path
-from struct import Struct, unpack
+from struct import Struct, pack, unpack
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from veilmq.store.sqlite.disk import verifier
 from veilmq.store.sqlite.disk.redo import ENTRY, HEAD, Entry, record_at
+from veilmq.store.sqlite.disk.schema import CHECKSUM_BYTES
 
 _HEADER: Final = Struct(">IIIIIIII")
 """Magic number, version, page size, number of the checkpoint, two salts, two checksums of these."""
@@ -323,7 +330,8 @@ def wal_sums(data: bytes, seed: Sums, order: str) -> Sums:
 def mended_by_sums(data: bytes, seed: Sums, stored: Sums, order: str) -> list[bytes]:
     """The data with one bit flipped back that makes its checksum the stored one: every way.
 
-    There may be several, because a word's highest bits change the checksum alike in every third word or so.
+    There may be several, because a word's highest bits change the checksum alike in every third word or so, and two of
+    them in one word.
     """
     computed = wal_sums(data, seed, order)
     lacking = ((stored[0] - computed[0]) & _WORD, (stored[1] - computed[1]) & _WORD)
@@ -332,8 +340,7 @@ def mended_by_sums(data: bytes, seed: Sums, stored: Sums, order: str) -> list[by
     of_even, of_odd = (1, 1), (0, 1)
     for at in range(len(data) - 4, -1, -8):
         for place, amount in ((at, of_odd), (at - 4, of_even)):
-            bit = _bit_of(amount, lacking)
-            if bit is not None:
+            for bit in _bits_of(amount, lacking):
                 mended = bytearray(data)
                 byte = bit // 8 if order == "<" else 3 - bit // 8
                 mended[place + byte] ^= 1 << bit % 8
@@ -349,13 +356,79 @@ def _step(amount: Sums) -> Sums:
     return (first + second) & _WORD, (first + 2 * second) & _WORD
 
 
-def _bit_of(amount: Sums, lacking: Sums) -> int | None:
-    """The bit of a word whose change, up or down, adds what is lacking."""
+def _bits_of(amount: Sums, lacking: Sums) -> Iterator[int]:
+    """The bits of a word of which a change, up or down, adds what is lacking."""
     for bit in range(32):
         up = ((amount[0] << bit) & _WORD, (amount[1] << bit) & _WORD)
         if lacking in (up, (-up[0] & _WORD, -up[1] & _WORD)):
-            return bit
-    return None
+            yield bit
+
+
+_PAGE_BYTES: Final = 4096
+CHECKSUM_BYTES_AT: Final = 20
+"""Where the first page says how many bytes each page keeps free for its checksum."""
+_TRIED_MAX: Final = 1_000
+"""After so many pages without one flipped bit no more are searched for one: that takes 20 ms each."""
+
+
+class Mended(NamedTuple):
+    """The pages of a database that did not match their checksums, by their numbers."""
+
+    mended: list[int]
+    """One bit had flipped, and was flipped back."""
+    left: list[int]
+    """Others. A free page needs no checksum."""
+
+
+def mend_pages(path: Path, pages: int | None = None, *, finishing: bool = False) -> Mended:
+    """Flip the bit back, in place, in each page of which one flipped. Nobody has the database open. Raises OSError.
+
+    pages: look only at so many, from the first on. finishing: let the others match, too, with what they hold.
+    """
+    matches = verifier()
+    found = Mended([], [])
+    with path.open("r+b") as file:
+        first = bytearray(file.read(_PAGE_BYTES))
+        if matches is None or len(first) < _PAGE_BYTES or not _says_checksums(first, matches):
+            return found
+        file.seek(0)
+        for number in islice(count(1), pages):
+            page = file.read(_PAGE_BYTES)
+            if len(page) < _PAGE_BYTES:
+                break
+            if matches(page) or not any(page):  # a free page may never have been written
+                continue
+            right = _mended_page(page) if len(found.left) < _TRIED_MAX else None
+            (found.left if right is None else found.mended).append(number)
+            if right is not None or finishing:
+                file.seek((number - 1) * _PAGE_BYTES)
+                file.write(right or with_checksum(page))
+        if found.mended or finishing:
+            file.flush()
+            os.fsync(file.fileno())
+    return found
+
+
+def _says_checksums(first: bytearray, matches: Callable[[bytes], bool]) -> bool:
+    """Whether a database's pages have checksums, by its first page, in which a bit may have flipped."""
+    if first[CHECKSUM_BYTES_AT] == CHECKSUM_BYTES:
+        return True
+    first[CHECKSUM_BYTES_AT] = CHECKSUM_BYTES
+    return matches(bytes(first))
+
+
+def with_checksum(page: bytes) -> bytes:
+    """The page with its checksum. SQLite writes it when it copies a page from the WAL into the database."""
+    data = page[:-CHECKSUM_BYTES]
+    return data + pack("<II", *wal_sums(data, (0, 0), "<"))
+
+
+def _mended_page(page: bytes) -> bytes | None:
+    data, stored = page[:-CHECKSUM_BYTES], unpack("<II", page[-CHECKSUM_BYTES:])
+    found = mended_by_sums(data, (0, 0), stored, "<")
+    if is_one_bit(wal_sums(data, (0, 0), "<"), stored):
+        found.append(data)  # the bit flipped in the checksum
+    return with_checksum(found[0] + page[-CHECKSUM_BYTES:]) if len(found) == 1 else None
 
 
 def is_one_bit(left: Sums, right: Sums) -> bool:

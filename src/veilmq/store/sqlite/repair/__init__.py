@@ -46,6 +46,8 @@ class Repair(msgspec.Struct):
     again_count: int = 0
     events_missing: int = 0
     """Events that were committed and are nowhere: what they did is not known."""
+    pages_wrong: int = 0
+    """Pages that do not match their checksums: what their rows say may be wrong."""
     may_miss: bool = False
     """Whether messages may be missing of which nothing is known."""
     exported: int = 0
@@ -59,7 +61,7 @@ class Repair(msgspec.Struct):
     def is_whole(self) -> bool:
         """Whether everything that was acknowledged is in its place."""
         quarantined = any(each.quarantined for each in self.queues)
-        short = self.missing_count or self.events_missing or self.may_miss or self.again_count
+        short = self.missing_count or self.events_missing or self.may_miss or self.again_count or self.pages_wrong
         return not (short or self.exported or self.problems or quarantined)
 
     def of(self, queue: str) -> QueueContent:

@@ -41,7 +41,7 @@ from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import check_version, open_reader, schema
+from veilmq.store.sqlite.disk import check_version, connect, open_reader, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
@@ -49,7 +49,7 @@ from veilmq.store.sqlite.disk.schema import fresh_secret
 from veilmq.store.sqlite.raw import Image, assemble, page_bytes
 from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
 from veilmq.store.sqlite.repair import Export, Repair
-from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salvage
+from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salvage, free_pages
 from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import read
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
@@ -315,7 +315,8 @@ class _Work:
         ((offset,),) = read(backup.connection, "SELECT offset FROM mark")
         if offset <= state.following:
             return False
-        with closing(apsw.Connection(str(self._part))) as connection:
+        with closing(connect(self._part)) as connection:
+            trust_pages(connection)
             last = read(connection, "SELECT offset, events FROM history ORDER BY offset DESC LIMIT 1")
         same = "SELECT 1 FROM history WHERE offset = ? AND events = ?"
         return not last or bool(read(backup.connection, same, last[0]))
@@ -328,9 +329,20 @@ class _Work:
                 f" bit flipped, which was flipped back; {damaged} are damaged"
             )
 
+    def _report_pages(self, image: Image) -> None:
+        """Report the pages that did not match their checksums. What is left of them is taken as it is."""
+        if mended := len(image.pages.mended):
+            self._report.found.append(f"veilmq.db: {mended} pages had one bit flipped, which was flipped back")
+        self._report.pages_wrong = wrong = len(set(image.pages.left) - free_pages(image))
+        if wrong:
+            self._report.found.append(
+                f"veilmq.db: {wrong} pages do not match their checksums; values of their rows may be wrong"
+            )
+
     def _assembled(self, database: Path, found: Wal) -> tuple[Image, _State | None]:
         """The database in a file of its own, and what SQLite says about it."""
         image = assemble(database, found, self._part)
+        self._report_pages(image)
         try:
             state = self._judged()
         except (apsw.Error, NotOurs, DatabaseFailed, msgspec.MsgspecError, ValueError, TypeError) as error:
@@ -344,7 +356,8 @@ class _Work:
 
     def _judged(self) -> _State:
         """Apply the redo log, and check."""
-        with closing(apsw.Connection(str(self._part))) as connection:
+        with closing(connect(self._part)) as connection:
+            trust_pages(connection)
             connection.pragma("synchronous", "OFF")
             schema.check_ours(connection)
             damage = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)") if row[0] != "ok"]
@@ -370,8 +383,10 @@ class _Work:
 
     def _salvage(self, image: Image, backup: Backup | None, state: _State | None) -> int:
         """Take the rows over into a new database; returns the next offset, less the events that are missing before."""
-        with closing(apsw.Connection(str(self._target))) as target:
+        image.suspects |= set(image.pages.left)
+        with closing(connect(self._target)) as target:
             os.chmod(self._target, 0o600)
+            schema.give_checksums(target, schema.VERSION)
             target.pragma("auto_vacuum", "INCREMENTAL")
             target.pragma("journal_mode", "MEMORY")
             target.pragma("synchronous", "OFF")

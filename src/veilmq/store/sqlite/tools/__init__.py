@@ -6,6 +6,7 @@ as one committed state. SQLite has no checksums in its pages: a body has its MD5
 compared with what the history recorded of it (books.py) or with what is possible.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -28,7 +29,7 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
 from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
-from veilmq.store.sqlite.disk import check_version, open_reader, redo, schema
+from veilmq.store.sqlite.disk import MISMATCH, check_version, is_mismatch, open_reader, redo, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
 from veilmq.store.sqlite.effects import position
@@ -121,21 +122,46 @@ def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:
             connection.close()
             raise
     except (apsw.Error, msgspec.MsgspecError, OSError) as error:
-        raise DatabaseFailed(str(error)) from error
+        raise DatabaseFailed(MISMATCH if is_mismatch(error) else str(error)) from error
     return connection, found
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
     """SQLite's own check of pages, indexes and constraints. Returns whether the tables can be read."""
     progress("file", 0, 1)
-    found = [row[0] for row in connection.execute("PRAGMA integrity_check(100)")]
+    report.page_checksums = schema.has_checksums(connection)
+    strict = _integrity(connection)
+    trust_pages(connection)  # the rest is checked whatever the pages hold
+    found = strict if strict == ["ok"] else _integrity(connection)
     progress("file", 1, 1)
     for text in found:
         if text != "ok":
-            report.add("file", str(text))
+            report.add("file", text)
     for name in schema.strangers(connection):
         report.add("file", f"{name}: its statement in the schema is not the one that created it")
-    return not report.problems
+    is_readable = found == ["ok"] and not report.problems
+    if strict != found:
+        pages = sorted({int(page) for text in strict for page in _MISMATCH.findall(text)})
+        for page in pages:
+            report.add("file", f"page {page} does not match its checksum: what its rows say may be wrong")
+        if not pages:
+            report.add("file", "a page does not match its checksum: what its rows say may be wrong")
+    return is_readable
+
+
+_MISMATCH: Final = re.compile(rf"page (\d+): unable to get the page\. error code={apsw.SQLITE_IOERR_DATA}\b")
+
+
+def _integrity(connection: apsw.Connection) -> list[str]:
+    """What SQLite finds wrong: `ok` if nothing is. Its list ends where a page does not match its checksum."""
+    found = []
+    try:
+        for (text,) in connection.execute("PRAGMA integrity_check(100)"):
+            found.append(str(text))
+    except apsw.IOError as error:
+        if not is_mismatch(error):
+            raise
+    return found
 
 
 _JOURNAL_ASTRAY: Final = "SELECT offset FROM memtable WHERE offset NOT IN (SELECT offset FROM history)"

@@ -20,10 +20,10 @@ from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.log import Diverged, Point, Position
-from veilmq.store.sqlite.disk import check_version, open_reader, redo
+from veilmq.store.sqlite.disk import MISMATCH, check_version, connect, is_mismatch, open_reader, redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.schema import check_ours, fresh_secret
+from veilmq.store.sqlite.disk.schema import VERSION, check_ours, fresh_secret, give_checksums, has_checksums
 from veilmq.store.sqlite.effects import MOVE, digest, position
 from veilmq.store.sqlite.tools import check
 
@@ -74,7 +74,8 @@ def backup(
             left.unlink()
         if isinstance(error, apsw.Error):
             # SQLite's message would be about the source database, which is fine.
-            raise DatabaseFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
+            why = "no space is left" if isinstance(error, apsw.FullError) else str(error)
+            raise DatabaseFailed(MISMATCH if is_mismatch(error) else why) from error
         raise
     sync_directory(copy.parent)
 
@@ -146,7 +147,7 @@ def set_position(database: Path, to: Position | None) -> None:
     Raises DatabaseFailed.
     """
     try:
-        with closing(apsw.Connection(str(database))) as connection:
+        with closing(connect(database)) as connection:
             connection.pragma("synchronous", "EXTRA")
             connection.execute("DELETE FROM log_position" if to is None else MOVE, to)
     except apsw.Error as error:
@@ -204,13 +205,17 @@ def made(destination: Path) -> Iterator[None]:
 
 def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactly: bool) -> None:
     source = open_reader(database, Options())
-    target = apsw.Connection(str(part))
+    target = connect(part)
     descriptor = os.open(part, os.O_RDWR)  # closed last: closing it drops SQLite's locks on that file
     try:
         check_ours(source)
         found = last_commit.find(database, source)  # from here on the snapshot is fixed
         if not is_owner and (losses := last_commit.losses(database, source, found)):
             raise NotOurs(losses[0])
+        if has_checksums(source):
+            # The first page of a file says that pages have checksums, and others may be written before it.
+            give_checksums(target, VERSION)
+            target.pragma("user_version", VERSION)
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
@@ -237,12 +242,18 @@ def renew(part: Path) -> None:
         for table in _OWN:
             if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
                 connection.execute(f"DELETE FROM {table}")
+        if not has_checksums(connection):
+            give_checksums(connection, int(connection.pragma("user_version")))
+            if has_checksums(connection):
+                connection.pragma("journal_mode", "WAL")  # which writes the first page first, see `_copy`
+                connection.execute("VACUUM")
+                connection.pragma("journal_mode", "DELETE")
     finally:
         connection.close()
 
 
 def _single_file(part: Path) -> apsw.Connection:
     """Open the copy, which is in WAL mode, and whose -wal would carry the part's name."""
-    connection = apsw.Connection(str(part))
+    connection = connect(part)
     connection.pragma("journal_mode", "DELETE")
     return connection
