@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Final
 
 import apsw
+import msgspec
 import pytest
 from tests.store.test_log import MemoryLog
 from tests.store.test_schema import bring
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
+from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.store.directory import DatabaseDamaged, DatabaseFailed, DatabaseUnusable
 from veilmq.store.log import Diverged
 from veilmq.store.sqlite import disk
@@ -133,9 +135,13 @@ def test_in_a_cluster_another_server_has_a_better_copy(tmp_path: Path) -> None:
     with closing(SqliteFollower(tmp_path / "copy")) as follower:
         log.bring(follower)
         assert follower.format == schema.VERSION
+    with closing(SqliteStore(tmp_path / "copy", SMALL, log=log)) as store:  # takes over, and writes to that file
+        factory.open = lambda **_: store  # type: ignore[method-assign]
+        Stage(factory).create("more")
     for name in ("owner", "copy"):
+        assert not check(tmp_path / name / "veilmq.db", is_owner=True).problems
         with closing(connect(tmp_path / name / "veilmq.db")) as connection:
-            assert connection.execute("SELECT count(*) FROM queue").get == 1
+            assert connection.execute("SELECT count(*) FROM queue").get == 1 + (name == "copy")
             assert schema.has_checksums(connection)
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         damage(tmp_path / name, *TWO)
@@ -145,27 +151,70 @@ def test_in_a_cluster_another_server_has_a_better_copy(tmp_path: Path) -> None:
         follower.queues()
 
 
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_an_owner_that_meets_one_gives_its_copy_up_or_serves_it(tmp_path: Path, gives_up: bool) -> None:
+    log, said = MemoryLog(), list[str]()
+
+    def asked(why: str) -> bool:
+        said.append(why)
+        return gives_up
+
+    options = msgspec.structs.replace(SMALL, gives_up=asked)
+    factory = SqliteFactory(tmp_path / "owner", options)
+    store = SqliteStore(tmp_path / "owner", options, log=log)
+    factory.open = lambda **_: store  # type: ignore[method-assign]
+    stage = Stage(factory)
+    queue = stage.create("jobs", labels={"team": LABEL})
+    stage.send(queue, "a")
+    store.apply_log()
+    with closing(connect(tmp_path / "owner" / "veilmq.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM queue").get == 1
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    damage(tmp_path / "owner", *TWO)
+    with pytest.raises(StoreFailed, match="does not match"), store.reader.look() as view:
+        view._connection.execute("SELECT * FROM queue").fetchall()
+    if gives_up:
+        with pytest.raises(StoreUnknown, match="does not match"):
+            stage.receive(queue)
+    else:
+        assert [each.body for each in stage.receive(queue)] == ["a"]
+    assert said == ["a page does not match its checksum"]
+    store.close()
+
+
+def test_a_follower_whose_readers_met_one_has_diverged(tmp_path: Path) -> None:
+    log = MemoryLog()
+    with closing(SqliteStore(tmp_path / "owner", SMALL, log=log)) as store:
+        factory = SqliteFactory(tmp_path / "owner")
+        factory.open = lambda **_: store  # type: ignore[method-assign]
+        stage = Stage(factory)
+        stage.create("jobs", labels={"team": LABEL})
+        with closing(SqliteFollower(tmp_path / "copy")) as follower:
+            log.bring(follower)
+            with closing(connect(tmp_path / "copy" / "veilmq.db")) as connection:
+                assert connection.execute("SELECT count(*) FROM queue").get == 1
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            damage(tmp_path / "copy", *TWO)
+            with pytest.raises(StoreFailed, match="does not match"), follower.look() as view:
+                view._connection.execute("SELECT * FROM queue").fetchall()
+            stage.create("more")
+            with pytest.raises(Diverged, match="does not match"):
+                log.bring(follower)
+
+
 FORMAT_10: Final = Path(__file__).parent / "fixtures" / "schema-10.db"
 
 
-@pytest.mark.parametrize("bytes_max", [None, 0])
-def test_a_file_of_the_format_before_gets_checksums_or_its_backup_does(
-    bytes_max: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_format_before_has_none_and_its_backup_has(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
-    database = tmp_path / "data" / "veilmq.db"
     bring(FORMAT_10, tmp_path / "data")
-    if bytes_max is not None:
-        monkeypatch.setattr(disk, "_REWRITTEN_BYTES_MAX", bytes_max)
     for _ in range(2):
         SqliteStore(tmp_path / "data", SMALL).close()
-        found = check(database)
-        assert found.page_checksums == (bytes_max is None)
+    backup(tmp_path / "data" / "veilmq.db", tmp_path / "copy")
+    for name, has in (("data/veilmq.db", False), ("copy", True)):
+        found = check(tmp_path / name)
+        assert found.page_checksums == has
         assert {each.kind for each in found.problems} == {"quarantine"}  # which was there
-    backup(database, tmp_path / "copy")
-    found = check(tmp_path / "copy")
-    assert found.page_checksums
-    assert {each.kind for each in found.problems} == {"quarantine"}
 
 
 def test_more_than_sqlite_keeps_in_memory_gets_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +226,8 @@ def test_more_than_sqlite_keeps_in_memory_gets_them_all(tmp_path: Path, monkeypa
             stage.send(queue, "x" * 200_000)
         stage.store.close()
     backup(tmp_path / "data" / "veilmq.db", tmp_path / "copy")
-    SqliteStore(tmp_path / "data", SMALL).close()
-    with closing(SqliteStore(tmp_path / "data", SMALL)) as store:
-        backup(store.directory.database, tmp_path / "second", is_owner=True)
-    for name in ("copy", "data/veilmq.db", "second"):
+    backup(tmp_path / "copy", tmp_path / "second")
+    for name in ("copy", "second"):
         found = check(tmp_path / name)
         assert (found.page_checksums, found.problems, found.messages) == (True, [], 40)
 
@@ -189,8 +236,11 @@ def test_without_sqlites_extensions_files_have_none_and_others_are_refused(
     closed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "_VFS", None)
-    with pytest.raises(DatabaseUnusable, match="this apsw cannot write them: install apsw from its wheel"):
+    with pytest.raises(DatabaseUnusable, match="this apsw cannot write them: install it from its wheel"):
         SqliteStore(closed, SMALL)
+    with pytest.raises(DatabaseFailed, match="this apsw cannot write them"):
+        backup(closed / "veilmq.db", tmp_path / "copy")
+    assert not check(closed / "veilmq.db").page_checksums  # nothing verified them
     SqliteStore(tmp_path / "new", SMALL).close()
     assert not check(tmp_path / "new" / "veilmq.db").page_checksums
 

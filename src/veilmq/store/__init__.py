@@ -96,9 +96,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """JSON pointer to the type in a body; "" means that bodies are not searched."""
     disorder: int = 0
     """By how many places messages of a standard queue may be delivered out of order (development)."""
-    gives_up: Callable[[bytes], bool] | None = None
-    """Called with the id of a message that is damaged in these files: whether to stop instead of setting it apart, as
-    they are a copy that can be filled anew. None: they are the only ones."""
+    gives_up: Callable[[str], bool] | None = None
+    """Called if a message or a page of these files is damaged, with what is: whether to stop instead of serving the
+    rest, as they are a copy that can be filled anew. None: they are the only ones."""
     disk: Disk = REAL
     """What the files are written to; another one injects faults."""
     synchronous: str = "FULL"

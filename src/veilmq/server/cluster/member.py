@@ -34,7 +34,6 @@ from veilmq.engine.lease_clock import AHEAD_US_MAX
 from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import ParameterInvalid, StoreFailed
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
@@ -354,9 +353,9 @@ class ClusterServer:
         self._port.follow(None)
         self.front.follow(None)
 
-    def _gives_up(self, ownership: Ownership, message: bytes) -> bool:
-        """The store has found a message damaged: whether its copy is given up, since another server's may be whole."""
-        if not self._fills_again(f"message {id_text(message)} is damaged"):
+    def _gives_up(self, ownership: Ownership, why: str) -> bool:
+        """The store has found its copy damaged: whether it is given up, since another server's may be whole."""
+        if not self._fills_again(why):
             return False
         ownership.lose(NotOwner(f"{self._damaged} in the copy of this server"))
         return True

@@ -76,6 +76,8 @@ class SqliteFollower:
 
     def apply(self, lsn: int, epoch: int, record: bytes, *, forced: bool = False) -> Changed:
         """See `Follower.apply`."""
+        if self._readers.trusting:
+            raise Diverged(f"the file: {MISMATCH}")
         following = Position(lsn, epoch, checksum(record))
         with _judged(f"record {lsn}"):
             changed = effects.apply(self._connection, self._position, following, record, forced=forced)

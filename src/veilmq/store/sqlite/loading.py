@@ -55,7 +55,8 @@ def open_mending(database: Path, open_files: Callable[[bool], None], *, alone: b
         except DatabaseDamaged as error:
             if not is_mismatch(error.__cause__):
                 raise
-            _mend(database)
+            with suppress(OSError):
+                _mend(database)
             open_files(False)
     except DatabaseDamaged as error:
         if not (alone and is_mismatch(error.__cause__)):

@@ -33,11 +33,12 @@ from veilmq.store.sqlite.disk import (
     Checkpointer,
     Readers,
     check_version,
+    close_last,
     close_unchecked,
     is_mismatch,
     open_writer,
+    reason_of,
     schema,
-    trust_pages,
     unusable,
     verdict,
 )
@@ -139,6 +140,7 @@ class SqliteStore:
         )
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
+        self._trusting = trusting  # pages are read whatever their checksums say
         self._reads_old = False
         """Whether readers miss the latest commits."""
         self._handlers = serial_order(self._sweep)
@@ -277,11 +279,7 @@ class SqliteStore:
         StoreUnknown."""
         judged = verdict(error)
         if is_mismatch(error):
-            if self._log is not None:  # another server has a better copy
-                judged = StoreUnknown(reason=MISMATCH)
-            else:
-                self.readers.tell_mismatch()
-                trust_pages(self._writer.connection)
+            self.readers.tell_mismatch()
         if isinstance(judged, StoreUnknown):
             self._broken = judged.reason
             raise judged from error
@@ -373,29 +371,23 @@ class SqliteStore:
             try:
                 if self._writer.open:
                     self._writer.rollback()
+                if self.readers.trusting:
+                    self._writer.trust_pages()
                 if self._log is None:
-                    self._apply_log_at_close()
+                    self._apply_log()
                 else:  # the next owner flushes
                     self.apply_log()
                 self._writer.release_redo()
             except (*_DAMAGE, StoreUnknown) as error:
                 self._broken = str(error)
-                logger.error("unclean shutdown: %s: %s", type(error).__name__, error)
+                logger.error("unclean shutdown: %s: %s", type(error).__name__, reason_of(error))
         try:
             self.checkpointer.close()
             self.readers.close()
-            how = apsw.Connection.close if self._broken is None else close_unchecked
+            how = close_last if self._broken is None else close_unchecked
             self._writer.close(how, waits=is_owner)
         finally:
             self.directory.close()
-
-    def _apply_log_at_close(self) -> None:
-        try:
-            self._apply_log()
-        except apsw.IOError as error:
-            self._classified(error)  # raises, but for a page that does not match its checksum
-            self._writer.rollback()
-            self._apply_log()
 
     def _apply_log(self) -> None:
         """Apply the redo log and flush all messages. At start, because content read from disk is checked in the tables;
@@ -421,7 +413,18 @@ class SqliteStore:
         writer = self._writer
         return Applied(writer.now, outcomes, wrote, writer.take_visible(), writer.queues.due.first())
 
+    def _heed_mismatch(self) -> None:
+        """A page did not match its checksum: give this copy up, if another server's may be whole; else serve it."""
+        self._trusting = True
+        gives_up = self.options.gives_up
+        if gives_up is not None and gives_up(MISMATCH):
+            self._broken = MISMATCH
+        else:
+            self._writer.trust_pages()
+
     def _check_usable(self) -> None:
+        if self.readers.trusting and not self._trusting:
+            self._heed_mismatch()
         if self._broken is not None:
             raise StoreUnknown(reason=self._broken)
         if os.getpid() != self.directory.pid:

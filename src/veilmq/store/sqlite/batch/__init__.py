@@ -31,7 +31,7 @@ from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.rollups import EVENTS_MAX, Rollups
 from veilmq.store.sqlite.batch.set_apart import SetApart
-from veilmq.store.sqlite.disk import verdict
+from veilmq.store.sqlite.disk import may_pass, trust_pages, verdict
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log, entry_of
 from veilmq.store.sqlite.disk.redo.file import note_size
 from veilmq.store.sqlite.disk.redo.last_commit import LastCommit
@@ -99,7 +99,7 @@ class Writer:
         """Free bytes if below the floor, else None."""
         self.events: list[Event] = []
         self.set_apart = SetApart()
-        self.gives_up: Callable[[bytes], bool] | None = None
+        self.gives_up: Callable[[str], bool] | None = None
         self.wrote = False
         self.returned = 0
         """Messages whose ended lease or delay a command of the open batch noticed."""
@@ -107,8 +107,7 @@ class Writer:
         """Candidates that receives of the open batch examined but did not deliver."""
         self.bytes_left = DELIVERED_BYTES_MAX
         """Bytes of messages that receives of the batch may still deliver; the last message may go beyond."""
-        self.open = False
-        self._transacting = False
+        self.open = self._transacting = False
         self._entry: tuple[Entry, bytes] | None = None
         """The open batch's entry, if it goes into a log alone, and its record in the redo log."""
         self._gate = threading.Lock()
@@ -262,6 +261,11 @@ class Writer:
             if self.shipping is not None:
                 self.shipping.end(how)
 
+    def trust_pages(self) -> None:
+        """Read pages from now on whatever their checksums say."""
+        with self._gate:
+            trust_pages(self.connection)
+
     def apply_log(self) -> None:
         """Copy committed batches that only a log has into the database, for readers of the database. Any thread."""
         if self.redo.unapplied:
@@ -295,7 +299,7 @@ class Writer:
         except BaseException as error:
             if isinstance(error, apsw.Error) and isinstance(verdict(error), StoreUnknown):
                 self._failed = error
-            elif isinstance(error, apsw.Error) and self._log is not None and not isinstance(error, apsw.FullError):
+            elif self._log is not None and isinstance(error, apsw.Error) and not may_pass(error):
                 raise StoreUnknown(reason=f"the log has batches that the database lacks: {error}") from error
             raise
         finally:
@@ -317,10 +321,8 @@ class Writer:
                     note_size(self.connection, 0)
 
     def renew_redo(self, room_bytes: int) -> None:
-        """Replace a log file that somebody deleted or replaced, once the database has everything, synced.
-
-        Call when no batch is open. Does nothing on a full disk, or while another program writes. Raises apsw.Error.
-        """
+        """Replace a log file that somebody deleted or replaced, once the database has everything, synced. Call when no
+        batch is open. Does nothing on a full disk, or while another program writes. Raises apsw.Error."""
         try:
             self.apply_log()
             note_size(self.connection, 0)  # writes a page, and so syncs what was applied
@@ -335,10 +337,8 @@ class Writer:
         )
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
-        """Close the connection and the log. A reader that still waits then finds nothing to apply.
-
-        waits: wait for a thread that is applying the log. A forked process would wait for ever.
-        """
+        """Close the connection and the log. A reader that still waits then finds nothing to apply. waits: for a thread
+        that is applying the log; a forked process would wait for ever."""
         with self._gate if waits else nullcontext():
             self._closed = True
             self.redo.close()

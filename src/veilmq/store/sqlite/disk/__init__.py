@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -59,9 +59,7 @@ _STATEMENTS: Final = 512
 """Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
 of some hundred rows would evict all other statements."""
 _NOTHING_LEFT_BYTES: Final = 64 * 1024
-_REWRITTEN_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A file of an older release gets checksums at a start, if it is no larger: SQLite writes all of it anew."""
-_WHEEL: Final = "install apsw from its wheel, or with the extensions of SQLite"
+_WHEEL: Final = "this apsw cannot write them: install it from its wheel, or with the extensions of SQLite"
 SERVED: Final = "%s: a page does not match its checksum, and is served as it is: run `veilmq check`"
 """A line of the log."""
 MISMATCH: Final = "a page does not match its checksum"
@@ -122,6 +120,22 @@ def connect(
     return apsw.Connection(str(path), flags=flags, vfs=disk.vfs or _VFS, statementcachesize=statements)
 
 
+def may_pass(error: Exception) -> bool:
+    """Whether the same may go well later: the disk was full, or pages are read now whatever their checksums say."""
+    return is_mismatch(error) or isinstance(error, apsw.FullError)
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of a database says to a user."""
+    return MISMATCH if is_mismatch(error) else str(error)
+
+
+def check_writable(connection: apsw.Connection) -> None:
+    """Call when the first page was read, before anything is written. Raises DatabaseUnusable."""
+    if connection.reserve_bytes() and connection.open_vfs != schema.CHECKING:
+        raise DatabaseUnusable(f"{connection.filename} has checksums in its pages, and {_WHEEL}")
+
+
 def trust_pages(connection: apsw.Connection) -> None:
     """Read pages from now on whatever their checksums say."""
     if connection.open_vfs == schema.CHECKING:
@@ -155,8 +169,7 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
             trust_pages(connection)
         connection.set_busy_timeout(5_000)
         found = schema.check(connection)
-        if connection.reserve_bytes() and connection.open_vfs != schema.CHECKING:
-            raise DatabaseUnusable(f"{path} has checksums in its pages, and this apsw cannot write them: {_WHEEL}")
+        check_writable(connection)
         if 0 < found < schema.VERSION and not options.migrates:
             raise SchemaOlder(found, schema.VERSION)
         if found:
@@ -168,8 +181,6 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection, found if found and options.schema is not None else options.schema)
-        if not schema.has_checksums(connection):
-            _add_checksums(path, connection)
     except BaseException as error:
         if connection is not None:
             close_unchecked(connection)  # later it might remove the WAL of another file with this name
@@ -183,14 +194,6 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
     if 0 < found < schema.VERSION and options.schema is None:
         logger.info("%s: migrated from schema %d to %d; older releases cannot open it now", path, found, schema.VERSION)
     return connection
-
-
-def _add_checksums(path: Path, connection: apsw.Connection) -> None:
-    """Give them to a file without, unless it is large: then a backup has them."""
-    schema.give_checksums(connection, int(connection.pragma("user_version")))
-    if schema.has_checksums(connection) and path.stat().st_size <= _REWRITTEN_BYTES_MAX:
-        with suppress(apsw.FullError):
-            connection.execute("VACUUM")
 
 
 def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
@@ -248,6 +251,14 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
         f"{path} cannot be opened ({reason}):"
         " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"
     )
+
+
+def close_last(connection: apsw.Connection) -> None:
+    """Close the connection that may be the last, which then copies the WAL into the database. It writes checksums only
+    if it has seen in the file that pages have them."""
+    if connection.open_vfs == schema.CHECKING:
+        connection.read("main", 0, 0, int(connection.pragma("page_size")))
+    connection.close()
 
 
 def close_unchecked(connection: apsw.Connection) -> None:

@@ -456,6 +456,7 @@ def begin_anew(connection: apsw.Connection, version: int) -> None:
     give_checksums(connection, version)
     connection.execute("VACUUM")
     connection.config(apsw.SQLITE_DBCONFIG_RESET_DATABASE, 0)
+    connection.wal_checkpoint()  # so that each connection sees in the file whether pages have checksums
     migrate(connection, version)
 
 

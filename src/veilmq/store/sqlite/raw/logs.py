@@ -260,7 +260,7 @@ def read_log(path: Path, keys: list[bytes]) -> Log:
 
 
 def _flipped(key: bytes) -> list[bytes]:
-    """What the key was if one bit flipped: it is stored in the database, which has no checksums."""
+    """What the key was if one bit flipped: it is stored in the database, which may have no checksums."""
     number, size = int.from_bytes(key), len(key)
     return [(number ^ 1 << bit).to_bytes(size) for bit in range(8 * size)]
 

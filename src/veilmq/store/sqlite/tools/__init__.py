@@ -2,8 +2,8 @@
 is checked before it is kept.
 
 Strategy: read in one transaction, plus what the redo log has beyond it, so that a running server's database is checked
-as one committed state. SQLite has no checksums in its pages: a body has its MD5, attributes a CRC-32, and the rest is
-compared with what the history recorded of it (books.py) or with what is possible.
+as one committed state. Each page has a checksum, but for files of older releases; a body has an MD5, attributes have a
+CRC-32, and the rest is compared with what the history recorded of it (books.py) or with what is possible.
 """
 
 import re
@@ -29,7 +29,7 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
 from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
-from veilmq.store.sqlite.disk import MISMATCH, check_version, is_mismatch, open_reader, redo, schema, trust_pages
+from veilmq.store.sqlite.disk import check_version, is_mismatch, open_reader, reason_of, redo, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
 from veilmq.store.sqlite.effects import position
@@ -74,7 +74,7 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     connection, found = _open(database)
     missing = found.missing
     try:
-        if _check_file(connection, report, progress):
+        if _check_file(database, connection, report, progress):
             unflushed = _unflushed(connection, missing, report)
             _check_bodies(connection, unflushed, report, progress)
             _check_rows(connection, unflushed, report, progress)
@@ -106,13 +106,14 @@ def format_of(database: Path) -> tuple[int, bool]:
             follows = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'log_position'").get
             return version, bool(follows) and position(connection) is not None
     except (apsw.Error, OSError) as error:
-        raise DatabaseFailed(str(error)) from error
+        raise DatabaseFailed(reason_of(error)) from error
 
 
 def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:
     """A connection in a read transaction on a database of ours, and what lies beside it."""
     try:
         connection = open_reader(database, Options())
+        trust_pages(connection)  # all is checked, whatever the pages hold; `_check_file` verifies them
         try:
             version = schema.check_ours(connection)
             if version < schema.OLDEST_SERVED:
@@ -121,17 +122,17 @@ def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:
         except BaseException:
             connection.close()
             raise
-    except (apsw.Error, msgspec.MsgspecError, OSError) as error:
-        raise DatabaseFailed(MISMATCH if is_mismatch(error) else str(error)) from error
+    except (*_DAMAGE, msgspec.MsgspecError, OSError) as error:
+        raise DatabaseFailed(str(error)) from error
     return connection, found
 
 
-def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
+def _check_file(database: Path, connection: apsw.Connection, report: Report, progress: Progress) -> bool:
     """SQLite's own check of pages, indexes and constraints. Returns whether the tables can be read."""
     progress("file", 0, 1)
-    report.page_checksums = schema.has_checksums(connection)
-    strict = _integrity(connection)
-    trust_pages(connection)  # the rest is checked whatever the pages hold
+    report.page_checksums = schema.has_checksums(connection) and connection.open_vfs == schema.CHECKING
+    with closing(open_reader(database, Options())) as verifying:
+        strict = _integrity(verifying)
     found = strict if strict == ["ok"] else _integrity(connection)
     progress("file", 1, 1)
     for text in found:

@@ -9,7 +9,7 @@ epoch, because from then on the copy and the original have different histories.
 import glob
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,10 @@ import apsw
 
 from veilmq.model.instant import Instant
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE, DatabaseFailed, DestinationTaken, NotOurs
+from veilmq.store.directory import DATABASE, DatabaseFailed, DatabaseUnusable, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.log import Diverged, Point, Position
-from veilmq.store.sqlite.disk import MISMATCH, check_version, connect, is_mismatch, open_reader, redo
+from veilmq.store.sqlite.disk import DAMAGE, check_version, check_writable, connect, open_reader, reason_of, redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import VERSION, check_ours, fresh_secret, give_checksums, has_checksums
@@ -72,10 +72,12 @@ def backup(
     except BaseException as error:
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
             left.unlink()
+        if isinstance(error, DatabaseUnusable):
+            raise DatabaseFailed(str(error)) from error
         if isinstance(error, apsw.Error):
             # SQLite's message would be about the source database, which is fine.
-            why = "no space is left" if isinstance(error, apsw.FullError) else str(error)
-            raise DatabaseFailed(MISMATCH if is_mismatch(error) else why) from error
+            why = "no space is left" if isinstance(error, apsw.FullError) else reason_of(error)
+            raise DatabaseFailed(why) from error
         raise
     sync_directory(copy.parent)
 
@@ -96,14 +98,14 @@ class Reading:
             self.clock = Instant(clock or 0)
             """The lease clock at that record."""
         except apsw.Error as error:
-            raise DatabaseFailed(str(error)) from error
+            raise DatabaseFailed(reason_of(error)) from error
 
     def digest(self, rest: Callable[[float], object] = lambda seconds: None) -> bytes:
         """See `effects.digest`. Raises DatabaseFailed."""
         try:
             return digest(self._connection, rest)
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise DatabaseFailed(str(error)) from error
+            raise DatabaseFailed(reason_of(error)) from error
 
     def close(self) -> None:
         """Let it go."""
@@ -149,9 +151,11 @@ def set_position(database: Path, to: Position | None) -> None:
     try:
         with closing(connect(database)) as connection:
             connection.pragma("synchronous", "EXTRA")
+            position(connection)  # reads the first page
+            check_writable(connection)
             connection.execute("DELETE FROM log_position" if to is None else MOVE, to)
-    except apsw.Error as error:
-        raise DatabaseFailed(str(error)) from error
+    except (apsw.Error, DatabaseUnusable) as error:
+        raise DatabaseFailed(reason_of(error)) from error
 
 
 def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:
@@ -209,6 +213,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactl
     descriptor = os.open(part, os.O_RDWR)  # closed last: closing it drops SQLite's locks on that file
     try:
         check_ours(source)
+        check_writable(source)  # the copy is like it
         found = last_commit.find(database, source)  # from here on the snapshot is fixed
         if not is_owner and (losses := last_commit.losses(database, source, found)):
             raise NotOurs(losses[0])
@@ -246,7 +251,8 @@ def renew(part: Path) -> None:
             give_checksums(connection, int(connection.pragma("user_version")))
             if has_checksums(connection):
                 connection.pragma("journal_mode", "WAL")  # which writes the first page first, see `_copy`
-                connection.execute("VACUUM")
+                with suppress(apsw.FullError, *DAMAGE):  # then the copy has none, as its source
+                    connection.execute("VACUUM")
                 connection.pragma("journal_mode", "DELETE")
     finally:
         connection.close()
