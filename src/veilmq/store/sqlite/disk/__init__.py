@@ -256,9 +256,13 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
 def close_last(connection: apsw.Connection) -> None:
     """Close the connection that may be the last, which then copies the WAL into the database. It writes checksums only
     if it has seen in the file that pages have them."""
-    if connection.open_vfs == schema.CHECKING:
-        connection.read("main", 0, 0, int(connection.pragma("page_size")))
-    connection.close()
+    try:
+        if connection.open_vfs == schema.CHECKING:
+            connection.read("main", 0, 0, int(connection.pragma("page_size")))
+    except apsw.Error:
+        close_unchecked(connection)
+    else:
+        connection.close()
 
 
 def close_unchecked(connection: apsw.Connection) -> None:
