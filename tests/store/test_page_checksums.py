@@ -8,7 +8,7 @@ from typing import Final
 import apsw
 import msgspec
 import pytest
-from tests.store.test_log import MemoryLog
+from tests.store.test_log import LoggedFactory
 from tests.store.test_schema import bring
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
@@ -48,6 +48,14 @@ def damage(directory: Path, *flips: tuple[int, int]) -> int:
         content[place + far] ^= 1 << bit
     (directory / "veilmq.db").write_bytes(content)
     return place // PAGE_BYTES + 1
+
+
+def checkpoint(directory: Path) -> None:
+    """Copy the whole WAL into the database, whose pages have checksums."""
+    with closing(connect(directory / "veilmq.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM queue").get  # the WAL is open
+        assert schema.has_checksums(connection)
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 ONE: Final = ((3, 1),)
@@ -127,23 +135,20 @@ def test_a_reader_says_it_once_and_reads_on(closed: Path) -> None:
 
 
 def test_in_a_cluster_another_server_has_a_better_copy(tmp_path: Path) -> None:
-    log = MemoryLog()
-    factory = SqliteFactory(tmp_path / "owner")
-    with closing(SqliteStore(tmp_path / "owner", SMALL, log=log)) as store:
-        factory.open = lambda **_: store  # type: ignore[method-assign]
-        Stage(factory).create("jobs", labels={"team": LABEL})
+    factory = LoggedFactory(tmp_path / "owner")
+    log, stage = factory.log, Stage(factory)
+    stage.create("jobs", labels={"team": LABEL})
+    stage.store.close()
     with closing(SqliteFollower(tmp_path / "copy")) as follower:
         log.bring(follower)
         assert follower.format == schema.VERSION
-    with closing(SqliteStore(tmp_path / "copy", SMALL, log=log)) as store:  # takes over, and writes to that file
-        factory.open = lambda **_: store  # type: ignore[method-assign]
-        Stage(factory).create("more")
+    factory.path = tmp_path / "copy"
+    stage.open()  # takes over, and writes to that file
+    stage.create("more")
+    stage.store.close()
     for name in ("owner", "copy"):
         assert not check(tmp_path / name / "veilmq.db", is_owner=True).problems
-        with closing(connect(tmp_path / name / "veilmq.db")) as connection:
-            assert connection.execute("SELECT count(*) FROM queue").get == 1 + (name == "copy")
-            assert schema.has_checksums(connection)
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        checkpoint(tmp_path / name)
         damage(tmp_path / name, *TWO)
     with pytest.raises(DatabaseDamaged, match="does not match its checksum"):
         SqliteStore(tmp_path / "owner", SMALL, log=log)
@@ -153,23 +158,20 @@ def test_in_a_cluster_another_server_has_a_better_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gives_up", [True, False])
 def test_an_owner_that_meets_one_gives_its_copy_up_or_serves_it(tmp_path: Path, gives_up: bool) -> None:
-    log, said = MemoryLog(), list[str]()
+    said = list[str]()
 
     def asked(why: str) -> bool:
         said.append(why)
         return gives_up
 
-    options = msgspec.structs.replace(SMALL, gives_up=asked)
-    factory = SqliteFactory(tmp_path / "owner", options)
-    store = SqliteStore(tmp_path / "owner", options, log=log)
-    factory.open = lambda **_: store  # type: ignore[method-assign]
+    factory = LoggedFactory(tmp_path / "owner")
+    factory.options = msgspec.structs.replace(SMALL, gives_up=asked)
     stage = Stage(factory)
     queue = stage.create("jobs", labels={"team": LABEL})
     stage.send(queue, "a")
+    store = store_of(stage)
     store.apply_log()
-    with closing(connect(tmp_path / "owner" / "veilmq.db")) as connection:
-        assert connection.execute("SELECT count(*) FROM queue").get == 1
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    checkpoint(tmp_path / "owner")
     damage(tmp_path / "owner", *TWO)
     with pytest.raises(StoreFailed, match="does not match"), store.reader.look() as view:
         view._connection.execute("SELECT * FROM queue").fetchall()
@@ -183,23 +185,18 @@ def test_an_owner_that_meets_one_gives_its_copy_up_or_serves_it(tmp_path: Path, 
 
 
 def test_a_follower_whose_readers_met_one_has_diverged(tmp_path: Path) -> None:
-    log = MemoryLog()
-    with closing(SqliteStore(tmp_path / "owner", SMALL, log=log)) as store:
-        factory = SqliteFactory(tmp_path / "owner")
-        factory.open = lambda **_: store  # type: ignore[method-assign]
-        stage = Stage(factory)
-        stage.create("jobs", labels={"team": LABEL})
-        with closing(SqliteFollower(tmp_path / "copy")) as follower:
-            log.bring(follower)
-            with closing(connect(tmp_path / "copy" / "veilmq.db")) as connection:
-                assert connection.execute("SELECT count(*) FROM queue").get == 1
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            damage(tmp_path / "copy", *TWO)
-            with pytest.raises(StoreFailed, match="does not match"), follower.look() as view:
-                view._connection.execute("SELECT * FROM queue").fetchall()
-            stage.create("more")
-            with pytest.raises(Diverged, match="does not match"):
-                log.bring(follower)
+    factory = LoggedFactory(tmp_path / "owner")
+    stage = Stage(factory)
+    stage.create("jobs", labels={"team": LABEL})
+    with closing(stage.store), closing(SqliteFollower(tmp_path / "copy")) as follower:
+        factory.log.bring(follower)
+        checkpoint(tmp_path / "copy")
+        damage(tmp_path / "copy", *TWO)
+        with pytest.raises(StoreFailed, match="does not match"), follower.look() as view:
+            view._connection.execute("SELECT * FROM queue").fetchall()
+        stage.create("more")
+        with pytest.raises(Diverged, match="does not match"):
+            factory.log.bring(follower)
 
 
 FORMAT_10: Final = Path(__file__).parent / "fixtures" / "schema-10.db"

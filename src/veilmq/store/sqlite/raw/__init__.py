@@ -27,9 +27,8 @@ from struct import Struct
 from typing import IO, Any, Final, NamedTuple, Protocol
 
 from veilmq.store.sqlite.disk.schema import CHECKSUM_BYTES
-from veilmq.store.sqlite.raw.logs import CHECKSUM_BYTES_AT, Frame, Mended, Wal, mend_pages, with_checksum
+from veilmq.store.sqlite.raw.logs import CHECKSUM_BYTES_AT, PAGE_BYTES, Frame, Mended, Wal, mend_pages, with_checksum
 
-PAGE_BYTES: Final = 4096
 _PAGE_SIZE_AT: Final = 16
 _SIZES: Final = frozenset({512 << power for power in range(7)})
 INTERIOR: Final = 0x05

@@ -364,7 +364,7 @@ def _bits_of(amount: Sums, lacking: Sums) -> Iterator[int]:
             yield bit
 
 
-_PAGE_BYTES: Final = 4096
+PAGE_BYTES: Final = 4096
 CHECKSUM_BYTES_AT: Final = 20
 """Where the first page says how many bytes each page keeps free for its checksum."""
 _TRIED_MAX: Final = 1_000
@@ -388,20 +388,20 @@ def mend_pages(path: Path, pages: int | None = None, *, finishing: bool = False)
     matches = verifier()
     found = Mended([], [])
     with path.open("r+b") as file:
-        first = bytearray(file.read(_PAGE_BYTES))
-        if matches is None or len(first) < _PAGE_BYTES or not _says_checksums(first, matches):
+        first = bytearray(file.read(PAGE_BYTES))
+        if matches is None or len(first) < PAGE_BYTES or not _says_checksums(first, matches):
             return found
         file.seek(0)
         for number in islice(count(1), pages):
-            page = file.read(_PAGE_BYTES)
-            if len(page) < _PAGE_BYTES:
+            page = file.read(PAGE_BYTES)
+            if len(page) < PAGE_BYTES:
                 break
             if matches(page) or not any(page):  # a free page may never have been written
                 continue
             right = _mended_page(page) if len(found.left) < _TRIED_MAX else None
             (found.left if right is None else found.mended).append(number)
             if right is not None or finishing:
-                file.seek((number - 1) * _PAGE_BYTES)
+                file.seek((number - 1) * PAGE_BYTES)
                 file.write(right or with_checksum(page))
         if found.mended or finishing:
             file.flush()

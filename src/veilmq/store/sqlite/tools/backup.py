@@ -237,8 +237,8 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactl
 
 
 def renew(part: Path) -> None:
-    """Give the copy its own secret, sign everybody out of the console there, take it out of its cluster, and make it a
-    single file."""
+    """Give the copy its own secret, sign everybody out of the console there, take it out of its cluster, make it a
+    single file, and give its pages checksums if there is room."""
     connection = _single_file(part)
     try:
         connection.pragma("synchronous", "EXTRA")
