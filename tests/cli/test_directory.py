@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.cli.directory import backup, check
+from veilmq.cli.directory import backup, check, restore
 from veilmq.cli.failures import Exit, Failure
 from veilmq.model.commands import (
     AnyCommand,
@@ -318,6 +318,28 @@ def test_a_backup_overwrites_nothing(used: Used, tmp_path: Path, capsys: pytest.
         assert failed.value.code is Exit.USAGE
     with pytest.raises(DestinationTaken):
         backup_file(used.database, tmp_path / "file")
+
+
+def test_a_backup_with_a_message_in_quarantine_is_restored(
+    used: Used, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message is where it was, and the report says so, as `check` of the backup does."""
+    used.create("apart")
+    used.send("apart", "whole")
+    used.store.close()
+    connection = connect(used.database)
+    newest = "(SELECT max(sequence) FROM message)"
+    [(sequence,)] = connection.execute(f"UPDATE message SET body = x'30' WHERE sequence = {newest} RETURNING sequence")
+    connection.close()
+    restarted = Used(used.path)
+    restarted.now = used.now
+    assert restarted.receive("apart") == []
+    restarted.store.close()
+    backup(used.path, tmp_path / "copy", as_json=False)
+    assert restore(tmp_path / "new", str(tmp_path / "copy"), None, as_json=False) is Exit.WRONG
+    assert f"not in order: quarantine: message {sequence} is in quarantine" in capsys.readouterr().out
+    apart = connect(tmp_path / "new" / DATABASE).execute("SELECT sequence FROM quarantine").fetchall()
+    assert apart == [(sequence,)]
 
 
 def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:

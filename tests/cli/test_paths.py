@@ -11,7 +11,7 @@ from tests.users import other_user
 
 import veilmq
 from veilmq.cli.access import Target, failure_of, http_access
-from veilmq.cli.directory import backup
+from veilmq.cli.directory import backup, restore
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.pipeline.session import make_place
 from veilmq.cli.serve import _in_the_way, _keys
@@ -121,6 +121,20 @@ def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
         theirs = closed_to_user(reachable / "theirs")
     assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in theirs
     assert closed_to_user(reachable / "data", made=True) == ""
+
+
+def test_a_restore_needs_the_directory_above_too(reachable: Path) -> None:
+    """It is written beside its place: one that was made for this user does not help."""
+    place = reachable / "made"
+    place.mkdir(0o777)
+    place.chmod(0o777)
+    for destination in (place, reachable / "missing"):
+        with other_user(), pytest.raises(Failure) as refused:
+            restore(destination, "anywhere", None, as_json=False)
+        assert refused.value.code is Exit.USAGE
+        assert str(refused.value) == f"DIR: {destination}: Permission denied"
+        assert f"written beside its place first. {reachable} may not be written by this user" in refused.value.advice
+        assert "install -d" not in refused.value.advice
 
 
 def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, reachable: Path) -> None:

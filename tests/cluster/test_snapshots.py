@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 import pytest
 from tests.cluster.conftest import Cluster, LoggedFactory, begin
-from tests.support.contract.stage import Stage
+from tests.support.contract.stage import TESTER, Stage
 from tests.support.following import compare
 from tests.support.postgres import until
 from tests.support.sqlite import SMALL, store_of
@@ -21,6 +21,7 @@ from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Unproven
+from veilmq.model.commands import Send
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.queue import QueueInfo
@@ -205,6 +206,21 @@ class TestCopy:
             stage.change(jobs, retention_us=63 * SECOND_US)
             new.catch_up(cluster.reader())
             assert heard == [62 * SECOND_US, 63 * SECOND_US]
+
+    def test_a_message_in_quarantine_is_in_the_snapshot(
+        self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path
+    ) -> None:
+        """That it is there is in the log, so no other copy is without it, and none need be filled again."""
+        jobs = next(iter(store_of(stage).queues.by_key))
+        stage.do(Send(queue=jobs, origin=TESTER, body="damaged", md5=bytes(16), size_bytes=7, delay_us=SECOND_US))
+        stage.later(SECOND_US)
+        assert len(stage.receive(jobs, 10)) == 5
+        self.work(stage, 1)
+        self.snapshot(cluster, copy, tmp_path)
+        (found,) = snapshots.list()
+        snapshots.read(found, tmp_path / "back")
+        with closing(connect(tmp_path / "back")) as back:
+            assert back.execute("SELECT count(*) FROM quarantine").get == 1
 
     def test_a_new_server_reads_the_snapshot_and_what_came_since(
         self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path

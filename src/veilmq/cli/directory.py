@@ -292,7 +292,7 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         advice = "Name a directory that is empty or not there yet."
         raise Failure(Exit.USAGE, f"{destination} exists already", advice)
-    check_directory(destination, "DIR")
+    check_directory(destination, "DIR", beside=True)
     try:
         with made_beside(destination) as beside:
             restored = restore_into(source_at(place), until, beside, partial(open_follower, options=_OPTIONS))

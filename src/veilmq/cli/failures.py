@@ -166,19 +166,23 @@ def file_advice(error: "FileInvalid", *, missing: str, wrong: str = "") -> str:
     return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
 
 
-def check_directory(path: Path, named: str) -> None:
+def check_directory(path: Path, named: str, *, beside: bool = False) -> None:
     """Raises Failure if the directory cannot be written by this user, or is missing and cannot be made.
 
     A directory is not made below a missing one, so that a mistyped path does not create an empty data directory. named:
-    the user's name for it, such as an option.
+    the user's name for it, such as an option. beside: it is written beside its place first (`made_beside`), so the
+    directory above must be writable, too.
     """
-    closed = closed_to_user(path, made=True)
+    parent = path.absolute().parent
+    if beside and parent.is_dir() and not _may(parent, os.W_OK | os.X_OK):
+        closed = f"It is written beside its place first. {_unwritable(parent)}"
+    else:
+        closed = closed_to_user(path, made=True)
     if not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
         closed = _unwritable(path)
     if closed:
-        advice = f"{closed} Name a directory that you may write to."
+        advice = f"{closed} Name a directory {'in one ' if beside else ''}that you may write to."
         raise Failure(Exit.USAGE, f"{named}: {path}: {os.strerror(_denial(path))}", advice)
-    parent = path.absolute().parent
     if not parent.is_dir():
         advice = f"Check the path, or make it first: mkdir -p {parent}"
         raise Failure(Exit.USAGE, f"{named}: {path} is not made, because its parent is not there", advice)

@@ -167,7 +167,7 @@ def _export(
     from veilmq.cluster.moving import export_directory
     from veilmq.server.clock import boot_ns
 
-    check_directory(directory, "DIR")
+    check_directory(directory, "DIR", beside=True)
     with _asking(url, single_copy) as postgres, _moving(directory):
         moved = export_directory(postgres, directory, boot_ns)
     print(f"exported {moved.size_bytes} bytes, up to record {moved.position.lsn}; receipt handles stay good")

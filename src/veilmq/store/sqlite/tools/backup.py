@@ -122,15 +122,16 @@ def copy_checked(
 ) -> Point:
     """Copy the database to a file that a follower can open, and check it. Any thread, and any process.
 
-    exactly: see `backup`; the copy may have messages in quarantine, which nobody else's copy could mend. step: called
-    now and then; what it raises ends the work.
+    The copy may have messages in quarantine: that they are there is in the log, so every other copy has them there, too.
+
+    exactly: see `backup`. step: called now and then; what it raises ends the work.
 
     Raises Diverged if the check found anything else, and as `backup`.
     """
     try:
         backup(database, copy, lambda done, total: step(), is_owner=is_owner, replica=True, exactly=exactly)
         report = check(copy, lambda stage, done, total: step(), is_owner=True)
-        if problems := [each for each in report.problems if not exactly or each.kind != "quarantine"]:
+        if problems := [each for each in report.problems if each.kind != "quarantine"]:
             raise Diverged(f"a check of the copy found: {problems[0].text}")
     except apsw.Error as error:
         raise DatabaseFailed(str(error)) from error
