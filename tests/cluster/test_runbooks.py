@@ -97,13 +97,13 @@ class Machines:
         done = self._run(*(self._place(word, machine) for word in words))
         assert done.code == 0, done.err
         standby = done.out.replace(f"standby   {self.pair.standby.name}:", "standby   db2:")
-        return standby.replace(str(self.path), "/var/lib").splitlines()
+        return standby.replace(str(self.path), "/var/backups/veilmq").splitlines()
 
     def _place(self, word: str, machine: str) -> str:
-        """Paths are those of the test: `one`'s data directory, and others beside it."""
+        """Paths are those of the test: a server's data directory, and what is made beside it."""
         if word == "/var/lib/veilmq":
             return str(self.path / machine / "data")
-        return word.replace("/var/lib/", f"{self.path}/")
+        return word.replace("/var/backups/veilmq/", f"{self.path}/")
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_commands_for_one_server_run_in_order(
             if elsewhere := {row for row in NOT_RUN if begins(line, row)}:
                 rows |= elsewhere
                 continue
-            typed = re.split(r" \| | < ", line)[0].replace("/backup/", f"{tmp_path}/backup/")
+            typed = re.split(r" \| | < ", line)[0].replace("/var/backups/veilmq/", f"{tmp_path}/backup/")
             stdin = "second order\nthird order\n" if " < " in line else ""
             ended = run(*(shown.get(word, word) for word in shlex.split(typed, comments=True)), stdin=stdin)
             if found := re.search(r"^ +handle +(\S+)$", ended.out, re.MULTILINE):

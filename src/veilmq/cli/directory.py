@@ -94,9 +94,7 @@ def _say_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"destination": str(destination.absolute()), "bytes": size_bytes}))
     else:
-        print(
-            f"copied {size_bytes} bytes to {destination}; go back to it in a new directory, which leaves it as it is:"
-        )
+        print(f"copied {size_bytes} bytes to {destination}; to go back, serve a copy of it:")
         print(f"veilmq restore NEW_DIRECTORY --from {destination}")
 
 

@@ -170,15 +170,13 @@ def check_directory(path: Path, named: str, *, beside: bool = False) -> None:
     """Raises Failure if the directory cannot be written by this user, or is missing and cannot be made.
 
     A directory is not made below a missing one, so that a mistyped path does not create an empty data directory. named:
-    the user's name for it, such as an option. beside: it is written beside its place first (`made_beside`), so the
-    directory above must be writable, too.
+    the user's name for it, such as an option. beside: it is written beside its place first, as by `made_beside`.
     """
     parent = path.absolute().parent
+    closed = closed_to_user(path, made=True)
     if beside and parent.is_dir() and not _may(parent, os.W_OK | os.X_OK):
         closed = f"It is written beside its place first. {_unwritable(parent)}"
-    else:
-        closed = closed_to_user(path, made=True)
-    if not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
+    elif not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
         closed = _unwritable(path)
     if closed:
         advice = f"{closed} Name a directory {'in one ' if beside else ''}that you may write to."

@@ -122,7 +122,7 @@ def copy_checked(
 ) -> Point:
     """Copy the database to a file that a follower can open, and check it. Any thread, and any process.
 
-    The copy may have messages in quarantine: that they are there is in the log, so every other copy has them there, too.
+    The copy may have messages in quarantine: that is in the log, so every other copy has them there, too.
 
     exactly: see `backup`. step: called now and then; what it raises ends the work.
 
