@@ -461,6 +461,16 @@ def test_nothing_is_kept_after_a_call():
         assert all(new - old < 100 for old, new in zip(before[1], after[1], strict=True)), number
 
 
+def test_a_type_in_the_place_of_one_that_is_gone_has_its_own_fields():
+    """A field's place is remembered by its type's address."""
+    for number in range(60):
+        before = [(f"a{at}", object, None) for at in range(number % 6)]
+        entry = msgspec.defstruct("Entry", [*before, *((name, object, None) for name in ("id", "refusal", "command"))])
+        deleted = msgspec.defstruct("Gone", [("x", int, 0)])
+        answer = accelerator.shortcut("entries_json", int, int, None, entry, deleted)
+        assert answer([entry(id="abc", command=0)], (1,), [deleted()]) == b'{"Successful":[{"Id":"abc"}]}'
+
+
 def test_each_message_has_an_id_of_its_own(made):
     said, *_ = played(made, [[send("a"), send("b")], [send("c")], [send("d")] * 5], 256)
     ids = [outcome.id for applied in said for outcome in applied.outcomes]

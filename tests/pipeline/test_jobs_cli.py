@@ -304,6 +304,19 @@ class Ran(NamedTuple):
     err: str
 
 
+def one_after_another(
+    commands: dict[str, list[str]], place: Path, environment: dict[str, str] | None = None
+) -> dict[str, Ran]:
+    """Run them in one process there."""
+    script = [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(commands)]
+    with (place / "log").open("w") as log:
+        subprocess.run(script, stdout=log, stderr=log, cwd=place, env=environment or inherited(), timeout=500)
+    assert (place / "ran.json").exists(), (place / "log").read_text()[-3_000:]
+    said = json.loads((place / "ran.json").read_text())
+    assert list(said) == list(commands), (place / "log").read_text()[-3_000:]
+    return {name: Ran(*each) for name, each in said.items()}
+
+
 def test_a_java_that_does_not_fit_is_said_with_its_mend(exported: Path, tmp_path: Path) -> None:
     done, out, err = veilmq("pipeline", "timeouts", "--path", exported, cwd=tmp_path, JAVA_HOME="/nowhere")
     assert (done, out) == (1, "")
@@ -374,15 +387,9 @@ def ran(place: Path, exported: Path, spark_at: list[str]) -> dict[str, Ran]:
             "VEILMQ_ADMIN": server.admin,
             "VEILMQ_TOKEN_FILE": str(server.data / "admin-token"),
         }
-        script = [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(commands)]
-        with (place / "log").open("w") as log:
-            subprocess.run(script, stdout=log, stderr=log, cwd=place, env=environment, timeout=500)
+        return one_after_another(commands, place, environment)
     finally:
         server.stop()
-    assert (place / "ran.json").exists(), (place / "log").read_text()[-3_000:]
-    said = json.loads((place / "ran.json").read_text())
-    assert list(said) == list(commands), (place / "log").read_text()[-3_000:]
-    return {name: Ran(*each) for name, each in said.items()}
 
 
 @pytest.mark.slow
@@ -505,25 +512,18 @@ def test_a_loop_outlives_what_goes_wrong_meanwhile(server: ServerProcess, export
 @pytest.mark.timeout(600)
 def test_what_is_archived_can_be_replayed(server: ServerProcess, tmp_path: Path) -> None:
     place = f"veil://{server.sqs.removeprefix('http://')}"
-    code, out, err = veilmq(
-        "pipeline", "archive", "--queue", f"{place}/orders", "--out", "kept", "--master", "local[1]", "--json",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert code == 0, err
-    assert json.loads(out)["messages"] == 50
+    archive = ["pipeline", "archive", "--queue", f"{place}/orders", "--out", "kept", "--json"]
+    replay = ["pipeline", "replay", "kept/messages", "--queue", f"{place}/again"]
+    commands = {"archive": archive, "replay": [*replay, "--where", "int(body) < 20"]}
     with connect(f"{place}/again?create=1") as queue:
-        code, out, err = veilmq(
-            "pipeline", "replay", "kept/messages", "--queue", f"{place}/again", "--where", "int(body) < 20",
-            "--master", "local[1]", cwd=tmp_path,
-        )  # fmt: skip
-        assert (code, out) == (0, "sent 20 messages\n"), err
+        ran = one_after_another({name: [*each, "--master", "local[1]"] for name, each in commands.items()}, tmp_path)
+        assert ran["archive"].code == 0, ran["archive"].err
+        assert json.loads(ran["archive"].out)["messages"] == 50
+        assert ran["replay"][:2] == (0, "sent 20 messages\n"), ran["replay"].err
         bodies = {each.body for _ in range(4) for each in queue.receive(10)}
     assert bodies == {str(number) for number in range(20)}
 
-    code, out, err = veilmq(
-        "pipeline", "replay", "kept/messages", "--queue", f"{place}/again", "--where", "weight > 1",
-        "--master", "local[1]", cwd=tmp_path,
-    )  # fmt: skip
+    code, out, err = veilmq(*replay, "--where", "weight > 1", "--master", "local[1]", cwd=tmp_path)
     assert (code, out) == (2, "")
     assert "veilmq: where='weight > 1' cannot be: [UNRESOLVED_COLUMN" in err
     # Spark's own words of it, and its traces, are not for who mistyped a name.

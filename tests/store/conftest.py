@@ -8,6 +8,16 @@ from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--flips", metavar="N", type=int, default=40, help="Flip so many bits of each file.")
+
+
+@pytest.fixture
+def flips_count(request: pytest.FixtureRequest) -> int:
+    """How many bits of each file are flipped. The option is unknown where pytest did not load this file first."""
+    return int(request.config.getoption("--flips", 40))
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     """A fresh stage."""

@@ -531,10 +531,10 @@ def test_a_history_cut_short_gives_the_state() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_store_answers_as_the_reference_does_for_long() -> None:
-    play(StoreMachine, examples=120, steps=80)
+    play(StoreMachine, examples=80, steps=80)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_history_cut_short_gives_the_state_for_long() -> None:
-    play(SnapshotMachine, examples=60, steps=80)
+    play(SnapshotMachine, examples=40, steps=80)

@@ -59,7 +59,7 @@ enum {
     WANTS_HANDLE, NAMES
 };
 
-/* The place of a struct's field; NULL if the type has none. Only for a type that is known to live. */
+/* The place of a struct's field; NULL if the type has none. */
 PyObject **place(PyObject *of, int name);
 
 /* The field's value, borrowed; NULL if there is none. */

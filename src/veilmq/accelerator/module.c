@@ -26,18 +26,17 @@ static struct {
     ONE(plain_rows, 8),
 };
 
-/* A struct's fields are slots: where they are is looked up once for each type. */
+/* A struct's fields are slots: where they are is looked up once for each type, which is kept as long as its entry, so that
+ * no other type gets its address. */
 PyObject **place(PyObject *of, int name)
 {
-    static struct {
-        PyTypeObject *type;
-        Py_ssize_t offset;
-    } known[NAMES][8];
+    static struct { PyTypeObject *type; Py_ssize_t offset; } known[NAMES][8];
     PyTypeObject *type = Py_TYPE(of);
     size_t line = (uintptr_t)type / 64 % 8;
+    Py_ssize_t offset = known[name][line].offset;
     if (known[name][line].type != type) {
         PyObject *found = PyObject_GetAttr((PyObject *)type, name_of[name]);
-        Py_ssize_t offset = 0;
+        offset = 0;
         if (found && Py_IS_TYPE(found, &PyMemberDescr_Type)) {
             PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
             offset = member->type == T_OBJECT_EX ? member->offset : 0;
@@ -46,10 +45,10 @@ PyObject **place(PyObject *of, int name)
         PyErr_Clear();
         if (offset < (Py_ssize_t)sizeof(PyObject))
             return NULL;
-        known[name][line].type = type;
         known[name][line].offset = offset;
+        Py_XSETREF(known[name][line].type, (PyTypeObject *)Py_NewRef(type));
     }
-    return (PyObject **)((char *)of + known[name][line].offset);
+    return (PyObject **)((char *)of + offset);
 }
 
 int wrong_arguments(const char *name, Py_ssize_t count, Py_ssize_t wanted)

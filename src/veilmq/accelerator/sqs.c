@@ -3,6 +3,7 @@
 #include "accelerator.h"
 
 #define SPAN(literal) ((Span){(const uint8_t *)(literal), (Py_ssize_t)sizeof(literal) - 1})
+#define IS_BYTES(of) ((of) && PyBytes_CheckExact(of))
 
 static void add(Sha256 *hash, Span some) { sha256_add(hash, some.at, (size_t)some.size); }
 
@@ -104,10 +105,11 @@ FUNCTION(accel_plain_scheme)
     Py_XDECREF(prefix);
     if (!seconds || !is_a(scheme, CONSTANT(1)) || field(scheme, KNOWN) != Py_True)
         return none_unless_failed();
-    long long skew = PyLong_AsLongLong(args[1]) - PyLong_AsLongLong(seconds) * 1000000, most = PyLong_AsLongLong(CONSTANT(3));
     PyObject *day = field(scheme, DAY), *scope = field(scheme, SCOPE), *rest = field(scheme, REST);
     PyObject *key = field(scheme, SIGNING_KEY), *names = field(scheme, SIGNED), *shapes = field(scheme, SHAPES);
-    if (PyErr_Occurred() || skew < -most || skew > most || !day || !scope || !rest || !key || !names || !shapes
+    long long skew = PyLong_AsLongLong(args[1]) - PyLong_AsLongLong(seconds) * 1000000, most = PyLong_AsLongLong(CONSTANT(3));
+    if (PyErr_Occurred() || skew < -most || skew > most || !IS_BYTES(day) || !IS_BYTES(scope) || !IS_BYTES(rest)
+        || !IS_BYTES(key) || !names || !PyTuple_CheckExact(names) || !shapes || !PyDict_Check(shapes)
         || PyBytes_GET_SIZE(day) != 8 || memcmp(PyBytes_AS_STRING(day), PyBytes_AS_STRING(stamp), 8)
         || PyBytes_GET_SIZE(key) != SHA256_BYTES || is_known_shape(shapes, headers) != 1
         || sign(bytes_of(key), bytes_of(stamp), bytes_of(scope), bytes_of(rest), names, headers, bytes_of(body), hex))
