@@ -275,6 +275,10 @@ def test_it_comes_by_page_and_by_state(stage: Stage) -> None:
     delayed = at(stage, stage.now, queue, state="delayed")
     assert {each["state"] for each in delayed["messages"]} == {"delayed"}
     assert delayed["then"] == {"visible": 4, "delayed": 3, "in_flight": 0, "quarantined": 0, "oldest_sent": stage.now}
+    stage.take(queue)
+    for state in ("in flight", "in_flight"):
+        (taken,) = at(stage, stage.now, queue, state=state)["messages"]
+        assert taken["state"] == "in flight"
 
 
 def test_a_bound_stops_it_and_it_says_at_which_instant(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,14 @@ def test_elasticmqs_file_becomes_a_queues_file(run: Run, tmp_path: Path) -> None
     assert [each.create.queue.name for each in ours] == ["orders-dead", "orders"]
 
 
+def test_a_file_that_names_no_region_gives_one_without(run: Run, tmp_path: Path) -> None:
+    """The default of ElasticMQ's files is no region that clients sign for."""
+    (tmp_path / "a.conf").write_text("queues { orders { } }")
+    assert tomllib.loads(run("import", "a.conf").out) == {"queue": [{"name": "orders"}]}
+    (tmp_path / "b.conf").write_text("aws { region = eu-west-1 }\nqueues { orders { } }")
+    assert 'region = "eu-west-1"' in run("import", "b.conf").out
+
+
 def test_what_aws_prints_becomes_a_queues_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "queues.json").write_text(f"{json.dumps(ATTRIBUTES, indent=4)}\n{json.dumps(DEAD)}\n")
     ended = run("import", "queues.json")

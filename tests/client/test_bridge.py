@@ -1,5 +1,7 @@
 """A bridge between real queues: what goes over, what stays, and what happens when a queue does not answer."""
 
+import math
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -95,6 +97,20 @@ def test_moves_a_message_with_all_that_both_queues_can_carry(account: EmbeddedAc
             assert getattr(found, field) == getattr(before, field)
         assert found.expires == pytest.approx(before.expires, abs=2)
         assert source.stats().in_flight == source.stats().visible == 0
+
+
+@for_each(("target", "days"), [("azure", math.inf), ("veil", 14)])
+def test_a_message_of_azure_that_never_expires_lives_as_long_as_it_can(
+    veilmq_server: LocalServer, target: str, days: float
+) -> None:
+    azure = veilmq_server.azure_url.replace("http", "azure", 1) + "/devstoreaccount1/{}?tls=0"
+    urls = {"azure": azure.format("goal"), "veil": veilmq_server.queue_url("goal")}
+    with connect(f"{azure.format('from')}&create=1") as source, veilmq_server.connect("goal"):
+        source.send(Message("kept", ttl=math.inf))
+        with connect(urls[target]) as goal:
+            assert bridged(source, goal).sent == 1
+            (found,) = goal.receive()
+    assert ((found.expires or math.inf) - time.time()) / 86_400 == pytest.approx(days, abs=0.01)
 
 
 @pytest.mark.parametrize("ways", [("sqs", "azure"), ("azure", "mns"), ("mns", "veil"), ("veil", "sqs")])
@@ -314,6 +330,9 @@ class Stopped(Stop):
         ("sqs://h/a.fifo", "sqs://h/b", ["order within a group"]),
         ("sqs://h/a.fifo", "sqs://h/b.fifo", ["deduplication ids"]),
         ("mns://a:b@h/a", "sqs://h/b", ["priorities"]),
+        ("azure://h/devstoreaccount1/a", "azure://h/devstoreaccount1/b", []),
+        ("azure://h/devstoreaccount1/a", "veil://h/b", ["a message that never expires"]),
+        ("azure://h/devstoreaccount1/a", "sqs://h/b", ["the instant"]),
     ],
 )
 def test_what_is_lost_is_said(source: str, target: str, lost: list[str]) -> None:

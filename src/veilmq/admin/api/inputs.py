@@ -44,6 +44,7 @@ _STATE: Final = r"^(visible|hidden)\Z"
 PLACE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
+_MESSAGE_STATE: Final = r"^(visible|delayed|in[ _]flight|quarantined)?\Z"
 _MEASURE: Final = rf"^({'|'.join(MEASURES)})\Z"
 _STEP: Final = r"^(minute|hour)\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
@@ -55,6 +56,7 @@ WORDS: Final = {
     QUEUE: "Expected the name of a queue, or account/region/name",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
+    _MESSAGE_STATE: "Expected visible, delayed, in_flight or quarantined",
     PLACE: "Expected what the page before gave as `after`",
     SEQUENCE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
@@ -71,6 +73,7 @@ Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
 Handle = Annotated[str, Meta(min_length=1, max_length=2_048)]
 Account = Annotated[str, Meta(pattern=_ACCOUNT)]
 Region = Annotated[str, Meta(pattern=_REGION)]
+MessageState = Annotated[str, Meta(pattern=_MESSAGE_STATE)]
 T = TypeVar("T")
 _WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from veilmq.admin.api import Refused
-from veilmq.admin.api.inputs import INSTANT_MAX, PAGE_MAX, SEQUENCE
+from veilmq.admin.api.inputs import INSTANT_MAX, PAGE_MAX, SEQUENCE, MessageState
 from veilmq.admin.api.views import shown_client, shown_instant, shown_key
 from veilmq.admin.past.replay import STATES, Changes, Message, PastQueue, summary
 from veilmq.model.errors import ParameterInvalid, QueueMissing
@@ -34,7 +34,6 @@ MESSAGES_MAX: Final = 250_000
 """That a queue may hold, or that may change, while it is looked at: each takes some 300 bytes of memory."""
 _PIECE: Final = 8_192
 _HOLD_S: Final = 60.0
-_STATE: Final = rf"^({'|'.join(STATES)})?\Z"
 
 
 class PastInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -44,10 +43,13 @@ class PastInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     at: Annotated[int, Meta(ge=-INSTANT_MAX, le=INSTANT_MAX)]
     until: Annotated[int, Meta(ge=-INSTANT_MAX, le=INSTANT_MAX)] | None = None
-    state: Annotated[str, Meta(pattern=_STATE)] = ""
+    state: MessageState = ""
     after: Annotated[str, Meta(pattern=SEQUENCE)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
     scan: Annotated[int, Meta(ge=1, le=SCAN_MAX)] = 1_000_000
+
+    def __post_init__(self) -> None:
+        self.state = self.state.replace("_", " ")
 
 
 class _Base(NamedTuple):

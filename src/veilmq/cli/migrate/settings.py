@@ -49,7 +49,7 @@ _SECONDS: Final = {
     "ReceiveMessageWaitTimeSeconds": "wait",
 }
 _NOT_BROUGHT: Final = {
-    "Policy": "its access policy: see grants in docs/deploy.md",
+    "Policy": "its access policy: set it again over SQS",
     "KmsMasterKeyId": "its encryption key",
     "RedriveAllowPolicy": "which queues may name it as dead-letter queue",
 }
@@ -108,12 +108,14 @@ def _of_file(path: Path) -> list[Found]:
     declared = queues_file.read(path, [Account(DEVELOPMENT_ACCOUNT)])
     for warning in declared.warnings:
         print(f"not brought: {warning}", file=sys.stderr)
+    names = declared.names_region
     return [
-        _of_change(each.create.queue.name, each.create.queue.region, each.create.change) for each in declared.queues
+        _of_change(each.create.queue.name, each.create.queue.region if names else None, each.create.change)
+        for each in declared.queues
     ]
 
 
-def _of_change(name: str, region: str, change: Mapping[str, Any]) -> Found:
+def _of_change(name: str, region: str | None, change: Mapping[str, Any]) -> Found:
     times = {
         field: change[f"{field}_us"] / SECOND_US
         for field in ("visibility_timeout", "delay", "retention", "wait")

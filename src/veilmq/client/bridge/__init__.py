@@ -19,6 +19,7 @@ when the source is empty, does not.
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -250,12 +251,14 @@ class Bridge:
         with self._lock:
             self._counts.received += len(leases)
             known = [lease for lease in leases if lease.message.id in self._known]
-        now = self._clock.wall()
-        can, group, named = self._target.capabilities, self._options.group, self._options.named
+        copy = partial(
+            carried, target=self._target.capabilities, group=self._options.group, now=self._clock.wall(),
+            named=self._options.named, source=self._source.capabilities,
+        )  # fmt: skip
         fresh = [lease for lease in leases if lease not in known]
         done: list[Lease] = []
         try:
-            self._send([(lease, carried(lease.message, can, group, now, named=named)) for lease in fresh], done)
+            self._send([(lease, copy(lease.message)) for lease in fresh], done)
         finally:
             if self._options.copies:
                 self._remember([lease.message.id for lease in done])

@@ -17,9 +17,11 @@ from veilmq.client.queue import Capabilities
 
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _TTL_MAX: Final = 14 * 86_400.0
-"""Seconds; the longest that our own servers and directories keep a message."""
+"""Seconds; the longest time to live that our own servers and directories take."""
 _NEVER: Final = 2_000_000_000.0
 """Seconds: what lives longer than sixty years never expires."""
+_FOR_EVER: Final = {"azure", "amqp"}
+"""Protocols by which a message may live for ever."""
 
 
 class Difference(NamedTuple):
@@ -56,6 +58,8 @@ def differences(source: Capabilities, target: Capabilities, group: str | None, *
     if source.protocol == "sqs":
         text = "custom attribute types (Number.int becomes Number) and X-Ray headers do not go over"
         found.append(Difference(text, False))
+    if source.protocol == "azure" and target.ttl and target.protocol not in _FOR_EVER:
+        found.append(Difference("a message that never expires, or later than in 14 days, expires in 14 days", True))
     if _body_bytes_max(target) < _body_bytes_max(source):
         text = f"a message of more than {_body_bytes_max(target)} bytes stays at the source"
         found.append(Difference(text, False))
@@ -80,16 +84,28 @@ def _body_bytes_max(can: Capabilities) -> int:
     return can.body_bytes_max // 4 * 3 if can.base64_body else can.body_bytes_max
 
 
-def carried(message: Received, target: Capabilities, group: str | None, now: float, *, named: bool = False) -> Message:
+def carried(
+    message: Received,
+    target: Capabilities,
+    group: str | None,
+    now: float,
+    *,
+    named: bool = False,
+    source: Capabilities | None = None,
+) -> Message:
     """The message to send. now: Unix seconds, for its time to live. named: always with a deduplication id.
 
-    group: of a message without one, if the target is a FIFO queue; None: one for each message.
+    group: of a message without one, if the target is a FIFO queue; None: one for each message. source: a message of an
+    Azure queue without an expiry never expires; elsewhere nothing is known of it.
     """
+    expires = message.expires
+    if expires is None and source is not None and source.protocol == "azure":
+        expires = math.inf
     attributes = dict(message.attributes) if target.attributes else {}
     sent = Message(
         message.body,
         attributes,
-        ttl=None if message.expires is None else time_to_live(message.expires - now, target),
+        ttl=None if expires is None else time_to_live(expires - now, target),
         priority=message.priority if target.priorities else None,
         group=message.group if target.groups else None,
         type=message.type if target.attributes else None,
@@ -108,8 +124,8 @@ def _token(message_id: str) -> str:
 
 
 def time_to_live(left: float, target: Capabilities) -> float | None:
-    """The time to live of a message that has `left` seconds yet; None where the target has none."""
-    if not target.ttl:
+    """The time to live of a message that has `left` seconds yet; None where the target has none, or needs none."""
+    if not target.ttl or (target.protocol == "amqp" and left > _NEVER):
         return None
     if target.protocol != "azure":
         return min(max(1.0, left), _TTL_MAX)

@@ -252,8 +252,11 @@ async def _answer(reader: asyncio.StreamReader, scope: Scope, send: Send) -> Non
 
 
 async def _refuse(send: Send, error: str, message: str) -> None:
+    """503: it was not carried out. 500 for a StoreUnknown: perhaps it was."""
     body = json.dumps({"error": error, "field": None, "message": message, "data": {}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    status = 500 if error == "StoreUnknown" else 503
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
