@@ -6,7 +6,8 @@ Strategy: both run on one primary with a synchronous standby, and are driven in 
 follow each other. pgmq is its SQL alone, called by pgbench over 32 connections: send, read, delete. VeilMQ answers
 signed SQS requests of 32 connections. CPU is everybody's but the load generator's: PostgreSQL's, and for VeilMQ also
 that of both servers. With --held a transaction with a snapshot stays open on the primary all the time, as a long report
-or a forgotten session does, and dead rows cannot be vacuumed. With --pause nothing is served for so long after each
+or a forgotten session does, and dead rows cannot be vacuumed; a server alone is driven in the same turns, because in an
+hour a machine may become slower, and it does without PostgreSQL. With --pause nothing is served for so long after each
 pair, so that an hour does not need an hour's load.
 """
 
@@ -96,12 +97,8 @@ def postgres_us(pair: Pair) -> int:
     return measure.cpu_us(pair.primary.pid) + measure.cpu_us(pair.standby.pid)
 
 
-def ours(pair: Pair, servers: list[peers.Server], lane: Lane, load: Load, settings: Settings) -> Turn:
-    """Drive the owner."""
-
-    def spent() -> int:
-        return postgres_us(pair) + sum(measure.cpu_us(server.pid) for server in servers)
-
+def ours(spent: Callable[[], int], lane: Lane, load: Load, settings: Settings) -> Turn:
+    """Drive a server. spent: CPU of all that have a part in it until now, in us."""
     before = spent()
     run = counted_run(lane, load, settings)
     return Turn(run.deleted, (spent() - before) / max(1.0, run.deleted * run.seconds))
@@ -158,6 +155,13 @@ def told_held(found: dict[str, list[Turn]], minutes: float) -> list[str]:
             f"lives a second ({lives[0]:,.0f} to {lives[1]:,.0f}), CPU a life {cpu[0]:.0f} to {cpu[1]:.0f} us"
             + (f" (goal of lives {HELD_MIN})" if name == "veilmq" else "")
         )
+    ratios = [a.lives / b.lives for a, b in zip(found["veilmq"], found["alone"], strict=True)]
+    part = max(1, len(ratios) // 10)
+    first, last = statistics.median(ratios[:part]), statistics.median(ratios[-part:])
+    lines.append(
+        f"veilmq's lives a second to those of a server alone in the same turns: {first:.2f} in the first tenth, "
+        f"{last:.2f} in the last, {last / first:.2f} times (goal {HELD_MIN})"
+    )
     return lines
 
 
@@ -167,14 +171,22 @@ def measured(pair: Pair, options: argparse.Namespace, settings: Settings) -> tup
     with (
         peers.started(Member("owner", pair.dsn), "owner") as owner,
         peers.started(Member("follower", pair.dsn), "follower") as follower,
+        peers.started(peers.VeilMQ(), "alone") as alone,
     ):
         lane = Lane(owner, "json", owner.new_queue("json"), "veilmq")
+        control = Lane(alone, "json", alone.new_queue("json"), "alone")
+
+        def by_all() -> int:
+            return postgres_us(pair) + measure.cpu_us(owner.pid) + measure.cpu_us(follower.pid)
+
         for batch in map(int, options.batch.split(",")):
             load = Load(options.seconds, CONNECTIONS, batch)
             run: dict[str, Callable[[], Turn]] = {
-                "veilmq": lambda load=load: ours(pair, [owner, follower], lane, load, settings),  # type: ignore[misc]
+                "veilmq": lambda load=load: ours(by_all, lane, load, settings),  # type: ignore[misc]
                 "pgmq": lambda batch=batch: pgmq.run(options.seconds, batch),  # type: ignore[misc]
             }
+            if options.held:
+                run["alone"] = lambda load=load: ours(lambda: measure.cpu_us(alone.pid), control, load, settings)  # type: ignore[misc]
             for each in run.values():
                 each()
             with held(pair, bool(options.held)):
