@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ def postgres_us(pair: Pair) -> int:
     return measure.cpu_us(pair.primary.pid) + measure.cpu_us(pair.standby.pid)
 
 
-def ours(spent: Callable[[], int], lane: Lane, load: Load, settings: Settings) -> Turn:
+def driven(spent: Callable[[], int], lane: Lane, load: Load, settings: Settings) -> Turn:
     """Drive a server. spent: CPU of all that have a part in it until now, in us."""
     before = spent()
     run = counted_run(lane, load, settings)
@@ -143,21 +143,22 @@ def told(found: dict[str, list[Turn]]) -> str:
     )
 
 
+def ends(values: list[float]) -> tuple[float, float]:
+    """Medians of the first tenth and of the last."""
+    part = max(1, len(values) // 10)
+    return statistics.median(values[:part]), statistics.median(values[-part:])
+
+
 def told_held(found: dict[str, list[Turn]], minutes: float) -> list[str]:
     lines = []
     for name, turns in found.items():
-        part = max(1, len(turns) // 10)
-        first, last = turns[:part], turns[-part:]
-        lives = [statistics.median(turn.lives for turn in each) for each in (first, last)]
-        cpu = [statistics.median(turn.cpu_us for turn in each) for each in (first, last)]
+        lives, cpu = ends([turn.lives for turn in turns]), ends([turn.cpu_us for turn in turns])
         lines.append(
             f"{name}, {minutes:g} minutes of held xmin, the last tenth to the first: {lives[1] / lives[0]:.2f} of the "
             f"lives a second ({lives[0]:,.0f} to {lives[1]:,.0f}), CPU a life {cpu[0]:.0f} to {cpu[1]:.0f} us"
             + (f" (goal of lives {HELD_MIN})" if name == "veilmq" else "")
         )
-    ratios = [a.lives / b.lives for a, b in zip(found["veilmq"], found["alone"], strict=True)]
-    part = max(1, len(ratios) // 10)
-    first, last = statistics.median(ratios[:part]), statistics.median(ratios[-part:])
+    first, last = ends([a.lives / b.lives for a, b in zip(found["veilmq"], found["alone"], strict=True)])
     lines.append(
         f"veilmq's lives a second to those of a server alone in the same turns: {first:.2f} in the first tenth, "
         f"{last:.2f} in the last, {last / first:.2f} times (goal {HELD_MIN})"
@@ -171,10 +172,12 @@ def measured(pair: Pair, options: argparse.Namespace, settings: Settings) -> tup
     with (
         peers.started(Member("owner", pair.dsn), "owner") as owner,
         peers.started(Member("follower", pair.dsn), "follower") as follower,
-        peers.started(peers.VeilMQ(), "alone") as alone,
+        ExitStack() as more,
     ):
         lane = Lane(owner, "json", owner.new_queue("json"), "veilmq")
-        control = Lane(alone, "json", alone.new_queue("json"), "alone")
+        if options.held:
+            alone = more.enter_context(peers.started(peers.VeilMQ(), "alone"))
+            control = Lane(alone, "json", alone.new_queue("json"), "alone")
 
         def by_all() -> int:
             return postgres_us(pair) + measure.cpu_us(owner.pid) + measure.cpu_us(follower.pid)
@@ -182,11 +185,11 @@ def measured(pair: Pair, options: argparse.Namespace, settings: Settings) -> tup
         for batch in map(int, options.batch.split(",")):
             load = Load(options.seconds, CONNECTIONS, batch)
             run: dict[str, Callable[[], Turn]] = {
-                "veilmq": lambda load=load: ours(by_all, lane, load, settings),  # type: ignore[misc]
+                "veilmq": lambda load=load: driven(by_all, lane, load, settings),  # type: ignore[misc]
                 "pgmq": lambda batch=batch: pgmq.run(options.seconds, batch),  # type: ignore[misc]
             }
             if options.held:
-                run["alone"] = lambda load=load: ours(lambda: measure.cpu_us(alone.pid), control, load, settings)  # type: ignore[misc]
+                run["alone"] = lambda load=load: driven(lambda: measure.cpu_us(alone.pid), control, load, settings)  # type: ignore[misc]
             for each in run.values():
                 each()
             with held(pair, bool(options.held)):

@@ -13,8 +13,8 @@ from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.admin import past
 from veilmq.admin.api import Refused
+from veilmq.admin.api.inputs import STATES
 from veilmq.admin.past import PastInput, past_page
-from veilmq.admin.past.replay import STATES
 from veilmq.model.commands import StartMove
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US

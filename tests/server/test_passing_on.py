@@ -100,7 +100,7 @@ def test_what_was_read_is_answered_only_if_the_lease_still_runs() -> None:
 def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     method: str, headers: list[tuple[bytes, bytes]], status: int
 ) -> None:
-    """Then the owner does it once; without one nobody knows whether it was done, and no client is told to repeat it."""
+    """Then the owner does it once; without one nobody knows whether it was done, and nobody is asked to repeat it."""
     passed = Passed()
     asyncio.run(asyncio.wait_for(passed.play(method, headers), 20))
     assert passed.answer[0]["status"] == status

@@ -44,7 +44,8 @@ _STATE: Final = r"^(visible|hidden)\Z"
 PLACE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 SEQUENCE: Final = r"^([0-9]{1,18})?\Z"
-_MESSAGE_STATE: Final = r"^(visible|delayed|in[ _]flight|quarantined)?\Z"
+STATES: Final = ("visible", "delayed", "in flight", "quarantined")
+_MESSAGE_STATE: Final = rf"^({'|'.join(STATES)}|in_flight)?\Z"
 _MEASURE: Final = rf"^({'|'.join(MEASURES)})\Z"
 _STEP: Final = r"^(minute|hour)\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
@@ -56,10 +57,8 @@ WORDS: Final = {
     QUEUE: "Expected the name of a queue, or account/region/name",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
-    _MESSAGE_STATE: "Expected visible, delayed, in_flight or quarantined",
-    PLACE: "Expected what the page before gave as `after`",
-    SEQUENCE: "Expected what the page before gave as `after`",
-    _TASKS: "Expected what the page before gave as `after`",
+    _MESSAGE_STATE: f"Expected one of {', '.join(STATES)}",
+    **dict.fromkeys((PLACE, SEQUENCE, _TASKS), "Expected what the page before gave as `after`"),
     _MEASURE: f"Expected one of {', '.join(MEASURES)}",
     _STEP: "Expected minute or hour",
     _START: "Expected an offset, first, next or snapshot",

@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Meta
 
 from veilmq.admin.api import Refused
-from veilmq.admin.api.inputs import INSTANT_MAX, PAGE_MAX, SEQUENCE, MessageState
+from veilmq.admin.api.inputs import INSTANT_MAX, PAGE_MAX, SEQUENCE, STATES, MessageState
 from veilmq.admin.api.views import shown_client, shown_instant, shown_key
-from veilmq.admin.past.replay import STATES, Changes, Message, PastQueue, summary
+from veilmq.admin.past.replay import Changes, Message, PastQueue, summary
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, HistoryTrimmed
 from veilmq.model.messages import id_text

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.admin.api.inputs import STATES
 from veilmq.admin.history import packed_beginning
 from veilmq.model.events import ENDED_BY_ITSELF, Event, HeldMessage, Kind, LeaseEnding, Part
 from veilmq.model.instant import FOREVER
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
 
-STATES: Final = ("visible", "delayed", "in flight", "quarantined")
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
 _UNCOUNTED: Final = frozenset({Kind.SNAPSHOT, Kind.POLLED, Kind.PEEKED, Kind.OPERATOR_COMMAND})

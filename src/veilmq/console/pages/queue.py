@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
-from veilmq.admin.api.inputs import queue_key
-from veilmq.admin.past.replay import STATES
+from veilmq.admin.api.inputs import STATES, queue_key
 from veilmq.console import ApiRefused, queue_path
 from veilmq.console.pages.settings import settings_shown
 from veilmq.console.pictures import SPANS, charts, effects
