@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pika
 import pytest
 from tests.support.ports import kept_ports
@@ -73,6 +74,13 @@ class TestParts:
         found = received(expiration="60000")
         assert found.expires == pytest.approx(time.time() + 60, abs=5)
         assert properties_of(carried(found, CAPABILITIES, None, time.time())).expiration.startswith(("59", "60"))
+
+    @pytest.mark.parametrize(("days", "expiration"), [(20, "1728000000"), (49.72, None)])
+    def test_the_longest_life_that_rabbitmq_takes_is_32_bits_of_milliseconds(
+        self, days: float, expiration: str | None
+    ) -> None:
+        found = msgspec.structs.replace(received(), expires=days * 86_400)
+        assert properties_of(carried(found, CAPABILITIES, None, 0)).expiration == expiration
 
     @pytest.mark.parametrize("place", ["h:x/?queue=a", "u:s3cret[@h/?queue=a", "u:s3cret\u2100@h/?queue=a"])
     def test_a_url_that_cannot_be_taken_is_not_quoted(self, place: str) -> None:

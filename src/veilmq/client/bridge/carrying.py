@@ -22,6 +22,8 @@ _NEVER: Final = 2_000_000_000.0
 """Seconds: what lives longer than sixty years never expires."""
 _FOR_EVER: Final = {"azure", "amqp"}
 """Protocols by which a message may live for ever."""
+_AMQP_TTL_MAX: Final = 4_294_967.0
+"""Seconds: RabbitMQ takes at most 2^32 - 1 ms as an expiration (its page "Time-To-Live and Expiration")."""
 
 
 class Difference(NamedTuple):
@@ -53,6 +55,8 @@ def differences(source: Capabilities, target: Capabilities, group: str | None, *
         text = "a message_id goes over as an attribute; with message_ids=unique in FROM's URL, and only then, a FIFO"
         found.append(Difference(f"{text} target drops what is sent twice", False))
         found.append(Difference("a time to live counts anew: RabbitMQ does not tell how much of it is over", False))
+    elif target.protocol == "amqp" and source.protocol == "azure":
+        found.append(Difference("a message that expires later than in 49 days never expires", False))
     elif target.protocol == "amqp" and source.attributes:
         found.append(Difference("numbers with a fraction or many digits go over as text, if AMQP has no type", False))
     if source.protocol == "sqs":
@@ -125,8 +129,10 @@ def _token(message_id: str) -> str:
 
 def time_to_live(left: float, target: Capabilities) -> float | None:
     """The time to live of a message that has `left` seconds yet; None where the target has none, or needs none."""
-    if not target.ttl or (target.protocol == "amqp" and left > _NEVER):
+    if not target.ttl:
         return None
-    if target.protocol != "azure":
-        return min(max(1.0, left), _TTL_MAX)
-    return math.inf if left > _NEVER else max(1.0, left)
+    if target.protocol == "amqp":
+        return None if left > _AMQP_TTL_MAX else max(1.0, left)
+    if target.protocol == "azure":
+        return math.inf if left > _NEVER else max(1.0, left)
+    return min(max(1.0, left), _TTL_MAX)
