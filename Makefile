@@ -23,7 +23,7 @@ NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed \
 	.tools/django/.installed .tools/symfony/.installed .tools/axe/.installed .tools/notebook/.installed .tools/promtool/promtool \
-	.tools/kubernetes/.installed
+	.tools/kubernetes/.installed .tools/spark/classes.jsa
 
 .PHONY: help setup setup-test setup-clients run accelerator accelerator-later sanitized wheel man install release docs first-hour image lint check test bench yardstick mutants cluster cluster-faults faults fuzz simulate rabbitmq console pipeline-demo pipeline-faults \
 	lock clean
@@ -132,6 +132,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 .tools/clients/.installed: tests/clients/js/package.json tests/clients/js/package-lock.json tools/install-clients.sh tools/install-npm.sh .tools/node
 	@tools/install-clients.sh $(@D)
 	@touch $@
+
+# Classes that each Java of the tests would load anew.
+.tools/spark/classes.jsa: requirements/dev.txt tools/spark_archive.py | $(TEST_STAMP)
+	@echo 'veilmq: writing $@' >&2
+	@$(BIN)/python tools/spark_archive.py $@ 2>.tools/spark.log || { cat .tools/spark.log >&2; exit 1; }
 
 # The emulator that the azure adapter is tested against, besides our own port.
 .tools/azurite/.installed: tests/clients/azurite/package.json tests/clients/azurite/package-lock.json tools/install-npm.sh .tools/node

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.faults import FaultDisk
+from tests.support.java import SUBMIT
 
 from veilmq.store.sqlite.disk import schema
 
@@ -36,6 +37,7 @@ _DISKS = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.update(SUBMIT)
     if hasattr(config, "workerinput"):
         return
     directory = tempfile.TemporaryDirectory(prefix="veilmq-tests-")

@@ -13,21 +13,20 @@ import time
 from pathlib import Path
 
 import pyspark
+from tests.support.java import QUICK, without_spark
 
 from veilmq.pipeline.session import find_java
 from veilmq.testing.local import VEILMQ
 
 HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]
-QUICK = "-XX:TieredStopAtLevel=1"
 _SECONDS = 120
 _LOOK_SECONDS = 0.05
 
 
 def environment(directory: Path, **more: str) -> dict[str, str]:
-    """Not this process's Spark, which the session of other tests put into the environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK", "VEILMQ"))}
-    return kept | {
+    """Of a process that keeps its files in `directory`."""
+    return without_spark() | {
         "JAVA_HOME": str(find_java(directory)),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # What is killed leaves its files behind.

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from tests.pipeline import cluster_stage, drain_side
-from tests.pipeline.cluster_stage import HOME, QUICK, Process
+from tests.pipeline.cluster_stage import HOME, Process
 from tests.pipeline.drain_stage import Stage, left, send
+from tests.support.java import QUICK
 
 KEPT_AT = ("disk",)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark-processes")]

@@ -1,6 +1,5 @@
 """The Spark Declarative Pipelines project of the examples, as `spark-pipelines run` runs it."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.support.histories import Workload, history, lognormal, write
+from tests.support.java import without_spark
 
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.session import find_java
@@ -47,8 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(project: Path) -> tuple[int, str]:
     """`spark-pipelines run` there; its exit code and what it said."""
     scripts = Path(sys.executable).parent
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK"))}
-    environment = mine | {
+    environment = without_spark() | {
         "PATH": f"{scripts}:/usr/bin:/bin",
         "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(find_java(project)),

@@ -17,6 +17,7 @@ import pytest
 from tests.pipeline import cluster_stage
 from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal, write
+from tests.support.java import without_spark
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.pipeline import Asked
@@ -32,11 +33,6 @@ from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ, ServerProcess, port_kept
 
 
-def inherited() -> dict[str, str]:
-    """Not this process's Spark, which the session of other tests put into the environment."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("VEILMQ", "SPARK", "PYSPARK"))}
-
-
 def veilmq(*arguments: object, cwd: Path, **environment: str) -> tuple[int, str, str]:
     """One command to its end: exit code, stdout, stderr. Its output goes to files: a JVM may outlive a pipe."""
     with (cwd / "out").open("w") as out, (cwd / "err").open("w") as err:
@@ -46,7 +42,7 @@ def veilmq(*arguments: object, cwd: Path, **environment: str) -> tuple[int, str,
             stderr=err,
             timeout=300,
             cwd=cwd,
-            env=inherited() | environment,
+            env=without_spark() | environment,
         )
     return done.returncode, (cwd / "out").read_text(), (cwd / "err").read_text()
 
@@ -310,7 +306,7 @@ def one_after_another(
     """Run them in one process there."""
     script = [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(commands)]
     with (place / "log").open("w") as log:
-        subprocess.run(script, stdout=log, stderr=log, cwd=place, env=environment or inherited(), timeout=500)
+        subprocess.run(script, stdout=log, stderr=log, cwd=place, env=environment or without_spark(), timeout=500)
     assert (place / "ran.json").exists(), (place / "log").read_text()[-3_000:]
     said = json.loads((place / "ran.json").read_text())
     assert list(said) == list(commands), (place / "log").read_text()[-3_000:]
@@ -383,7 +379,7 @@ def ran(place: Path, exported: Path, spark_at: list[str]) -> dict[str, Ran]:
     try:
         with connect(f"veil://{server.sqs.removeprefix('http://')}/media?create=1"):
             pass
-        environment = inherited() | {
+        environment = without_spark() | {
             "VEILMQ_ADMIN": server.admin,
             "VEILMQ_TOKEN_FILE": str(server.data / "admin-token"),
         }
@@ -477,7 +473,7 @@ def test_a_loop_outlives_what_goes_wrong_meanwhile(server: ServerProcess, export
     where = {"VEILMQ_ADMIN": server.admin, "VEILMQ_TOKEN_FILE": str(server.data / "admin-token")}
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         process = subprocess.Popen(
-            [*VEILMQ, *command, "--publish"], stdout=out, stderr=err, cwd=tmp_path, env=inherited() | where
+            [*VEILMQ, *command, "--publish"], stdout=out, stderr=err, cwd=tmp_path, env=without_spark() | where
         )
 
     def wait_for(file: str, text: str, times: int) -> None:

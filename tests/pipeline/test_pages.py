@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.pipeline.page_side import ORDERS, WORKED
-from tests.pipeline.test_jobs_cli import inherited
+from tests.support.java import QUICK, without_spark
 from tests.support.ports import kept_ports
 
 from veilmq.pipeline.events import ARROW_SCHEMA
@@ -17,8 +17,6 @@ from veilmq.pipeline.options import DrainOptions
 from veilmq.testing.local import ServerProcess
 
 ROOT = Path(__file__).parents[2]
-QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
-"""A short life is not worth the second compiler."""
 DRAIN = (ROOT / "docs" / "pipeline-drain.md").read_text()
 
 
@@ -52,7 +50,12 @@ def test_the_pages_run(tmp_path: Path) -> None:
         with kept_ports(1) as (port,), said.open("w") as out, (tmp_path / "err").open("w") as err:
             command = [sys.executable, side, ROOT, server.data, place, server.admin, tmp_path, port]
             done = subprocess.run(
-                list(map(str, command)), stdout=out, stderr=err, timeout=580, cwd=tmp_path, env=inherited() | QUICK
+                list(map(str, command)),
+                stdout=out,
+                stderr=err,
+                timeout=580,
+                cwd=tmp_path,
+                env=without_spark() | {"JAVA_TOOL_OPTIONS": QUICK},
             )
     finally:
         server.stop()
