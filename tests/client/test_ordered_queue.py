@@ -953,6 +953,11 @@ def test_it_is_a_queue(place: Place) -> None:
     queue.close()
 
 
+def test_an_option_of_a_side_that_is_not_there_is_refused(place: Place) -> None:
+    with pytest.raises(ParameterInvalid, match="gap_timeout"):
+        OrderedQueue(place.queue, send_storage=Memory(), gap_timeout=60)
+
+
 def test_a_side_without_a_storage_is_missing(place: Place) -> None:
     queue = OrderedQueue(place.queue)
     with pytest.raises(CapabilityMissing):

@@ -18,6 +18,7 @@ from veilmq.client.bridge import Bridge, Options
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue, identity_of
+from veilmq.client.routed import RoutedQueue
 from veilmq.client.tracing import TracedQueue
 from veilmq.client.worker import Worker
 from veilmq.client.wrapping import Wrapping
@@ -150,8 +151,9 @@ def test_it_is_the_queue_that_it_wraps(queue: Queue, traces: Traces, tmp_path: P
     assert identity_of(TracedQueue(traced)) == identity_of(queue)
     with pytest.raises(ParameterInvalid, match="the same queue as the source"):
         Bridge(traced, queue, Options())
-    with pytest.raises(ParameterInvalid, match="bodies go through Loud"):
-        Worker(TracedQueue(Loud(queue)), fail, dead_letter_queue="failed")
+    for changing in (TracedQueue(Loud(queue)), RoutedQueue({"loud": Loud(queue)}, failed)):
+        with pytest.raises(ParameterInvalid, match="bodies go through Loud"):
+            Worker(changing, fail, dead_letter_queue="failed")
 
 
 def test_what_fails_is_an_error_on_the_span(queue: Queue, traces: Traces) -> None:

@@ -85,9 +85,8 @@ class Api:
 
 
 @contextmanager
-def bodiless(directory: Path) -> Iterator[tuple[Api, Visitor, str]]:
+def bodiless(directory: Path, settings: Settings) -> Iterator[tuple[Api, Visitor, str]]:
     """A server whose console shows no bodies, somebody signed in there, and a message with the body `needle`."""
-    settings = Settings(console_bodies=False)
     with admin.running(directory / "data", settings=settings) as server, Visitor(server) as visitor:
         api = Api(server)
         api.create("orders")

@@ -38,7 +38,7 @@ def test_what_matches_is_counted_and_then_deleted_once(api: Api, visitor: Visito
     for number in range(12):
         api.send("orders", type="bad" if number % 3 else "good <b>")
     form = visitor.get(f"{ORDERS}/job?type=bad").text
-    assert "All messages of orders with type bad . They are counted first" in plain(form)
+    assert "All messages of orders that are visible with type bad . They are counted first" in plain(form)
     fields = hidden(form, f"{ORDERS}/job")
     path = visitor.post(f"{ORDERS}/job", data=fields | {"act": "delete"}).headers["location"].partition("?")[0]
     page = ended(visitor, path)
@@ -56,6 +56,18 @@ def test_what_matches_is_counted_and_then_deleted_once(api: Api, visitor: Visito
     assert "delete counts only orders completed 8 0 12 admin" in listed
     assert "delete orders completed 8 0 12 admin" in listed
     assert "delete orders completed" in plain(visitor.get(ORDERS).text)
+
+
+def test_of_messages_in_flight_only_a_release_is_offered(api: Api, visitor: Visitor) -> None:
+    """A job that deletes would spare what the list shows, and delete what it does not show."""
+    api.create("orders")
+    api.send("orders")
+    api.act("orders", "receive")
+    for state, acts in (("hidden", ["release"]), ("visible", ["delete", "move", "redrive"])):
+        form = visitor.get(f"{ORDERS}/job?state={state}").text
+        assert re.findall(r'name="act" value="(\w+)"', form) == acts
+        wrong = visitor.post(f"{ORDERS}/job", data=hidden(form, f"{ORDERS}/job") | {"act": acts[0], "rate": "fast"})
+        assert re.findall(r'name="act" value="(\w+)"', wrong.text) == acts, "nor after a mistake"
 
 
 def test_a_job_shows_its_progress_and_ends(api: Api, visitor: Visitor) -> None:

@@ -12,6 +12,7 @@ from tests.admin import server as admin
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, bodiless, hidden
 
 from veilmq.console.showing import shown_body
+from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
 ORDERS = f"{CONSOLE}/orders"
@@ -192,7 +193,7 @@ def test_a_body_is_downloaded_as_it_is(orders: Api, visitor: Visitor) -> None:
 
 
 def test_bodies_can_be_switched_off(tmp_path: Path) -> None:
-    with bodiless(tmp_path) as (api, visitor, message):
+    with bodiless(tmp_path, Settings(console_bodies=False)) as (api, visitor, message):
         fields = visitor.fields("/console/", "/console/sign-out")
         assert visitor.post(f"/console/messages/{message}", data=fields).status_code == 403
         assert "shows no bodies" in visitor.get(f"/console/messages/{message}").text

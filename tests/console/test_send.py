@@ -12,6 +12,7 @@ from tests.console.hostile import SOME, tags
 from tests.console.test_pages import plain
 
 from veilmq.console import sessions
+from veilmq.server.config.settings import Settings
 
 SEND = f"{CONSOLE}/orders/send"
 FILL = f"{SEND}/fill"
@@ -69,18 +70,18 @@ def test_a_message_is_filled_in_as_it_is(orders: Api, visitor: Visitor) -> None:
         {"name": "n", "type": "Number", "value": "9007199254740993"},
         {"name": "b", "type": "Binary", "value": base64.b64encode(b"\xff").decode()},
     ]
-    message = orders.send("orders", "first line\n<b>", type="t", attributes=attributes)
+    message = orders.send("orders", "first line\n<b>", type="t", priority=3, attributes=attributes)
     page = visitor.submit(f"/console/messages/{message}").text
     before = orders.kinds()
     filled = visitor.post(FILL, data=hidden(page, FILL))
     assert orders.kinds() == [*before, "peeked"], "to fill it in is to read it"
     assert "first line\n&lt;b&gt;</textarea>" in filled.text
     listed = re.findall(r"\[\{.*\}\]", "".join(tags(filled.text).text))
-    typed = {"body": "first line\n<b>", "type": "t", "attributes": listed[0]}
+    typed = {"body": "first line\n<b>", "type": "t", "priority": form(filled.text)["priority"], "attributes": listed[0]}
     sent = visitor.post(SEND, data=hidden(filled.text, SEND) | typed).headers["location"]
     copy = re.findall(r"/console/messages/([0-9a-f-]{36})", sent)[0]
     places = [orders.client.get(f"/api/v1/messages/{each}?bodies=true").json()["places"][0] for each in (message, copy)]
-    same = [{name: place[name] for name in ("body", "type", "attributes", "md5")} for place in places]
+    same = [{name: place[name] for name in ("body", "type", "priority", "attributes", "md5")} for place in places]
     assert same[0] == same[1]
     gone = visitor.post(FILL, data=hidden(page, FILL) | {"message": "0" * 32})
     assert (gone.status_code, "it is no longer there" in gone.text) == (400, True)
@@ -101,7 +102,7 @@ def test_a_dead_letter_is_sent_again_to_where_it_came_from(api: Api, visitor: Vi
 
 
 def test_where_bodies_are_not_shown_none_is_filled_in(tmp_path: Path) -> None:
-    with bodiless(tmp_path) as (api, visitor, message):
+    with bodiless(tmp_path, Settings(console_bodies=False)) as (api, visitor, message):
         kept = api.client.put(f"{QUEUES}/orders/templates", json={"name": "n", "message": {"body": "needle"}})
         assert kept.status_code == 201
         assert "needle" not in visitor.get(SEND).text
@@ -109,6 +110,13 @@ def test_where_bodies_are_not_shown_none_is_filled_in(tmp_path: Path) -> None:
         answer = visitor.post(FILL, data=visitor.fields(SEND) | {"message": message})
         assert (answer.status_code, "needle" in answer.text) == (400, False)
         assert "peeked" not in api.kinds()
+
+
+def test_where_the_admin_port_gives_no_bodies_there_is_still_a_form_to_send(tmp_path: Path) -> None:
+    with bodiless(tmp_path, Settings(admin_bodies=False)) as (_, visitor, message):
+        assert visitor.get(SEND).status_code == 200
+        assert visitor.submit(SEND, body="another").status_code == 303
+        assert "shows no bodies" in visitor.get(f"/console/messages/{message}").text
 
 
 KEEP = f"{SEND}/keep"

@@ -75,11 +75,13 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
     """The application of everything below /console. api: the admin application; `token` may do everything there."""
     access = Access(api, token, lambda: service.keyring, settings.base_domain, names=settings.dev_host)
     entrance = Entrance(service, settings, access, token)
+    # It reads them through the admin API.
+    shows_bodies = settings.console_bodies and settings.admin_bodies
 
     def visit_of(request: Request, session: Session) -> Visit:
         calls, now = Calls(api, request, session.caller), service.clock.now()
         in_cluster = service.cluster is not None
-        return Visit(request, session, calls, now, shows_bodies=settings.console_bodies, in_cluster=in_cluster)
+        return Visit(request, session, calls, now, shows_bodies=shows_bodies, in_cluster=in_cluster)
 
     def visited(shown: Shown) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:

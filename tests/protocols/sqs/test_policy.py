@@ -539,16 +539,17 @@ class TestAcrossAccounts:
         friend.purge_queue(QueueUrl=url)
 
     def test_a_permission_that_is_limited_in_time(self, served: Any, owner: Any, friend: Any, url: str) -> None:
-        """Developer Guide, "Basic examples of Amazon SQS policies": between two instants of one day."""
-        start = datetime.fromtimestamp(served.clock.now / 1e6 + 60, UTC)
-        hours = {
-            "DateGreaterThan": {"aws:CurrentTime": start.isoformat()},
-            "DateLessThan": {"aws:CurrentTime": (start + timedelta(hours=3)).isoformat()},
-        }
-        policy = {"Version": "2012-10-17", "Statement": [_statement(Action="sqs:ReceiveMessage", Condition=hours)]}
-        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
-        for minutes, allowed in ((0, False), (2, True), (178, True), (2, False)):
-            served.clock.advance(minutes * 60_000_000)
+        """Developer Guide, "Basic examples of Amazon SQS policies": between two instants of one day. It is the
+        calendar's day, whatever the clock of the leases says."""
+        served.clock.advance(90 * 86_400_000_000)
+        for from_now, allowed in ((60, False), (-60, True), (-10_740, True), (-10_860, False)):
+            start = datetime.now(UTC) + timedelta(seconds=from_now)
+            hours = {
+                "DateGreaterThan": {"aws:CurrentTime": start.isoformat()},
+                "DateLessThan": {"aws:CurrentTime": (start + timedelta(hours=3)).isoformat()},
+            }
+            policy = {"Version": "2012-10-17", "Statement": [_statement(Action="sqs:ReceiveMessage", Condition=hours)]}
+            owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
             if allowed:
                 friend.receive_message(QueueUrl=url)
             else:

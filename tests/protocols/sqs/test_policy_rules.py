@@ -92,6 +92,7 @@ def test_what_policies_say_is_taken(client: Any, url: str, changes: dict[str, An
         (text_of(Principal={"AWS": "arn:aws:sns:us-east-1:1:t"}), "arn:aws:sns:us-east-1:1:t is no principal"),
         (text_of(Condition={"Foo": {"aws:SourceIp": "::1"}}), "Foo is no operator of a condition"),
         (text_of(Condition={"IfExists": {"aws:SourceIp": "::1"}}), "IfExists is no operator of a condition"),
+        (text_of(Condition={"NullIfExists": {"aws:SourceArn": "true"}}), "NullIfExists is no operator of a condition"),
         (
             text_of(Condition={"ForAnyValue:ForAllValues:Bool": {"k": "x"}}),
             "ForAnyValue:ForAllValues:Bool is no operator of a condition",

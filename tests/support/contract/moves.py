@@ -228,9 +228,12 @@ class TestMoves:
         assert (ended.status, ended.failure, ended.moved) == (MoveStatus.FAILED, MoveFailure.QUEUE_MISSING, 0)
         assert stage.counts(dead)[0] == 2
 
-    def test_a_task_fails_at_a_message_that_is_too_large_for_its_destination(self, stage: Stage) -> None:
+    @pytest.mark.parametrize("attributes", [(), (Attribute("a", "String", "x" * 600),)])
+    def test_a_task_fails_at_a_message_that_is_too_large_for_its_destination(
+        self, stage: Stage, attributes: tuple[Attribute, ...]
+    ) -> None:
         _, dead = _dead_letters(stage, 1)
-        stage.send(dead, "x" * 2_000)
+        stage.send(dead, "x" * (600 if attributes else 2_000), extras=Extras(attributes=attributes))
         destination = stage.create("third", message_bytes_max=1_024)
         _start(stage, dead, destination=destination)
         ended = _finish(stage, dead)

@@ -214,7 +214,7 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
         origin=asked.origin,
         body=message.body,
         md5=md5(body, usedforsecurity=False).digest(),
-        size_bytes=len(body) + sum(_attribute_bytes(each) for each in attributes),
+        size_bytes=len(body) + sum(each.size_bytes for each in attributes),
         priority=PRIORITY_DEFAULT if message.priority is None else message.priority,
         delay_us=message.delay_us,
         ttl_us=message.ttl_us,
@@ -263,11 +263,6 @@ def _attribute_of(path: str, given: inputs.AttributeInput) -> Attribute:
         return Attribute(given.name, given.type, base64.b64decode(given.value, validate=True))
     except (binascii.Error, ValueError) as error:
         raise ParameterInvalid(parameter=f"{path}.value", reason=f"not base64: {error}") from None
-
-
-def _attribute_bytes(attribute: Attribute) -> int:
-    value = attribute.value if isinstance(attribute.value, bytes) else attribute.value.encode()
-    return len(attribute.name.encode()) + len(attribute.type.encode()) + len(value)
 
 
 def _receive(asked: Asked, wanted: inputs.ReceiveInput) -> Sequence[AnyCommand]:

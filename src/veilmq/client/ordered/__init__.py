@@ -86,8 +86,12 @@ class OrderedQueue(Wrapping):
         clock: Clock = SYSTEM,
         **receiving: Any,
     ) -> None:
-        """receiving: the other options of `OrderedReceiver`. Raises like `OrderedSender` and `OrderedReceiver`."""
+        """receiving: the other options of `OrderedReceiver`. Raises like `OrderedSender` and `OrderedReceiver`;
+        ParameterInvalid for an option of the receiving side without a receive_storage."""
         super().__init__(queue)
+        if receiving and receive_storage is None:
+            reason = "it is of the receiving side, and there is no receive_storage"
+            raise ParameterInvalid(parameter=min(receiving), reason=reason)
         self._marking = marking_of(marking, queue.capabilities)
         self._sender: OrderedSender | None = None
         self._receiver: OrderedReceiver | None = None

@@ -148,6 +148,11 @@ class RoutedQueue(Closing):
         return any(is_closed(route.queue) for route in self._routes)
 
     @property
+    def queues(self) -> list[Queue]:
+        """Each of them once."""
+        return [route.queue for route in self._routes]
+
+    @property
     def routes(self) -> Mapping[str, Route]:
         """By type."""
         return dict(self._by_type)

@@ -20,6 +20,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
+from veilmq.client.routed import RoutedQueue
 from veilmq.client.shared import checks
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.job.checkpoints import Checkpoints
@@ -241,9 +242,11 @@ def check_queue(options: Options, queue: Queue) -> None:
 
 
 def _changing_bodies(queue: Queue) -> str | None:
-    """The pattern around the queue that transforms what is sent; None: there is none."""
+    """The pattern around the queue, or around one of its queues, that transforms what is sent; None: there is none."""
     while isinstance(queue, Wrapping):
         if type(queue).send is not Wrapping.send and queue.changes_bodies:
             return type(queue).__name__
         queue = queue.inner
+    if isinstance(queue, RoutedQueue):
+        return next(filter(None, map(_changing_bodies, queue.queues)), None)
     return None

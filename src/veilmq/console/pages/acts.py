@@ -130,7 +130,7 @@ async def fill(visit: Visit) -> Response:
 async def _as_typed(visit: Visit, message: str) -> dict[str, str]:
     """A message as the form's fields have it. Raises FormWrong, ApiRefused."""
     if not visit.shows_bodies:
-        raise FormWrong("message", "this server's console shows no bodies (console_bodies)")
+        raise FormWrong("message", "this server's console shows no bodies (console_bodies, admin_bodies)")
     found = await visit.api.get(f"/api/v1/messages/{id_text(message_id(message))}", bodies="true")
     place = next(iter(found["places"]), None)
     if place is None:
@@ -138,6 +138,7 @@ async def _as_typed(visit: Visit, message: str) -> dict[str, str]:
     if place.get("body") is None:
         raise FormWrong("message", "its body is no text: download it, and send it with a program")
     typed = {name: place[name] for name in ("body", "type", "group") if place.get(name)}
+    typed["priority"] = str(place["priority"])
     return typed | {"attributes": attributes_typed(place.get("attributes") or [])}
 
 
@@ -314,8 +315,15 @@ async def news(visit: Visit) -> Response:
 
 async def begin_form(visit: Visit) -> Response:
     """What to do with the messages that match."""
-    given = {name: visit.members.get(name, "") for name in FILTERS} | visit.members
-    return await queue_page(visit, "begin.html", None, given, acts=ACTS, filters=FILTERS)
+    return await _begin_page(visit, None, visit.members)
+
+
+async def _begin_page(visit: Visit, error: ApiRefused | None, given: Given) -> Response:
+    """Of the messages in flight only a release is offered, and of the visible ones all else: a job finds no others."""
+    is_hidden = given.get("state") == "hidden"
+    acts = {name: words for name, words in ACTS.items() if (name == "release") == is_hidden}
+    given = dict.fromkeys(FILTERS, "") | given | {"state": "hidden" if is_hidden else "visible"}
+    return await queue_page(visit, "begin.html", error, given, acts=acts, filters=FILTERS)
 
 
 async def begin(visit: Visit) -> Response:
@@ -340,11 +348,7 @@ async def begin(visit: Visit) -> Response:
         made = await visit.api.act("POST", "/api/v1/jobs", wanted, once)
         return Done("Counting." if made["dry_run"] else "The job has begun.", f"/console/jobs/{made['id']}")
 
-    async def refused(given: dict[str, str], error: ApiRefused) -> Response:
-        empty = dict.fromkeys(FILTERS, "")
-        return await queue_page(visit, "begin.html", error, empty | given, acts=ACTS, filters=FILTERS)
-
-    return await visit.act(work, refused)
+    return await visit.act(work, lambda given, error: _begin_page(visit, error, given))
 
 
 async def cancel(visit: Visit) -> Response:

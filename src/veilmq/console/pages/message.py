@@ -61,7 +61,7 @@ def _id(visit: Visit) -> str:
 
 def _check_bodies(visit: Visit) -> None:
     if not visit.shows_bodies:
-        raise Refused(403, "not_granted", "This server's console shows no bodies (console_bodies).")
+        raise Refused(403, "not_granted", "This server's console shows no bodies (console_bodies, admin_bodies).")
 
 
 async def _message_page(visit: Visit, *, bodies: bool) -> Response:

@@ -113,6 +113,12 @@ class Attribute(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: Any
     """str, or bytes for a Binary attribute (msgspec cannot decode a union of the two)."""
 
+    @property
+    def size_bytes(self) -> int:
+        """What counts of it for the largest message that a queue takes: name, type and value."""
+        value = self.value if isinstance(self.value, bytes) else self.value.encode()
+        return len(self.name.encode()) + len(self.type.encode()) + len(value)
+
 
 class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields that only some messages have."""

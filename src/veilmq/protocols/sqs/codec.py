@@ -78,7 +78,7 @@ class Codec:
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
         """The request as a call; a Response if it is refused or needs no engine.
 
-        `wall` is for signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        `wall` is for signatures and policies; `arrived`, on the lease clock, is when the server began to read it.
         """
         form = form_of(request)
         try:
@@ -103,7 +103,7 @@ class Codec:
             if row.before is not None:
                 call = row.before(call)
             if asked.foreign is not None or not commands or self._endpoint.kms_faults or self._endpoint.guarded:
-                call = authorized(asked, call)
+                call = authorized(asked, call, wall)
         except Refusal as refusal:
             return self._refused(refusal, form, request)
         return call

@@ -68,12 +68,7 @@ def read_properties(user: Element | None, system: Element | None) -> tuple[tuple
         raise bad("UserProperties", f"a message has at most {limits.PROPERTIES_MAX} properties.")
     if len({attribute.name for attribute in attributes}) < len(attributes):
         raise bad("UserProperties", "two properties have one name.")
-    return tuple(attributes), sum(map(_size_bytes, attributes))
-
-
-def _size_bytes(attribute: Attribute) -> int:
-    value = attribute.value
-    return len(attribute.name) + len(attribute.type) + len(value.encode() if isinstance(value, str) else value)
+    return tuple(attributes), sum(attribute.size_bytes for attribute in attributes)
 
 
 def _read(element: Element, system: bool) -> Attribute:

@@ -14,7 +14,7 @@ import msgspec
 
 from veilmq.model.commands import ChangeQueue, DescribeQueue, StartMove
 from veilmq.model.errors import QueueMissing, VeilError
-from veilmq.model.instant import SECOND_US
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import EVERYTHING, Action
 from veilmq.model.settings.queue import QueueInfo, QueueKey
@@ -74,9 +74,11 @@ class _Held(NamedTuple):
     call: Call
     asked: Asked
     questions: tuple[_Question, ...]
+    wall: Instant
+    """A policy's times are of the calendar."""
 
 
-def authorized(asked: Asked, call: Call) -> Call:
+def authorized(asked: Asked, call: Call, wall: Instant) -> Call:
     """The call, or a call that reads what must be checked first. Raises Refusal: AccessDenied."""
     foreign = asked.foreign
     if foreign is not None:
@@ -93,7 +95,9 @@ def authorized(asked: Asked, call: Call) -> Call:
             return call
     commands = tuple(DescribeQueue(queue=each.queue, origin=asked.caller.origin) for each in questions)
     key = msgspec.structs.replace(call.key, grants=EVERYTHING)
-    return msgspec.structs.replace(call, key=key, commands=commands, row=_JUDGE, memo=_Held(call, asked, questions))
+    return msgspec.structs.replace(
+        call, key=key, commands=commands, row=_JUDGE, memo=_Held(call, asked, questions, wall)
+    )
 
 
 def _questions(call: Call, guarded: Iterable[QueueKey]) -> Iterator[_Question]:
@@ -196,7 +200,7 @@ def _decision(held: _Held, question: _Question, info: QueueInfo) -> Decision:
         return Decision.SILENT
     key, request = held.asked.caller.key, held.asked.request
     trusted_proxy = held.asked.endpoint.trusted_proxy
-    now_s = str(held.asked.arrived / SECOND_US)
+    now_s = str(held.wall / SECOND_US)
     context = {
         "aws:currenttime": now_s,
         "aws:epochtime": now_s,

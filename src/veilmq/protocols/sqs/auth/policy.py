@@ -472,6 +472,6 @@ def _check_principal_known(principal: Any) -> None:
 
 
 def _check_operator_known(operator: str) -> None:
-    over, name, _ = split_operator(operator.lower())
-    if over not in OVER or name not in _OPERATOR_NAMES:
+    over, name, optional = split_operator(operator.lower())
+    if over not in OVER or name not in _OPERATOR_NAMES or (name == "null" and optional):
         raise PolicyInvalid(f"{operator[:64]} is no operator of a condition")

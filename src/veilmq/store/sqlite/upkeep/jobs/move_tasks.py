@@ -340,7 +340,7 @@ def move(
         return MoveFailure.QUEUE_MISSING
     if to.settings.fifo != source.settings.fifo:
         return MoveFailure.KIND_DIFFERS
-    if place.body_bytes > to.settings.message_bytes_max:
+    if place.body_bytes + sum(each.size_bytes for each in extras.attributes) > to.settings.message_bytes_max:
         return MoveFailure.MESSAGE_TOO_LARGE
     if message.packed is not None:
         extras = msgspec.structs.replace(
