@@ -70,6 +70,15 @@ class TestDeadLetters:
         stage.extend(queue, moved.handle, 0)
         assert bodies(stage.receive(queue, 10)) == ["poison"], "and so on"
 
+    def test_a_dead_letter_of_the_queue_itself_goes_before_less_urgent_ones(self, stage: Stage) -> None:
+        queue = stage.create()
+        stage.change(queue, redrive=RedrivePolicy(queue, 1))
+        stage.send(queue, "urgent", priority=1)
+        stage.send(queue, "other", priority=16)
+        assert stage.take(queue, lease_us=SECOND_US).body == "urgent"
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue, 2)) == ["urgent", "other"]
+
     def test_a_move_is_one_event_that_names_both_ends(self, stage: Stage) -> None:
         queue, dead = _pair(stage, 1)
         sent = stage.send(queue)

@@ -151,12 +151,17 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
             if not waiting or waiting[0] is not candidate:  # an earlier candidate caused a flush
                 break
             granting.granted += lease_unflushed(writer, queue, command, waiting, 1)
-        else:
-            granting.take(candidate)
+        elif not granting.take(candidate) and _is_its_own_dead_letters(queue):
+            break  # it may be here again, before the other candidates
         if granting.detours_left <= 0 or writer.bytes_left <= 0:
             break
     granting.write()
     return candidate is not None
+
+
+def _is_its_own_dead_letters(queue: LiveQueue) -> bool:
+    redrive = queue.settings.redrive
+    return redrive is not None and redrive.target == queue.key
 
 
 def _order(candidate: StoredMessage | Unflushed) -> tuple[int, int]:
