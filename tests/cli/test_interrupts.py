@@ -92,8 +92,8 @@ def test_an_interrupt_at_any_moment_is_quiet(tmp_path: Path, arguments: list[str
         queue.send("hello")
     (tmp_path / "handlers.py").write_text(HANDLERS)
     where = {"work": ["--queue", f"veil://{tmp_path}/data?queue=q"], "pipeline": []}
-    for step in range(12):
-        after_s = 0.02 + 0.2 * step
+    for step in range(8):
+        after_s = 0.02 + 0.3 * step
         code, told = interrupted(arguments + where.get(arguments[0], ["--data", "data"]), tmp_path, after_s)
         assert not [word for word in ("Traceback", "Exception ignored", "Fatal") if word in told], (after_s, told)
         assert code in QUIET or "holds no exported events" in told, (after_s, code, told)

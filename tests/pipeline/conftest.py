@@ -31,9 +31,11 @@ def all_kills(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`home` is each of the module's KEPT_AT, and with `--all-kills` of all."""
+    """`home` is each of the module's KEPT_AT, `scheme` of its SCHEMES, and with `--all-kills` of all."""
+    is_long = metafunc.config.getoption("--all-kills", False)
+    if "scheme" in metafunc.fixturenames and hasattr(metafunc.module, "SCHEMES"):
+        metafunc.parametrize("scheme", ("veil", "sqs", "azure", "mns") if is_long else metafunc.module.SCHEMES)
     if "home" in metafunc.fixturenames:
-        is_long = metafunc.config.getoption("--all-kills", False)
         metafunc.parametrize("home", ("disk", "s3", "abfs") if is_long else metafunc.module.KEPT_AT, indirect=True)
 
 
@@ -60,6 +62,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3: Store) -> Iterator[Any]:
     start."""
     settings = {
         "spark.sql.shuffle.partitions": "2",
+        # For tables of some rows it only plans everything anew; the commands' own tests have it.
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         # A short life is not worth the second compiler: half the CPU of a session's first minute.

@@ -337,18 +337,18 @@ def test_tables_that_grow_are_tidied(exported: Path, tmp_path: Path) -> None:
 
 COMMANDS = {
     "report": ["report", "--out", "found", "--format", "delta"],
-    "attempts": ["attempts", "--json"],
     "audit": ["audit"],
     "loop": ["loop", "--out", "kept", "--json", "--publish"],
-    "loop again": ["loop", "--out", "kept", "--json", "--publish"],
 }
-PARTS_OF_THE_REPORT = {
+PARTS_OF_THEM = {
+    "loop again": ["loop", "--out", "kept", "--json", "--publish"],
+    "attempts": ["attempts", "--json"],
     "survival": ["survival", "--json"],
     "split": ["split", "--json"],
     "health": ["health", "--window", "5m", "--json"],
     "timeouts": ["timeouts", "--publish"],
 }
-"""What they ask of Spark the report does, too: over Spark Connect they are left to it."""
+"""What these ask of Spark, report and loop do, too: over Spark Connect they are left to those."""
 
 
 @pytest.fixture(scope="module", params=["--master", "--remote"])
@@ -373,7 +373,7 @@ def place(spark_at: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def ran(place: Path, exported: Path, spark_at: list[str]) -> dict[str, Ran]:
     """All commands, beside a server that has the queue."""
-    wanted = COMMANDS if "--remote" in spark_at else COMMANDS | PARTS_OF_THE_REPORT
+    wanted = COMMANDS if "--remote" in spark_at else COMMANDS | PARTS_OF_THEM
     commands = {name: ["pipeline", *own, "--path", str(exported), *spark_at] for name, own in wanted.items()}
     server = ServerProcess(place).start()
     try:
@@ -410,13 +410,6 @@ class TestJobs:
         assert {row["type"] for row in rows} == {"icon", "video"}
         assert all(row["first_lease_s"] > 0 for row in rows)
 
-    def test_every_lease_is_an_attempt(self, ran: dict[str, Ran]) -> None:
-        done = ran["attempts"]
-        assert done.code == 0, done.err
-        rows = [json.loads(line) for line in done.out.splitlines()]
-        assert len({(row["sequence"], row["attempt"]) for row in rows}) == len(rows) >= 800
-        assert {row["type"] for row in rows} == {"icon", "video"}
-
     def test_an_audit_ends_with_its_verdict(self, ran: dict[str, Ran]) -> None:
         assert ran["audit"][:2] == (0, "nothing is wrong\n")
 
@@ -427,17 +420,27 @@ class TestJobs:
         assert learnt["groups"] == learnt["planned"] == 2
         assert said == {"account": "000000000000", "region": "us-east-1", "queue": "media", "said": "suggested"}
         assert (place / "kept" / "metrics.prom").exists()
-        again = [json.loads(line) for line in ran["loop again"].out.splitlines()]
-        assert again[0]["start"] == learnt["stop"]
-        assert again[1] == said, "a new process cannot know what the server was told"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("pipeline-cli")
 @pytest.mark.parametrize("spark_at", ["--master"], indirect=True)
-class TestPartsOfTheReport:
-    """The commands that show one of its answers."""
+class TestPartsOfThem:
+    """The commands that show one of the report's answers, and a loop that goes on."""
+
+    def test_every_lease_is_an_attempt(self, ran: dict[str, Ran]) -> None:
+        done = ran["attempts"]
+        assert done.code == 0, done.err
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        assert len({(row["sequence"], row["attempt"]) for row in rows}) == len(rows) >= 800
+        assert {row["type"] for row in rows} == {"icon", "video"}
+
+    def test_a_loop_goes_on_and_tells_the_server_again(self, ran: dict[str, Ran]) -> None:
+        learnt, said = map(json.loads, ran["loop"].out.splitlines())
+        again = [json.loads(line) for line in ran["loop again"].out.splitlines()]
+        assert again[0]["start"] == learnt["stop"]
+        assert again[1] == said, "a new process cannot know what the server was told"
 
     def test_programs_get_every_column(self, ran: dict[str, Ran]) -> None:
         done = ran["survival"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.conservation import ledgers
-from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending
 
 from veilmq.model.commands import CancelMove, CreateQueue, ListMoves, Receive, StartMove, Sweep
 from veilmq.model.errors import MovesFull, ParameterInvalid, QueueMissing
@@ -137,9 +137,7 @@ class TestMoves:
     def test_the_rate_is_kept_by_the_lease_clock(self, stage: Stage, rate: int) -> None:
         dead = stage.create("dead")
         stage.create("jobs", redrive=RedrivePolicy(dead, 1))
-        count = 3 * rate + 5
-        for number in range(count):
-            stage.send(dead, str(number))
+        stage.batch([sending(dead, str(number)) for number in range(3 * rate + 5)])
         destination = stage.create("third")
         _start(stage, dead, destination=destination, rate_max=rate)
         moved = []
