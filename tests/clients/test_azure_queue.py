@@ -325,9 +325,8 @@ def test_a_secondary_that_is_given_by_its_path(local: LocalServer, queue: QueueC
             assert there.get_service_stats()["geo_replication"]["status"] == "live"
 
 
-@pytest.mark.alone
 def test_use_development_storage(tmp_path: Path) -> None:
-    """The port is fixed in the SDKs: nobody else may have it meanwhile."""
+    """The port is fixed in the SDKs: no other test listens there."""
     from veilmq.testing.local import ServerProcess
 
     server = ServerProcess(tmp_path, "--azure", "127.0.0.1:10001").start()

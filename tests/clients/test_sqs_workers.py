@@ -168,7 +168,7 @@ def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, 
 
 
 def test_a_heartbeat_keeps_a_job_that_outlasts_its_visibility_timeout(stage: Stage) -> None:
-    heartbeat(stage.workers("sqs-consumer", visibility_seconds=4), seconds=6)
+    heartbeat(stage.workers("sqs-consumer", visibility_seconds=8), seconds=11)
     assert stage.counts == (0, 0)
 
 

@@ -22,7 +22,7 @@ from tests.support.postgres import until
 from veilmq.testing.local import ServerProcess
 
 __all__ = ["servers"]
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy/haproxy.cfg"
 
@@ -128,6 +128,7 @@ class Work:
 
 
 @pytest.mark.timeout(1_200)  # `make cluster` restarts servers for ten minutes
+@pytest.mark.alone
 def test_boto3_through_haproxy(servers: Servers, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     end = time.monotonic() + pytestconfig.getoption("--restarts") * 60
     hosts = {"one": "127.0.0.1", "two": "127.0.0.1"}
@@ -146,6 +147,7 @@ def test_boto3_through_haproxy(servers: Servers, tmp_path: Path, pytestconfig: p
     print(f"{restarts} restarts in turn, {len(work.sent):,} messages")
 
 
+@pytest.mark.alone
 def test_boto3_with_a_name_of_two_addresses(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a DNS name with two addresses: the SDK's HTTP client tries the one after the other."""
     hosts = {"one": "127.0.0.1", "two": "127.0.0.2"}

@@ -10,7 +10,7 @@ from tests.faults.suite.kinds import KINDS
 from tests.faults.suite.stage import Kind, Stage
 
 SEED = 33
-SECONDS = 6
+SECONDS = 5
 
 
 @pytest.fixture

@@ -66,8 +66,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3: Store) -> Iterator[Any]:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-        # A short life is not worth the second compiler: half the CPU of a session's first minute.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     with told(s3.environment):
         started = session("local[2]", settings=settings)

@@ -20,9 +20,9 @@ from tests.pipeline.drain_stage import Stage, left, send
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark-processes")]
 DRIVER_STEPS = [step for step, whom in drain_side.STEPS.items() if whom != "executor"]
 KEPT_AT = ("s3",)
-SCHEMES = ("veil", "sqs")
-FEW_STEPS = ["in-read", "after-sink-commit", "source-in-receive"]
-"""`--all-kills` adds the others, and two schemes; `make pipeline-faults` kills at all of them."""
+SCHEMES = ("veil",)
+FEW_STEPS = ["in-read", "after-sink-commit", "source-in-receive", "amid-deletes"]
+"""`--all-kills` adds the others, and the other schemes; `make pipeline-faults` kills at all of them."""
 PROCESS_SECONDS = 400
 ROOT = Path(__file__).parents[2]
 

@@ -564,7 +564,7 @@ def test_the_user_s_configuration_wins_over_ours(tmp_path: Path) -> None:
     defaults = "spark.sql.shuffle.partitions 3\nspark.sql.session.timeZone Europe/Paris\nspark.sql.ansi.enabled true\n"
     defaults += "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=4\nspark.log.level FATAL\n"
     (tmp_path / "spark-defaults.conf").write_text(defaults)
-    environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
+    environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path), "SPARK_SUBMIT_OPTS": ""}
     script = [sys.executable, "-c", SETTINGS_SHOWN]
     done = subprocess.run(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, timeout=240, check=True)
     said = next(line for line in done.stdout.decode().splitlines() if line.startswith("said "))

@@ -8,7 +8,7 @@ import pytest
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
-FLIPS: Final = 40
+FLIPS: Final = 25
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,10 +6,10 @@ from typing import Final
 
 _ARCHIVE: Final = Path(__file__).parents[2] / ".tools/spark/classes.jsa"
 # Java writes to its standard output that an archive does not fit, and goes on without it.
-OPTIONS: Final = "-XX:+UseSerialGC" + (f" -XX:SharedArchiveFile={_ARCHIVE} -Xlog:disable" if _ARCHIVE.exists() else "")
-QUICK: Final = f"-XX:TieredStopAtLevel=1 {OPTIONS}"
-"""For a Java that this project does not start: also without the second compiler."""
-SUBMIT: Final = {"SPARK_SUBMIT_OPTS": OPTIONS}
+_ARCHIVED: Final = f" -XX:SharedArchiveFile={_ARCHIVE} -Xlog:disable" if _ARCHIVE.exists() else ""
+QUICK: Final = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC{_ARCHIVED}"
+"""A short life is not worth the second compiler, nor a collector with threads of its own."""
+SUBMIT: Final = {"SPARK_SUBMIT_OPTS": QUICK}
 """In the environment, for Spark, which puts these before all other options."""
 
 
