@@ -306,6 +306,35 @@ class TestWaiting:
         assert released.wait(30)
         assert (queues[1].stats().in_flight, queues[1].stats().visible) == (0, 1)
 
+    def test_what_comes_as_the_wait_ends_is_received(self, embedded: EmbeddedClient) -> None:
+        class Late(Counting):
+            """Returns a moment after its time."""
+
+            def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+                if wait:
+                    threading.Event().wait(wait + 0.05)
+                    self.send("late")
+                return super().receive(count_max, lease=lease, wait=0)
+
+        late, other = made(embedded, "a", "b")
+        (message,) = RoutedQueue({"a": Late(late)}, other).receive(wait=0.1)
+        assert (message.body, message.receive_count) == ("late", 1)
+
+    def test_a_poll_whose_thread_begins_late_takes_nothing(
+        self, queues: list[Counting], routed: RoutedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        late: list[threading.Thread] = []
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+        assert routed._parked.wait(None, 0.01, 1) == []
+        monkeypatch.undo()
+        queues[0].send("x")
+        for thread in late:
+            thread.start()
+        for thread in late:
+            thread.join(30)
+        (message,) = queues[0].receive()
+        assert message.receive_count == 1
+
     def test_the_others_are_let_go(self, queues: list[Counting], routed: RoutedQueue, embedded: EmbeddedClient) -> None:
         assert routed.receive(wait=0.05) == []
         for queue in queues:

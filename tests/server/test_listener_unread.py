@@ -98,6 +98,25 @@ async def test_a_deadline_may_pass_while_a_connection_is_being_lost(serve: Serve
         await port.left()
 
 
+async def test_a_client_may_close_its_side_while_the_server_closes(serve: Serve, files: tuple[Path, Path]) -> None:
+    brief = {"linger_s": 0.02, "answer_deadline_s": 0.2, "tick_s": 0.01, "rate_bytes_per_s_min": SIZE}
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=brief)
+    context = ssl.create_default_context(cafile=str(files[0]))
+
+    def ask_and_close() -> ssl.SSLSocket:
+        client = context.wrap_socket(socket.create_connection(port.listener.address), server_hostname="localhost")
+        client.sendall(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        client.setblocking(False)
+        with pytest.raises(ssl.SSLError):  # it has said that it ends, and is not told the same yet
+            client.unwrap()
+        return client
+
+    client = await asyncio.to_thread(ask_and_close)
+    await port.left()
+    assert port.listener.unread.bytes == 0
+    client.close()
+
+
 async def test_a_client_that_does_not_close_its_side_is_dropped(serve: Serve, files: tuple[Path, Path]) -> None:
     limits = {"linger_s": 0.05, "tick_s": 0.01}
     port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=limits)

@@ -2,9 +2,9 @@
 
 Strategy: a waiting thread starts a poll for each queue that has none, each in a thread of its own and for a limited
 time, and sleeps until one returns a message. The first message goes to one of the waiting threads; the other polls stay
-for the next one or time out. If nobody waits when a poll returns messages, they are released at once: a message is
-never held for a caller who may not come. A queue that returns nothing before its wait is over is polled less and less
-often.
+for the next one or time out. A wait whose time is over stays for the polls that end with it, because one of them may
+bring a message. If nobody waits when a poll returns messages, they are released at once: a message is never held for a
+caller who may not come. A queue that returns nothing before its wait is over is polled less and less often.
 """
 
 import threading
@@ -20,6 +20,8 @@ from veilmq.model.errors import VeilError
 
 SLICE: Final = 5.0
 """Seconds that a poll may outlive the wait for which it was started."""
+GRACE: Final = 2.0
+"""Seconds that a wait may last longer because a poll that ends with it has not returned yet."""
 _REST_MIN: Final = 0.1
 _REST_MAX: Final = 5.0
 
@@ -47,7 +49,8 @@ class Parked:
         self._poll, self._give_back, self._clock = poll, give_back, clock
         self._changed = sleeping_by(clock, threading.Condition())
         self._waiting: dict[Lease, int] = {}
-        self._polls: set[tuple[str, Lease]] = set()
+        self._polls: dict[tuple[str, Lease], float] = {}
+        """When each of them ends, if no message comes."""
         self._arrived: list[_Arrived] = []
         self._pauses: dict[str, tuple[float, float]] = {}
         self._interrupts = 0
@@ -95,11 +98,18 @@ class Parked:
                 self._arrived = [arrived for arrived in self._arrived if not any(arrived is each for each in came)]
                 return came
             now = self._clock.monotonic()
-            if now >= deadline:
+            if now < deadline:
+                pause = min(deadline - now, self._park(lease, deadline, now))
+            elif now < deadline + GRACE and self._ending(lease, deadline):
+                pause = deadline + GRACE - now
+            else:
                 break
-            pause = self._park(lease, deadline, now)
-            self._changed.wait(min(deadline - now, pause))
+            self._changed.wait(pause)
         return []
+
+    def _ending(self, lease: Lease, deadline: float) -> bool:
+        """Whether a poll that ends by then is still running."""
+        return any(until <= deadline for (_, of), until in self._polls.items() if of == lease)
 
     def _park(self, lease: Lease, deadline: float, now: float) -> float:
         """Start the missing polls; return the seconds until the next one may start."""
@@ -107,29 +117,32 @@ class Parked:
         for name in self._names:
             if (name, lease) in self._polls:
                 continue
-            until, _ = self._pauses.get(name, (now, 0.0))
-            if until > now:
-                soonest = min(soonest, until - now)
+            paused_until, _ = self._pauses.get(name, (now, 0.0))
+            if paused_until > now:
+                soonest = min(soonest, paused_until - now)
                 continue
-            arguments = (name, lease, min(SLICE, deadline - now))
+            until = min(now + SLICE, deadline)
+            arguments = (name, lease, until)
             try:
                 threading.Thread(target=self._run, args=arguments, name=f"poll {name}", daemon=True).start()
             except RuntimeError:  # "can't start new thread": retried at the next look
                 soonest = min(soonest, _REST_MIN)
             else:
-                self._polls.add((name, lease))
+                self._polls[name, lease] = until
         return soonest
 
-    def _run(self, name: str, lease: Lease, wait: float) -> None:
+    def _run(self, name: str, lease: Lease, until: float) -> None:
         began = self._clock.monotonic()
+        wait = until - began
         came = _Arrived(lease, [])
         try:
-            came.messages = self._poll(name, lease, wait)
+            # A thread may be so late that nobody waits any more.
+            came.messages = self._poll(name, lease, wait) if wait > 0 else []
         except Exception as error:  # noqa: BLE001 raised in the waiting thread: a user's policy may raise anything
             came.error = error
         now = self._clock.monotonic()
         with self._changed:
-            self._polls.discard((name, lease))
+            del self._polls[name, lease]
             if came.messages:
                 self._pauses.pop(name, None)
             elif came.error is not None or now - began < wait / 2:

@@ -442,6 +442,8 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.phase = CLOSING
+        if self._transport.is_closing():  # asyncio's TLS transport answers no call after a second close
+            return
         if self._rest:
             rest, self._rest = self._rest, memoryview(b"")
             self._transport.write(rest)
