@@ -324,7 +324,11 @@ class TestWaiting:
         self, queues: list[Counting], routed: RoutedQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         late: list[threading.Thread] = []
-        monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+
+        def keep(thread: threading.Thread) -> None:
+            late.append(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", keep)
         assert routed._parked.wait(None, 0.01, 1) == []
         monkeypatch.undo()
         queues[0].send("x")

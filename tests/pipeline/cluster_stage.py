@@ -105,7 +105,7 @@ def connect_server(directory: Path, name: str) -> tuple[Process, str]:
         "spark.sql.session.timeZone=Europe/Paris",
     ]  # fmt: skip
     process = Process(
-        directory, name, HOME / "bin" / "spark-submit", "--master", "local[2]", "--driver-java-options", QUICK,
+        directory, name, HOME / "bin" / "spark-submit", "--master", "local[2]",
         *(part for each in settings for part in ("--conf", each)),
         "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--name", name, "spark-internal",
         SPARK_CONNECT_MODE="0",

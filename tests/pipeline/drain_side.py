@@ -171,8 +171,7 @@ def main(url: str, directory: str, step: str, master: str = "local[2]", further:
     if is_submitted():
         Path(f"{directory}/code").mkdir()
         Path(f"{directory}/code/driver").write_text(veilmq.__file__)
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    spark = session(None if is_submitted() else master, settings=quick)
+    spark = session(None if is_submitted() else master)
     jvm: Any = spark._jvm
     pids = {"python": os.getpid(), "jvm": int(jvm.java.lang.ProcessHandle.current().pid())}
     DyingSource.killer = DyingSink.killer = Killer(step, directory, pids)

@@ -51,7 +51,7 @@ class DyingSink(QueueSource):
 
 
 def main(url: str, directory: str, step: str) -> None:
-    spark = session("local[2]", settings={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    spark = session("local[2]")
     jvm: Any = spark._jvm
     pids = {"python": os.getpid(), "jvm": int(jvm.java.lang.ProcessHandle.current().pid())}
     DyingSink.killer = Killer(step, directory, pids)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.pipeline.page_side import ORDERS, WORKED
-from tests.support.java import QUICK, without_spark
+from tests.support.java import without_spark
 from tests.support.ports import kept_ports
 
 from veilmq.pipeline.events import ARROW_SCHEMA
@@ -55,7 +55,7 @@ def test_the_pages_run(tmp_path: Path) -> None:
                 stderr=err,
                 timeout=580,
                 cwd=tmp_path,
-                env=without_spark() | {"JAVA_TOOL_OPTIONS": QUICK},
+                env=without_spark(),
             )
     finally:
         server.stop()

@@ -234,12 +234,8 @@ def stream_of(spark: Any, given: dict[str, str]) -> Any:
 
 def main(setting: str) -> None:
     streams = json.loads(Path(setting).read_text())
-    settings = {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.log.level": "OFF",
-    }
-    spark = session("local[2]", settings=settings)
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "OFF"}
+    spark = session("local[2]", settings=settings, is_short=True)
     spark.dataSource.register(FaultySource)
     spark.dataSource.register(FaultyDelta)
     print(json.dumps({"ready": os.getpid()}), flush=True)

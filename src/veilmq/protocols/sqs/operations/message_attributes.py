@@ -46,14 +46,10 @@ def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribut
         text = f"Number of message attributes [{len(given)}] exceeds the allowed maximum [{limits.ATTRIBUTES_MAX}]."
         raise _refused(text)
     attributes = []
-    size_bytes = 0
     for name, value in given.items():
         _check_name(name)
-        attribute = _attribute(name, value)
-        content = attribute.value.encode() if isinstance(attribute.value, str) else attribute.value
-        size_bytes += len(name.encode()) + len(attribute.type.encode()) + len(content)
-        attributes.append(attribute)
-    return tuple(attributes), size_bytes
+        attributes.append(_attribute(name, value))
+    return tuple(attributes), sum(each.size_bytes for each in attributes)
 
 
 def _check_name(name: str) -> None:
