@@ -11,7 +11,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Tests wait for clocks, processes and the disk: four workers keep two cores busy.
 # With a worker gone the scheduler of loadgroup waits for ever: better to end there, and say what it was running.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 # What `make run` and `make bench` hand on, e.g. make run ARGS="--data /var/lib/veilmq"
 ARGS ?=
 

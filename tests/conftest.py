@@ -12,6 +12,7 @@ import gc
 import itertools
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For several workers: the largest groups first, and at the end the tests that are alone, for which the others wait
+    until the longest one that runs is over."""
+    if hasattr(config, "workerinput"):
+        sizes = Counter(mark.args for item in items for mark in item.iter_markers("xdist_group"))
+
+        def place(item: pytest.Item) -> tuple[bool, int]:
+            mark = item.get_closest_marker("xdist_group")
+            return item.get_closest_marker("alone") is not None, -sizes[mark.args] if mark is not None else 0
+
+        items.sort(key=place)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def connect_server(directory: Path, name: str) -> tuple[Process, str]:
     settings = [
         "spark.ui.enabled=false", "spark.connect.grpc.binding.address=127.0.0.1", "spark.connect.grpc.binding.port=0",
         f"spark.local.dir={directory}", f"spark.sql.warehouse.dir={directory}/warehouse",
-        "spark.sql.session.timeZone=Europe/Paris",
+        "spark.sql.session.timeZone=Europe/Paris", "spark.sql.shuffle.partitions=2",
     ]  # fmt: skip
     process = Process(
         directory, name, HOME / "bin" / "spark-submit", "--master", "local[2]",

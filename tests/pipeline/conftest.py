@@ -50,6 +50,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"{store.url}/{secrets.token_hex(8)}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):

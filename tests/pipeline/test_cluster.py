@@ -11,7 +11,7 @@ from tests.pipeline.cluster_stage import HOME, Process
 from tests.pipeline.drain_stage import Stage, left, send
 from tests.support.java import QUICK
 
-KEPT_AT = ("disk",)
+KEPT_AT = ("s3",)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark-processes")]
 
 

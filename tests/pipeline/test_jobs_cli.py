@@ -348,7 +348,7 @@ PARTS_OF_THEM = {
     "health": ["health", "--window", "5m", "--json"],
     "timeouts": ["timeouts", "--publish"],
 }
-"""What these ask of Spark, report and loop do, too: over Spark Connect they are left to those."""
+"""What these ask of Spark, report and loop do, too: they run over Spark Connect alone, which spares a JVM for each."""
 
 
 @pytest.fixture(scope="module", params=["--master", "--remote"])
@@ -373,7 +373,7 @@ def place(spark_at: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def ran(place: Path, exported: Path, spark_at: list[str]) -> dict[str, Ran]:
     """All commands, beside a server that has the queue."""
-    wanted = COMMANDS if "--remote" in spark_at else COMMANDS | PARTS_OF_THEM
+    wanted = COMMANDS | PARTS_OF_THEM if "--remote" in spark_at else COMMANDS
     commands = {name: ["pipeline", *own, "--path", str(exported), *spark_at] for name, own in wanted.items()}
     server = ServerProcess(place).start()
     try:
@@ -425,7 +425,7 @@ class TestJobs:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("pipeline-cli")
-@pytest.mark.parametrize("spark_at", ["--master"], indirect=True)
+@pytest.mark.parametrize("spark_at", ["--remote"], indirect=True)
 class TestPartsOfThem:
     """The commands that show one of the report's answers, and a loop that goes on."""
 

@@ -477,12 +477,33 @@ def test_a_drain_keeps_all_but_sparks_checkpoint_in_a_store(spark: Any, s3: Stor
 def test_health_is_followed_and_a_report_written_into_a_store(
     spark: Any, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_that_health_and_report_are_there(spark, s3, tmp_path, monkeypatch, capsys)
+    table = history([Workload("q", lognormal(3, 0.5), "t", 300)], seed=5)
+    with told(s3.environment):
+        exported = f"{s3.url}/seen/events"
+        export(MadeUp(table), exported)
+        out, checkpoint = Path(f"{s3.url}/seen/out"), tmp_path / "checkpoint"
+        stream = stream_of(out, "delta", checkpoint)
+        source_of = spark.readStream.format("veilmq-events").option("path", exported).load()
+        _until_there(stream.table, lambda: written(spark, health(source_of), stream))
+        spark.sparkContext.setLogLevel("ERROR")
+        assert DeltaTable(stream.table).to_pyarrow_table()["sent"].to_pylist()
+        stream_of(out, "delta", checkpoint)
+        with pytest.raises(OptionInvalid, match="is a table of no stream"):
+            stream_of(out, "delta", tmp_path / "other")
+        asked = Asked(
+            None, Path(exported), None, None, None, None, Path(f"{s3.url}/seen/report"), "delta", False, None, None
+        )
+        monkeypatch.setattr(sessions, "started", lambda where, is_short: nullcontext(spark))
+        report(asked, {})
+        assert f"wrote {s3.url}/seen/report/report.html" in capsys.readouterr().out
+        page = place(f"{s3.url}/seen/report/report.html").read_text()
+        assert "How long should a lease be?" in page
+        assert load(f"{s3.url}/seen/report/timeouts").num_rows == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_azure_keeps_archive_health_and_report(
+def test_azure_keeps_an_archive(
     spark_at_azure: Any,
     abfs: Store,
     stage: Stage,
@@ -504,34 +525,6 @@ def test_azure_keeps_archive_health_and_report(
         assert "missing: 0" in capsys.readouterr().out
         archives.replay(Path(table), stage.url(), None, None, where, as_json=False)
         assert left(queue) == 60
-    check_that_health_and_report_are_there(spark_at_azure, abfs, tmp_path, monkeypatch, capsys)
-
-
-def check_that_health_and_report_are_there(
-    spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = history([Workload("q", lognormal(3, 0.5), "t", 300)], seed=5)
-    with told(store.environment):
-        exported = f"{store.url}/seen/events"
-        export(MadeUp(table), exported)
-        out, checkpoint = Path(f"{store.url}/seen/out"), tmp_path / "checkpoint"
-        stream = stream_of(out, "delta", checkpoint)
-        source_of = spark.readStream.format("veilmq-events").option("path", exported).load()
-        _until_there(stream.table, lambda: written(spark, health(source_of), stream))
-        spark.sparkContext.setLogLevel("ERROR")
-        assert DeltaTable(stream.table).to_pyarrow_table()["sent"].to_pylist()
-        stream_of(out, "delta", checkpoint)
-        with pytest.raises(OptionInvalid, match="is a table of no stream"):
-            stream_of(out, "delta", tmp_path / "other")
-        asked = Asked(
-            None, Path(exported), None, None, None, None, Path(f"{store.url}/seen/report"), "delta", False, None, None
-        )
-        monkeypatch.setattr(sessions, "started", lambda where, is_short: nullcontext(spark))
-        report(asked, {})
-        assert f"wrote {store.url}/seen/report/report.html" in capsys.readouterr().out
-        page = place(f"{store.url}/seen/report/report.html").read_text()
-        assert "How long should a lease be?" in page
-        assert load(f"{store.url}/seen/report/timeouts").num_rows == 1
 
 
 def _until_there(table: str, follow: Any) -> None:
