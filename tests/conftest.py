@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -66,16 +67,37 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For several workers: the largest groups first, and at the end the tests that are alone, for which the others wait
-    until the longest one that runs is over."""
-    if hasattr(config, "workerinput"):
-        sizes = Counter(mark.args for item in items for mark in item.iter_markers("xdist_group"))
+    """For several workers: the largest groups first, then files with slow tests, then the others, mixed, so that not
+    all workers wait for the same kind of thing; at the end the tests that are alone, because for each of them the
+    others wait until the longest one that runs is over."""
+    if not hasattr(config, "workerinput"):
+        return
+    sizes = Counter(mark.args for item in items for mark in item.iter_markers("xdist_group"))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
 
-        def place(item: pytest.Item) -> tuple[bool, int]:
-            mark = item.get_closest_marker("xdist_group")
-            return item.get_closest_marker("alone") is not None, -sizes[mark.args] if mark is not None else 0
+    def place(item: pytest.Item) -> tuple[bool, int, int]:
+        mark = item.get_closest_marker("xdist_group")
+        alone = item.get_closest_marker("alone") is not None
+        if mark is not None:
+            return alone, 0, -sizes[mark.args]
+        return alone, 1 if item.path in slow else 2, crc32(item.nodeid.partition("::")[0].encode())
 
-        items.sort(key=place)
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is one worker's: what its tests share is made once."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group: str = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if group == nodeid else group
+
+    return ByFile(config, log)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from tests.cli.conftest import Serve
 from tests.support.commands import Run
 from tests.users import other_user
 
-from veilmq.cli.access import Target, holder_access, http_access
+from veilmq.cli.access import TOKEN_FILE, Target, holder_access, http_access
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure
 from veilmq.store.directory import DATABASE, Holder, read_holder
@@ -67,6 +67,12 @@ def test_a_token_file_that_somebody_names_must_hold_one(tmp_path: Path, text: by
 
 def test_without_a_token_the_server_is_asked_all_the_same(tmp_path: Path) -> None:
     assert http_access(Target("127.0.0.1:1", None, tmp_path), {}) is not None
+
+
+def test_a_directory_that_is_named_goes_before_the_variable(tmp_path: Path) -> None:
+    (tmp_path / TOKEN_FILE).write_text("its-own\n")
+    variables = {"VEILMQ_TOKEN_FILE": str(tmp_path / "none")}
+    assert http_access(Target("127.0.0.1:1", None, tmp_path), variables) is not None
 
 
 def test_all_addresses_mean_loopback_to_a_command_beside_the_server(

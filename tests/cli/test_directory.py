@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.cli.directory import backup, check, restore
+from veilmq.cli.directory import backup, check
+from veilmq.cli.directory.restoring import restore
 from veilmq.cli.failures import Exit, Failure
 from veilmq.model.commands import (
     AnyCommand,

@@ -57,6 +57,8 @@ def test_elasticmqs_file_becomes_a_queues_file(run: Run, tmp_path: Path) -> None
     (tmp_path / "custom.conf").write_text(ELASTICMQ)
     ended = run("import", "custom.conf", "--into", "queues.toml")
     assert (ended.code, "VeilMQ forwards no messages" in ended.err) == (0, True)
+    both = run("import", "custom.conf", "--into", "queues.toml", "--to", "veil://127.0.0.1:1/")
+    assert (both.code, both.err.startswith("veilmq: --into writes a file")) == (2, True)
     ours, theirs = (
         queues_file.read(tmp_path / name, [Account(DEVELOPMENT_ACCOUNT)]).queues
         for name in ("queues.toml", "custom.conf")

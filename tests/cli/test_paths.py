@@ -11,7 +11,8 @@ from tests.users import other_user
 
 import veilmq
 from veilmq.cli.access import Target, failure_of, http_access
-from veilmq.cli.directory import backup, restore
+from veilmq.cli.directory import backup
+from veilmq.cli.directory.restoring import restore
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.pipeline.session import make_place
 from veilmq.cli.serve import _in_the_way, _keys

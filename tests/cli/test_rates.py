@@ -62,9 +62,11 @@ def test_a_queue_as_it_was(run: Run, tmp_path: Path) -> None:
     assert page["changes"] == {"received": 1, "sent": 1}
     assert page["until"] > second
     assert "changes: 1 received, 1 sent\nbecame: 1 in flight\n" in shown
-    _, (page,) = asked(run, "queues", "at", "jobs", "0s", "--state", "in flight", *where)
+    _, (page,) = asked(run, "queues", "at", "jobs", "0s", "--state", "in_flight", *where)
     assert [each["sequence"] for each in page["messages"]] == [events[0]["sequence"]]
     assert run("queues", "at", "jobs", "soon", *where)[0] == 2
+    _, _, errors = run("queues", "rates", "jobs", "--last", "100d", *where)
+    assert errors == "veilmq: --last: at most 2160 hours are shown at once\n"
     code, _, errors = run("queues", "at", "jobs", "5d", *where)
     assert code != 0
     assert "jobs" in errors

@@ -59,6 +59,38 @@ def test_a_message_lives_its_life(veilmq: Run) -> None:
     assert veilmq("trace", "0" * 32).code == 1
 
 
+def test_a_job_is_waited_for(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    veilmq("send", "orders", "--lines", stdin="a\n" * 300)
+    (counted,) = veilmq("jobs", "start", "delete", "orders", "--dry-run", "--json").json
+    assert (counted["status"], counted["matched"]) == ("completed", 300)
+    (ended,) = veilmq("jobs", "start", "delete", "orders", "--yes", "--wait", "--json").json
+    assert (ended["status"], ended["done"]) == ("completed", 300)
+    assert veilmq("queues", "list", "--json").json[0]["counts"]["visible"] == 0
+
+
+def test_long_lines_go_in_smaller_batches(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    sent = veilmq("send", "orders", "--lines", stdin=("x" * 900_000 + "\n") * 10)
+    assert (sent.code, sent.out) == (0, "sent 10 messages\n")
+
+
+@for_each(
+    ("arguments", "told"),
+    [
+        (("send", "orders", "x", "--id", "\u20ac"), "--id: expected 1 to 128 visible ASCII characters"),
+        (("send", "orders", "x", "--id", "a\nb"), "--id: expected 1 to 128 visible ASCII characters"),
+        (("queues", "failures", "orders", "--all"), "--prefix and --all are for several queues: leave QUEUE out"),
+        (("queues", "failures", "orders", "--last", "9d"), "--last: "),
+        (("jobs", "show", "xyz"), "JOB_ID: "),
+    ],
+)
+def test_a_wrong_option_is_named(veilmq: Run, arguments: tuple[str, ...], told: str) -> None:
+    veilmq("queues", "create", "orders")
+    refused = veilmq(*arguments)
+    assert (refused.code, refused.err.startswith(f"veilmq: {told}")) == (2, True), refused.err
+
+
 def test_whether_a_timeout_is_right(veilmq: Run) -> None:
     assert veilmq("queues", "create", "jobs", "--visibility-timeout", "1h").code == 0
     nothing = veilmq("queues", "timeout", "jobs")
@@ -130,7 +162,7 @@ def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 messages\n"
     other = veilmq("queues", "delete", "orders", "--yes", "--id", "p")
     assert (other.code, "used for another call" in other.err) == (1, True)
-    assert veilmq("purge", "orders", "--yes", "--id", "a b").code == 1
+    assert veilmq("purge", "orders", "--yes", "--id", "a b").code == 2
     told = [each["detail"]["id"] for each in veilmq("events", "--json", "--kind", "operator_command").json]
     assert told[:5] == ["make", '"\\"', "many", "many.2", "p"]
 
@@ -410,6 +442,7 @@ def test_a_message_is_found_by_its_deduplication_id(veilmq: Run) -> None:
         assert (several.code, several.err.splitlines()[0]) == (1, "veilmq: 2 messages have this deduplication id")
         assert "a.fifo" in several.out
         assert "b.fifo" in several.out
+        assert [each["name"] for each in veilmq(command, "both", "--json").json] == ["b.fifo", "a.fifo"]
         assert veilmq(command, "both", "--queue", "b.fifo").code == 0
         none = veilmq(command, "none")
         assert (none.code, none.err) == (1, "veilmq: no message has the deduplication id none\n")

@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 import ssl
+import threading
 import urllib.request
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -26,6 +27,7 @@ from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
 
 from veilmq.cli.serve.admin_port import HEAD_S
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.model.events import EventRecord
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, read_holder
@@ -51,6 +53,15 @@ def loop(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "hiding").mkdir()
     (tmp_path / "hiding" / "uvloop.py").write_text("raise ImportError")
     return {"PYTHONPATH": str(tmp_path / "hiding")}
+
+
+def test_a_start_lets_a_command_on_the_directory_end(serve: Serve, tmp_path: Path) -> None:
+    account = EmbeddedAccount(tmp_path / "data")
+    end = threading.Timer(1.0, account.close)
+    end.start()
+    server = serve().ready()
+    end.join()
+    assert server.stop() == 0
 
 
 def status_of(url: str) -> int:

@@ -90,6 +90,8 @@ def test_a_server_that_is_killed_keeps_its_promises(restart: Restart, tmp_path: 
         "refused: MessageGone", "refused: ReceiptInvalid",
     }  # fmt: skip
     assert "s3cret" not in log.read_text()
+    again = run("verify", "--endpoint", endpoint, "--log", str(log))
+    assert (again.code, again.err) == (2, f"veilmq: --log: {log}: File exists\n")
     checked = run("verify", "--check", str(log), "--json")
     assert checked.code == 0
     assert checked.json[0]["operations"] == told["operations"]

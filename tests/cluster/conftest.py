@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker runs all that need PostgreSQL, so that one pair is enough; another at the end those that are alone."""
     for item in items:
         if "tests/cluster/" in item.nodeid and "/test_peer_" not in item.nodeid:
-            group = "cluster, alone" if item.get_closest_marker("alone") else "cluster"
+            group = "alone" if item.get_closest_marker("alone") else "cluster"
             item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -81,7 +81,6 @@ def test_a_loop_leaves_deleted_queues_out_until_they_are_back(spark: Any, table:
             spark,
             ParquetHistory(str(place)),
             {"path": str(place)},
-            floors=True,
             now=1_767_312_000.0 + 86_400 * days,
             timer=lambda: float(next(seconds)),
         )

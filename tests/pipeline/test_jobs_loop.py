@@ -56,13 +56,12 @@ class Stage:
 
         export(MadeUp(self.table), self.exported, until=round(self.table.num_rows * share), file_rows=5_000)
 
-    def run(self, now: float = NOW, *, floors: bool = False) -> Ran:
+    def run(self, now: float = NOW) -> Ran:
         seconds = iter(range(100))
         return self.loop.run(
             self.spark,
             ParquetHistory(str(self.exported)),
             {"path": str(self.exported)},
-            floors=floors,
             now=now,
             timer=lambda: float(next(seconds)),
         )
@@ -77,7 +76,7 @@ def stage(spark: Any, tmp_path: Path) -> Stage:
 
 
 class Half(NamedTuple):
-    """A loop that has seen half of the history, looking at heartbeats, too."""
+    """A loop that has seen half of the history."""
 
     stage: Stage
     ran: Ran
@@ -90,7 +89,7 @@ def first_half(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Half:
     stage.exported.parent.mkdir()
     stage.grow(0.5)
     before = stage.loop.plans()
-    ran = stage.run(floors=True)
+    ran = stage.run()
     shutil.copytree(stage.directory.parent, stage.directory.parent.with_name("kept"))
     return Half(stage, ran, before)
 
@@ -197,7 +196,7 @@ def test_plans_are_what_was_learnt_above_what_heartbeats_need(half: Half) -> Non
     stage.run()
     rows = stage.timeouts()
     (plan,) = stage.loop.plans().values()
-    # Clients extended every 20 s, and were looked at in the first run.
+    # Clients extended every 20 s.
     assert plan["floor_us"] == 40_000_000
     assert plan["by_type"] == {"paid": int(rows["paid"].first_lease_s * 1e6)}
     assert plan["lease_us"] == int(rows[None].first_lease_s * 1e6)

@@ -13,6 +13,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message
 from veilmq.client.timeouts import PublishedPlan
 from veilmq.pipeline.events.reading import ServerHistory
+from veilmq.pipeline.jobs.attempts import partials
 from veilmq.pipeline.publish import floors, plans_of, publish
 from veilmq.testing.local import LocalServer
 
@@ -142,6 +143,9 @@ def test_floors_are_twice_the_longest_interval_between_extensions(spark: Any) ->
         each["message"] = f"m{each.get('sequence', 1)}"
     rows = floors(frame(spark, table_of([*steady, *other]))).collect()
     assert [(row.queue, row.floor_us) for row in rows] == [("q", 50 * S)]
+    earlier = partials(frame(spark, table_of([*steady[:3], *other[:1]])))
+    rows = floors(frame(spark, table_of([*steady[3:], *other[1:]])), earlier).collect()
+    assert [(row.queue, row.floor_us) for row in rows] == [("q", 50 * S)], "between the two looks"
 
 
 def test_rows_of_pandas_say_missing_in_their_own_way(spark: Any) -> None:

@@ -322,10 +322,10 @@ def test_a_loop_keeps_its_state_and_tables_in_a_store(spark: Any, s3: Store, tmp
             Loop(directory / "kept")
         far.loop = Loop(directory / "kept", kind="delta")
         far.grow(0.5)
-        far.run(floors=True)
+        far.run()
         for each in (here, far):
             each.grow(1)
-            each.run(floors=True)
+            each.run()
         assert rows(here) == rows(far)
         assert far.loop.plans().keys() == here.loop.plans().keys() != set()
         assert far.timeouts().keys() == here.timeouts().keys()

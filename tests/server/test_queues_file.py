@@ -101,6 +101,13 @@ def test_without_a_sole_account_each_queue_names_one(tmp_path: Path) -> None:
         declared(tmp_path, '[[queue]]\nname="a"', "queues.toml", *accounts)
 
 
+def test_what_elasticmqs_file_includes_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "custom.conf"
+    text = 'include classpath("application.conf")\ninclude "more.conf"\nqueues { a {} }\n'
+    (warning,) = read_elasticmq(path, text).warnings
+    assert warning == f'{path}: line 2: include "more.conf" is left out'
+
+
 def test_a_duration_goes_as_far_as_the_widest_cloud(tmp_path: Path) -> None:
     """MNS keeps messages for 15 days (CreateQueue, MessageRetentionPeriod), SQS for 14."""
     text = '[[queue]]\nname = "a"\nvisibility_timeout = "12h"\ndelay = "7d"\nretention = "15d"\nwait = "30s"'

@@ -220,7 +220,7 @@ def _restore(
 
     Exits 1 if something in the source is damaged, and the state is of an earlier instant.
     """
-    from veilmq.cli.directory import restore
+    from veilmq.cli.directory.restoring import restore
 
     raise typer.Exit(int(restore(destination, source, to, as_json=as_json)))
 

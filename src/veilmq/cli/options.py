@@ -139,7 +139,14 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Failure(Exit.USAGE, "this cannot be undone", "Use --yes to do it without being asked.")
-    typer.confirm(question, abort=True)
+    try:
+        is_wanted = typer.confirm(question, err=True)
+    except typer.Abort as abort:
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    if not is_wanted:
+        raise typer.Abort
 
 
 _OPTIONS: Final = {
@@ -149,6 +156,9 @@ _OPTIONS: Final = {
     "message_id": "MESSAGE_ID",
     "handles": "HANDLE",
     "task": "QUEUE",
+    "job": "JOB_ID",
+    "at": "WHEN",
+    "minutes": "--last",
     "messages": "BODY",
     "body": "BODY",
     "attributes": "--attribute",

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client.large.pointer import PointerFormat
 from veilmq.client.queue import Capabilities
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.places import here, is_url
@@ -185,6 +186,8 @@ def _check(read: DrainOptions) -> None:
         raise OptionInvalid("unwrap=encrypted and the option keys need each other.", "keys names a file of keys.")
     if ("large" in read.unwrap) != (read.store is not None):
         raise OptionInvalid("unwrap=large and the option store need each other.", "store is like s3://bucket/large.")
+    if read.pointers not in set(PointerFormat):
+        raise OptionInvalid(f"pointers={read.pointers!r} is none of {' and '.join(PointerFormat)}.", "")
     if read.format not in {"raw", "json"}:
         raise OptionInvalid(f"format={read.format!r} is none of raw and json.", "")
     store_options_of(read)

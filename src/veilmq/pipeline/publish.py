@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LEASE_US_MAX: Final = 7 * 86_400_000_000
 SIGNS: Final = ("received", "extended", "lease_resumed")
 """Events that show that a lease's holder is alive."""
+TAKEN: Final = ("applied", "suggested")
+"""What a server says of a plan that it took."""
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0
 _TYPES_MAX: Final = 1_000
@@ -29,13 +31,20 @@ Queue = tuple[str, str, str]
 """Account, region, name."""
 
 
-def floors(events: "DataFrame") -> "DataFrame":
-    """By account, region, queue: floor_us, twice the longest interval between two signs of life of a lease's holder."""
+def floors(events: "DataFrame", earlier: "DataFrame | None" = None) -> "DataFrame":
+    """By account, region, queue: floor_us, twice the longest interval between two signs of life of a lease's holder.
+
+    earlier: of `attempts.partials`, the leases that ran on when these events began; None: these are all events."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    lease = Window.partitionBy("incarnation", "message", "attempt").orderBy("offset")
-    signs = events.where(f.col("kind").isin(*SIGNS))
+    names = ("account", "region", "queue", "incarnation", "sequence", "attempt")
+    signs = events.where(f.col("kind").isin(*SIGNS)).select(*names, "offset", "kind", "at")
+    if earlier is not None:
+        at, before = f.greatest("granted", "last_extension"), f.lit(-1).cast("long")
+        last = earlier.select(*names, before.alias("offset"), f.lit(SIGNS[0]).alias("kind"), at.alias("at"))
+        signs = last.unionByName(signs)
+    lease = Window.partitionBy("incarnation", "sequence", "attempt").orderBy("offset")
     gaps = signs.withColumn("gap_us", f.col("at") - f.lag("at").over(lease)).where(f.col("kind") == "extended")
     return gaps.groupBy("account", "region", "queue").agg((f.max("gap_us") * 2).cast("bigint").alias("floor_us"))
 
@@ -97,7 +106,7 @@ def take_back(
     `taken back` or why not, by queue. Raises as `publish`."""
     calls = {queue: ("POST", "/plan/revert", {"made": at, "why": why[:1_000]}) for queue, (at, why) in made.items()}
     said = _ask(calls, server, token, certificate)
-    return {queue: "taken back" if each in {"applied", "suggested"} else each for queue, each in said.items()}
+    return {queue: "taken back" if each in TAKEN else each for queue, each in said.items()}
 
 
 def _ask(

@@ -81,8 +81,8 @@ def session(
     is_short: the session has little to do, so a Java that this starts leaves out what pays off after minutes.
 
     Without both, it runs where `spark-submit` runs this script, or on the Spark Connect server in SPARK_REMOTE, or
-    locally. Raises OptionInvalid for both; Unready if Java or a package is missing or does not fit, or if the remote
-    server cannot be reached.
+    locally. Raises OptionInvalid for both, and for a setting that only the server's start can make; Unready if Java or
+    a package is missing or does not fit, or if the remote server cannot be reached.
     """
     if master and remote:
         raise OptionInvalid("master and remote exclude each other.", "Where shall Spark run?")
@@ -147,11 +147,13 @@ def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     _reach(remote)
+    if fixed := [key for key in settings if not key.startswith("spark.sql.")]:
+        raise OptionInvalid(
+            f"{fixed[0]} cannot be set over Spark Connect.", "Set it where the server is started; spark.sql. can be."
+        )
     builder: Any = SparkSession.builder.remote(remote)
-    # The server's own settings are fixed; a session can set only those of SQL.
     for key, value in settings.items():
-        if key.startswith("spark.sql."):
-            builder = builder.config(key, value)
+        builder = builder.config(key, value)
     try:
         spark: SparkSession = builder.getOrCreate()
         given = {row["key"] for row in spark.sql("SET").collect()}

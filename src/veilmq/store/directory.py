@@ -353,6 +353,18 @@ def is_held(lock: int) -> bool:
     return False
 
 
+def holder_of(path: Path) -> Holder | None:
+    """The process that holds the directory; None if nobody does, or this user cannot see it."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return (read_holder(path) or Holder(0)) if is_held(lock) else None
+    finally:
+        os.close(lock)
+
+
 def holds_database(path: Path) -> bool:
     """Whether the directory contains a database. Raises PermissionError if we may not see that.
 

@@ -252,7 +252,7 @@ def _path(text: str | None) -> Path | None:
 
 def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
-    from veilmq.store.directory import DATABASE, REDO, holds_database, is_held, read_holder
+    from veilmq.store.directory import DATABASE, REDO, holder_of, holds_database
 
     try:
         found = holds_database(directory)
@@ -267,19 +267,15 @@ def _admin_of_holder(directory: Path) -> str | None:
             f"{directory} is not a data directory",
             "Name one with --data DIR, or make one with: veilmq serve --data DIR",
         )
-    try:
-        with (directory / "lock").open("rb") as lock:
-            if not is_held(lock.fileno()):
-                return None
-    except OSError:
-        return None
-    holder = read_holder(directory)
+    holder = holder_of(directory)
     return holder.url("admin") if holder else None
 
 
 def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | None:
-    """The bearer token; None if no file is named and the default does not exist: the server then reports the lack."""
-    named = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE"))
+    """The bearer token; None if no file is named and the default does not exist: the server then reports the lack.
+
+    A directory that is named goes before the variable: its own server's token is there."""
+    named = target.token_file or (None if target.data else _path(environment.get("VEILMQ_TOKEN_FILE")))
     path = named or home / TOKEN_FILE
     try:
         text = path.read_bytes().strip()

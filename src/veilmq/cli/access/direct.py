@@ -213,7 +213,8 @@ class DirectAccess:
                 yield to_builtins(operator.shown_job(job))
 
     def job(self, job: str) -> dict[str, Any]:
-        """See `AdminAccess.job`."""
+        """See `AdminAccess.job`. It goes on a step: no server does that here."""
+        self._call([Sweep()])
         return to_builtins(operator.shown_job(self._job(job)))  # type: ignore[no-any-return]
 
     def _job(self, job: str) -> AnyJob:

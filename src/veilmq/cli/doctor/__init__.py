@@ -85,7 +85,7 @@ def next_steps() -> str:
     """What a person who typed `veilmq` alone can do."""
     import veilmq
     from veilmq.cli.access import DATA_DEFAULT
-    from veilmq.cli.doctor.checks import holder_of
+    from veilmq.store.directory import holder_of
 
     holder = holder_of(DATA_DEFAULT)
     if holder is None:
@@ -131,13 +131,13 @@ def _show(found: list[Finding]) -> None:
 
 def _examined(resolved: "Resolved") -> Iterator[Finding]:
     from veilmq.cli.doctor import checks
-    from veilmq.store.directory import free_and_floor
+    from veilmq.store.directory import free_and_floor, holder_of
     from veilmq.store.synchronised import is_synchronised
 
     settings = resolved.settings
     for name, meant in resolved.misspelt.items():
         yield Finding("settings", Level.WARNING, f"{name} is no setting", f"Did you mean {meant}?")
-    holder = checks.holder_of(settings.data)
+    holder = holder_of(settings.data)
     place = _existing(settings.data)
     named: dict[str, Callable[[], Iterable[Finding]]] = {
         "versions": lambda: checks.versions(sys.version_info[:3]),
@@ -168,7 +168,7 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
 def _existing(path: Path) -> Path:
     """The path, or the nearest directory above it that is there."""
     path = path.absolute()
-    while not path.is_dir() and path != path.parent:
+    while not os.path.isdir(path) and path != path.parent:  # Path.is_dir raises where nobody may look
         path = path.parent
     return path
 

@@ -39,7 +39,7 @@ from veilmq.server.auth import Account, Credentials
 from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
 from veilmq.store import MIB
-from veilmq.store.directory import Holder, is_held, read_holder
+from veilmq.store.directory import Holder
 from veilmq.store.files import REAL, sync_file
 
 _SECRET_CHARACTERS_MIN: Final = 16
@@ -265,18 +265,6 @@ def _listening(table: Path, port: int) -> Iterator[str]:
         _, local, _, state, *rest = line.split()
         if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
             yield rest[5]
-
-
-def holder_of(directory: Path) -> Holder | None:
-    """The process that holds the directory; None if nobody does, or this user cannot see it."""
-    try:
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return (read_holder(directory) or Holder(0)) if is_held(lock) else None
-    finally:
-        os.close(lock)
 
 
 def directory(path: Path, holder: Holder | None) -> Iterator[Finding]:

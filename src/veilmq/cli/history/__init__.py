@@ -106,8 +106,14 @@ def _looked_up(
     if sent:
         from veilmq.cli.output import table
 
-        rows = [[each["message"], each["name"], instant(each["sent"]), each["state"] or "not there"] for each in sent]
-        table(["message", "queue", "sent (UTC)", "state"], rows)
+        if asked.as_json:
+            for each in sent:
+                print_json(each)
+        else:
+            rows = [
+                [each["message"], each["name"], instant(each["sent"]), each["state"] or "not there"] for each in sent
+            ]
+            table(["message", "queue", "sent (UTC)", "state"], rows)
         raise Failure(Exit.WRONG, f"{len(sent)} messages have this deduplication id", "Name one of them by its id.")
     if found is not None:
         return found

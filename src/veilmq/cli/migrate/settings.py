@@ -72,6 +72,8 @@ def bring(given: Mapping[str, Any]) -> Exit:
     """Print the queues of the sources, or create them. Raises Failure."""
     if given["messages"] and given["to"] is None:
         raise Failure(Exit.USAGE, "--messages: where to? Say --to URL")
+    if given["into"] is not None and given["to"] is not None:
+        raise Failure(Exit.USAGE, "--into writes a file, and --to creates the queues: say one of them")
     found = [each for source in given["sources"] for each in _read(source, given["account"])]
     found = _in_order([each for each in found if each.name.startswith(given["prefix"])])
     for each in found:

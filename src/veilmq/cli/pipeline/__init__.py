@@ -210,7 +210,7 @@ def _health(
     asked: Asked,
     window: Annotated[str, typer.Option("--window", metavar="TIME", help="That a row tells about.")] = "5m",
     failures: Annotated[
-        int, typer.Option("--failures", metavar="N", help="Stale deletes in a window that raise the timeout.")
+        int, typer.Option("--failures", metavar="N", min=1, help="Stale deletes in a window that raise the timeout.")
     ] = 5,
     follow: Annotated[bool, typer.Option("--follow", help="As a stream into --out, until Ctrl-C.")] = False,
     checkpoint: Checkpoint = None,

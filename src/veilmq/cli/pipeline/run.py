@@ -110,6 +110,10 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
             tell(asked, environment, plans_of(records(found.timeouts), floors_us))
 
 
+def _instant(at_us: int | None) -> datetime | None:
+    return None if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC)
+
+
 def whatif(
     asked: Asked,
     environment: Mapping[str, str],
@@ -125,8 +129,8 @@ def whatif(
     general = [seconds("--timeout", kind) for kind, is_one, _ in map(_by_type, timeouts) if not is_one]
     if len(general) > 1:
         raise Failure(Exit.USAGE, "--timeout is given twice for all messages", "Name a type: --timeout video=5m.")
-    if not timeouts and extend is None and workers is None and split is None:
-        raise Failure(Exit.USAGE, "there is nothing to try", "Give --timeout, --extend, --workers or --split type.")
+    if not timeouts and extend is None and workers is None:
+        raise Failure(Exit.USAGE, "there is nothing to try", "Give --timeout, --extend or --workers.")
     with reported():
         from veilmq.pipeline import whatif as job
         from veilmq.pipeline.jobs.attempts import KINDS, attempts
@@ -140,6 +144,8 @@ def whatif(
         )
     with session(asked, environment) as (_, events, seen):
         leases = attempts(events(KINDS), seen.last_instant())
+        if by_type:
+            job.check_types(leases, by_type)
         found = job.whatif(leases, events(job.KINDS), wanted).orderBy("queue", "type", "under", *PLACE)
         if asked.out is not None:
             found = found.cache()
@@ -162,7 +168,9 @@ def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> Non
             found = found.cache()
             _write(asked, found, "helped")
         rows = [row.asDict() for row in found.collect()]
-        show(asked, rows, SHOWN["helped"])
+        show(
+            asked, [row | {name: _instant(row[name]) for name in ("changed", "made")} for row in rows], SHOWN["helped"]
+        )
         worse = {
             tuple(row[name] for name in job.QUEUE): (row["made"], job.reason(row)) for row in rows if job.is_worse(row)
         }
@@ -402,7 +410,7 @@ def _once(
 ) -> bool:
     """One run; whether the server knows all that was planned. Raises PipelineError."""
     history, options = history_of(asked, environment), options_of(asked, environment)
-    ran = work.run(spark, history, options, floors=publish, now=wall() / 1e6, timer=time.perf_counter)
+    ran = work.run(spark, history, options, now=wall() / 1e6, timer=time.perf_counter)
     if asked.as_json:
         print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
     else:
@@ -429,8 +437,8 @@ def _server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str
 
 def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Any]", how: Any = None) -> None:
     """Publish plans to the server of `asked` (how: or take them back), and print its answer to each. Raises
-    PipelineError."""
-    from veilmq.pipeline.publish import publish
+    PipelineError; Failure if the server did not take every plan."""
+    from veilmq.pipeline.publish import TAKEN, publish
 
     said = (how or publish)(plans, *_server_and_token(asked, environment))
     for (account, region, queue), verdict in said.items():
@@ -438,6 +446,10 @@ def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, An
             print_json({"account": account, "region": region, "queue": queue, "said": verdict})
         else:
             print(f"{queue}: {verdict}", flush=True)
+    refused = sum(verdict not in TAKEN for verdict in said.values())
+    if how is None and refused:
+        message = f"the server did not take {refused} of {len(said)} plans"
+        raise Failure(Exit.WRONG, message, "The line of each queue says why.")
 
 
 def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ command runs.
 
 import inspect
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -267,9 +268,12 @@ class Id(Enum):
 
 
 def _ids(given: str | None, wanted: Id) -> Iterator[str] | None:
-    """The id of each call of a command: the given one, or a fresh one; later calls have a number behind it."""
+    """The id of each call of a command: the given one, or a fresh one; later calls have a number behind it. Raises
+    Failure."""
     if given is None and wanted is not Id.ALWAYS:
         return None
+    if given is not None and not re.fullmatch(r"[!-~]{1,128}", given):
+        raise Failure(Exit.USAGE, "--id: expected 1 to 128 visible ASCII characters")
     first = secrets.token_hex(16) if given is None else given
     return chain([first], (f"{first}.{number}" for number in count(2)))
 

@@ -7,11 +7,11 @@ so that a message that is set apart meanwhile stays. `jobs --wait` asks for the 
 on if the command is interrupted.
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
 _BATCH: Final = 100
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Of JSON: half of what the admin port takes. A single body may be larger."""
 Ttl = Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")]
 Priority = Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")]
 Group = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Its group.")]
@@ -91,7 +93,7 @@ def send(
         bodies = _from_stdin(lines=False) if body is None or body == "-" else [body]
     count = refused = under_way = 0
     try:
-        for batch in _batches(_watched(bodies, lines), _BATCH):
+        for batch in _batches(_watched(bodies, lines)):
             under_way = len(batch)
             shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
             count, under_way = count + len(batch), 0
@@ -262,9 +264,17 @@ def _from_stdin(*, lines: bool) -> Iterator[str]:
         raise Failure(Exit.USAGE, "stdin: expected UTF-8", advice) from None
 
 
-def _batches(bodies: Iterable[str], count_max: int) -> Iterator[list[str]]:
-    left = iter(bodies)
-    while batch := list(islice(left, count_max)):
+def _batches(bodies: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    batch_bytes = 0
+    for body in bodies:
+        size = len(json.dumps(body))
+        if len(batch) == _BATCH or (batch and batch_bytes + size > _BATCH_BYTES):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(body)
+        batch_bytes += size
+    if batch:
         yield batch
 
 

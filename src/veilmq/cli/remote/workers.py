@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from veilmq.cli.failures import Failure
+from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names, seconds
 from veilmq.cli.output import columns, duration, instant, print_json, printable, table
 from veilmq.model.instant import MINUTE_US
@@ -133,6 +133,8 @@ def list_failures(
     """List why messages of a queue, or of all, failed: by kind, type of error and alike first lines, with the newest
     message."""
     minutes = max(1, round(duration_us("--last", last) / MINUTE_US))
+    if queue is not None and (prefix or everything):
+        raise Failure(Exit.USAGE, "--prefix and --all are for several queues: leave QUEUE out")
     if queue is not None:
         found = asked.access.failures(asked.queue(queue), minutes)
     else:

@@ -56,6 +56,7 @@ from veilmq.store.directory import (
     NotOurs,
     SchemaRefused,
     SqliteTooOld,
+    holder_of,
 )
 from veilmq.store.files import durable_write
 
@@ -74,6 +75,9 @@ _DATA_PORTS: Final = ("sqs", "azure", "mns")
 """In the order in which they open (server/service.py)."""
 _UNOWNED_SHOWN: Final = 10
 _SWITCH_S: Final = 0.001
+_COMMAND_SECONDS: Final = 3.0
+"""For how long a start lets a command that holds the directory end: a service manager would not start it again."""
+_LOOK_SECONDS: Final = 0.05
 """How long a bulk-reading thread (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
 releases the interpreter at many of its statements; with Python's default of 5 ms it waited 60 to 170 ms in all."""
 BACKLOG: Final = 128
@@ -369,8 +373,18 @@ def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> 
     loop.add_signal_handler(signal.SIGHUP, begin_reload)
 
 
+async def _let_a_command_end(directory: Path) -> None:
+    """A command that works on the directory itself is soon over. A server, which tells its ports, is not."""
+    for _ in range(round(_COMMAND_SECONDS / _LOOK_SECONDS)):
+        holder = holder_of(directory)
+        if holder is None or holder.listeners:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
 async def _start(service: Service, settings: Settings, entry: AdminEntry) -> None:
     """Start the service. Raises Failure with advice."""
+    await _let_a_command_end(settings.data)
     if not os.access(settings.data, os.F_OK):  # a start that is refused for a port shall make no directory
         _look_at_ports(service, settings)
     try:

@@ -47,7 +47,12 @@ def verify(given: Mapping[str, Any]) -> Exit:
     with ExitStack() as open_files:
         file = None if given["log"] is None else open_files.enter_context(_new_log(given["log"], promises))
         run = Run(plan, promises, Recording(file))
-        _open(run)
+        try:
+            _open(run)
+        except BaseException:
+            if file is not None:
+                given["log"].unlink(missing_ok=True)
+            raise
         begun = SYSTEM.monotonic()
         try:
             _rounds(run, begun + given["minutes"] * 60, kills)
@@ -108,7 +113,7 @@ def _with_options(promises: Promises, given: Mapping[str, Any]) -> Promises:
 
 def _new_log(path: Path, promises: Promises) -> BinaryIO:
     try:
-        file = path.open("wb")
+        file = path.open("xb")  # one that is there may be what shows a violation
     except OSError as error:
         raise Failure(Exit.USAGE, f"--log: {path}: {error.strerror}") from None
     file.write(promises.head())

@@ -127,18 +127,18 @@ class AdaptiveTimeout:
     def margin(self) -> float:
         """Seconds before a lease's end at which it is extended: the longest of any type's schedule."""
         # Copy to a list first: other threads may add types meanwhile.
-        schedules = [kind.schedule for kind in list(self._kinds.values()) if kind.schedule is not None]
-        return max((schedule.margin for schedule in schedules), default=self.schedule_of(None).margin)
+        kinds = [self._everything, *list(self._kinds.values())]
+        return max(kind.schedule.margin for kind in kinds if kind.schedule is not None)
 
     def first_lease(self, message: Received) -> float:
         """Seconds from the receive."""
         schedule = self.schedule_of(message.type)
-        return schedule.first + self.margin - schedule.margin
+        return min(schedule.first + self.margin - schedule.margin, self._longest)
 
     def next_lease(self, message: Received, held: float) -> float:
         """Seconds from an extension of a message that has been held for `held` seconds."""
         schedule = self.schedule_of(message.type)
-        return schedule.lease_at(held) + self.margin - schedule.margin
+        return min(schedule.lease_at(held) + self.margin - schedule.margin, self._longest)
 
     def schedule_of(self, type: str | None) -> Schedule:  # noqa: A002 the field's name
         """The schedule of a message type, or that of all types while little is known of it."""

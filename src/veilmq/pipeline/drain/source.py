@@ -132,7 +132,7 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from rows(partition.span, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: Spark calls it late or never, and `latestOffset` has acted on it already."""
+        """Begins the deletes that are left: Spark calls it late or never, so `latestOffset` does it, too."""
         self._opened().committed(Offset.read(end))
 
     def stop(self) -> None:

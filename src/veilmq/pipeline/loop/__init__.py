@@ -132,14 +132,12 @@ class Loop:
         options: dict[str, str],
         *,
         costs: "Costs | None" = None,
-        floors: bool = False,
         now: float,
         timer: Any,
     ) -> Ran:
         """Process the new events. `options` make `veilmq-events` read the same history.
 
-        floors: also look for heartbeats, which `plans` needs and which costs another pass over the new events. now:
-        Unix seconds; timer: a clock to measure with. Raises LoopTaken, HistoryGap, OptionInvalid, PipelineError.
+        now: Unix seconds; timer: a clock to measure with. Raises LoopTaken, HistoryGap, OptionInvalid, PipelineError.
         """
         if options.keys() & {"from", "until"}:
             raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
@@ -165,8 +163,7 @@ class Loop:
                 changed = helped.changes(_events(spark, options, [helped.KIND], start, bounds.following)).toArrow()
                 self._add(_CHANGES, changed, start, bounds.following, until)
                 _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
-                if floors:
-                    _raise_floors(state, events)
+                _raise_floors(state, publish.floors(events, None if left is None else _pending(spark, left)))
             planned, groups, left_out = self._plan(spark, state, costs, lambda: lock.save(before))
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             # Once it is durable, the files of the previous state may be removed.
@@ -440,8 +437,8 @@ def _see_deleted(state: _State, events: "DataFrame") -> None:
         (state.deleted.add if is_deleted else state.deleted.discard)("/".join(queue))
 
 
-def _raise_floors(state: _State, events: "DataFrame") -> None:
-    for row in publish.floors(events).collect():
+def _raise_floors(state: _State, floors: "DataFrame") -> None:
+    for row in floors.collect():
         name = "/".join(row[:3])
         state.floors_us[name] = max(state.floors_us.get(name, 0), int(row[3]))
 

@@ -13,7 +13,7 @@ two of those drawn, so 3 of 119 on each side are outside.
 Source: Paparoditis and Politis 2002 (local block bootstrap); docs/pipeline.md, "What if?" says what is assumed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -147,6 +147,13 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
     return rows.groupBy(*group).applyInPandas(compare, struct(SCHEMA))
 
 
+def check_types(leases: "DataFrame", types: Collection[str]) -> None:
+    """Raises OptionInvalid if no lease is of one of the types."""
+    known = {row.type for row in leases.select("type").distinct().collect()}
+    if unknown := sorted(set(types) - known):
+        raise OptionInvalid(f"No message has the type {unknown[0]}.", "The report lists the types.")
+
+
 def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[dict[str, Any]]:
     """The rows of one queue, from a pandas frame with `COLUMNS`, `receives_max`, `is_fifo`."""
     import numpy as np
@@ -172,6 +179,8 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
     for kind, seconds in wanted.by_type_s.items():
         timeouts = np.where(facts.types[facts.type_of] == kind, seconds, timeouts)
     extend = timeouts * facts.renewed_share if wanted.extend_s is None else np.full(facts.messages, wanted.extend_s)
+    # Whoever extends only after the lease has ended extends nothing.
+    extend = np.where(extend < timeouts, extend, np.inf)
     own = first.get("own_workers", np.nan)
     workers = wanted.workers if own != own else int(own)
     tried = Setting(timeouts, extend, facts.workers if workers is None else workers, most)

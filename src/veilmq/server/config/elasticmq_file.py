@@ -97,7 +97,8 @@ class _Token(NamedTuple):
 
 def read(path: Path, text: str) -> Found:
     """The queues in the text of such a file. Raises FileInvalid with the line."""
-    whole = _Parser(path, text).whole()
+    parser = _Parser(path, text)
+    whole = parser.whole()
     reader = _Queues(path)
     aws = whole.members.get("aws")
     named = reader.place(aws) if isinstance(aws, _Object) else {}
@@ -117,7 +118,7 @@ def read(path: Path, text: str) -> Found:
     tables = [place | reader.queue(name, value) for name, value in queues.members.items()]
     _suffix(tables)
     lines = [value.line for value in queues.members.values()]
-    return Found(tables, lines, reader.warnings, account_alias, place["region"], "region" in named)
+    return Found(tables, lines, parser.warnings + reader.warnings, account_alias, place["region"], "region" in named)
 
 
 def _suffix(tables: list[dict[str, Any]]) -> None:
@@ -208,6 +209,7 @@ class _Parser:
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
+        self.warnings: list[str] = []
         self._tokens = self._split(text)
         self._at = 0
 
@@ -255,8 +257,11 @@ class _Parser:
             if token.kind == until:
                 return members
             if token.kind == "bare" and token.text == "include":
+                included = ""
                 while self._tokens[self._at].kind not in {"end", "stop"}:
-                    self._at += 1
+                    included += self._next().text
+                if "application.conf" not in included:  # ElasticMQ's own, of which nothing is missed
+                    self.warnings.append(f"{self._path}: line {token.line}: include {included} is left out")
                 continue
             if token.kind not in {"bare", "quoted"}:
                 what = "the end of the file" if token.kind == "stop" else repr(token.text)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Queue, duration_us
 from veilmq.cli.output import duration, in_json, instant, lease_change, lease_named, print_json, table
 from veilmq.model.instant import from_text
@@ -65,9 +66,13 @@ def rates(
     ] = None,
 ) -> None:
     """Show what happened to a queue by minute or hour: rates, times, depth."""
+    from veilmq.admin.api.inputs import STEPS
+
     last_us = duration_us("--last", last)
     unit = step or (Step.MINUTE if last_us <= _DAY_US else Step.HOUR)
-    limit = max(1, ceil(last_us / _STEPS_US[unit]))
+    limit, most = max(1, ceil(last_us / _STEPS_US[unit])), STEPS[unit][2]
+    if limit > most:
+        raise Failure(Exit.USAGE, f"--last: at most {most} {unit}s are shown at once")
     shown = asked.access.rollups(asked.queue(queue), {"step": unit.value, "limit": limit})
     if asked.as_json:
         for each in shown["rollups"]:
@@ -94,7 +99,7 @@ class State(StrEnum):
 
     VISIBLE = "visible"
     DELAYED = "delayed"
-    IN_FLIGHT = "in flight"
+    IN_FLIGHT = "in_flight"
     QUARANTINED = "quarantined"
 
 
@@ -151,7 +156,7 @@ def _when(option: str, text: str) -> int:
 
 
 def _counts(counts: Mapping[str, Any]) -> str:
-    states = ", ".join(f"{counts[state.replace(' ', '_')]} {state}" for state in State)
+    states = ", ".join(f"{counts[state]} {state.replace('_', ' ')}" for state in State)
     oldest = counts["oldest_sent"]
     return states + ("" if oldest is None else f"; the oldest was sent at {instant(oldest)}")
 

@@ -146,8 +146,8 @@ class Batch:
         self.doubtful.discard(message.id)
 
     def to_delete(self) -> list[str]:
-        """Ids for which a delete should be tried."""
-        return [each for each in self.places if each not in self.doubtful]
+        """Ids for which a delete should be tried. Any thread: others may be deleted meanwhile."""
+        return [each for each in list(self.places) if each not in self.doubtful]
 
     def deleted(self, message: str, handle: str, answer: VeilError | None) -> bool:
         """Record the answer to the delete with that handle; False if the delete must be retried."""

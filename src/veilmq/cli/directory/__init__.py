@@ -1,19 +1,15 @@
-"""`veilmq backup` and `veilmq check`: through the server that holds a data directory, or directly on it; and `veilmq
-restore`: the state at an instant, from a cluster, an archive or a backup, in a new directory.
+"""`veilmq backup` and `veilmq check`: through the server that holds a data directory, or directly on it.
 
 Strategy: a server that holds the directory, or that `--admin` names, does the work on a thread of its own. Of a
 directory that nobody holds, one committed state is read through a read-only connection. `check --repair` writes what
 can be had of a damaged directory into a new one. A repair is a success (code 0) only if everything that was
 acknowledged is in its place. If anything is missing, in doubt, set apart or exported, the new directory is there all
 the same, and the code is 1.
-
-What a restore makes takes its name when it is complete, checked, and has a secret of its own. So nothing is written
-over, and a restore that fails leaves nothing.
 """
 
 import json
 import os
-import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,17 +20,12 @@ import msgspec
 from veilmq.cli.access import AS_SERVER
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory, foreign
-from veilmq.cli.output import bar, instant
-from veilmq.engine.directory import open_follower, renew
-from veilmq.model.errors import StoreError
-from veilmq.model.instant import SECOND_US, Instant, from_text
-from veilmq.store import Options
-from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at
+from veilmq.cli.output import bar
+from veilmq.model.instant import SECOND_US
 from veilmq.store.directory import (
     DATABASE,
     REDO,
     DatabaseFailed,
-    DatabaseUnusable,
     DestinationTaken,
     DirectoryHeld,
     NotOurs,
@@ -42,11 +33,8 @@ from veilmq.store.directory import (
     SchemaRefused,
     SqliteTooOld,
 )
-from veilmq.store.files import made_beside
-from veilmq.store.log import Diverged, Entry, Held, Point, Position, Restored, Source, SourceUnusable
-from veilmq.store.log import restore as restore_into
 from veilmq.store.sqlite.tools import check as check_database
-from veilmq.store.sqlite.tools.backup import backup_directory, copy_checked, receive_directory
+from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 
 if TYPE_CHECKING:
     from veilmq.store.sqlite.repair import MissingMessage, QueueContent, Repair
@@ -56,9 +44,6 @@ _HEAD: Final = b"SQLite format 3\0"
 REPAIR: Final = "veilmq check --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
 _RESTORE: Final = f"See what can be had: {REPAIR}"
 _FREE: Final = f"Free space if the disk is full; else see what can be had: {REPAIR}"
-_CLUSTER: Final = re.compile(r"postgres(ql)?://|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.ASCII)
-"""Either form of a connection string of PostgreSQL."""
-_OPTIONS: Final = Options(reserve_bytes=0, migrates=False)
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess | None = None) -> None:
@@ -184,6 +169,14 @@ def _database(data: Path) -> Path:
     return database
 
 
+def _has_one(directory: Path, names: Iterable[str]) -> bool:
+    """Whether one of these files is there. Raises Failure."""
+    try:
+        return any((directory / name).is_file() for name in names)
+    except PermissionError as error:
+        raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice_on(directory, AS_SERVER)) from None
+
+
 _PARTS: Final = (DATABASE, f"{DATABASE}-wal", REDO)
 
 
@@ -193,7 +186,7 @@ def write_new(data: Path, destination: Path, backup: Path | None, *, as_json: bo
 
     check_directory(destination, "--repair")
     for directory, option, names in ((data, "--data", _PARTS), (backup, "--backup", _PARTS[:1])):
-        if directory is not None and not any((directory / name).is_file() for name in names):
+        if directory is not None and not _has_one(directory, names):
             raise Failure(Exit.DIRECTORY, f"{directory} has no {names[0]}", f"Name a data directory with {option}.")
     try:
         with bar() as advance:
@@ -243,89 +236,3 @@ def _shown_queue(queue: "QueueContent") -> str:
 def _shown_missing(message: "MissingMessage") -> str:
     sent = datetime.fromtimestamp(message.sent / SECOND_US, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"missing for certain: {message.id}, sent {sent} to {message.queue}"
-
-
-class DirectorySource:
-    """A backup, or any data directory: one snapshot."""
-
-    def __init__(self, directory: Path) -> None:
-        """directory: a data directory, or the database in one."""
-        self._database = directory if directory.is_file() else directory / DATABASE
-
-    def snapshots(self) -> list[Held]:
-        """See `Source.snapshots`. Its instant is known when it was copied."""
-        return [Held(Point(Position(0, 0, 0), Instant(0)), self._fetch)]
-
-    def _fetch(self, file: Path) -> Point:
-        try:
-            return copy_checked(self._database, file)
-        except (Diverged, NotOurs, SchemaRefused, DatabaseFailed) as error:
-            raise SourceUnusable(str(error)) from error
-
-    def records(self, after: Position) -> list[Entry]:
-        """See `Source.records`. There are none."""
-        return []
-
-
-def source_at(place: str) -> Source:
-    """What a user names. Raises SourceUnusable."""
-    if _CLUSTER.match(place):
-        from veilmq.cluster.moving import PostgresSource
-
-        return PostgresSource(place)
-    if (Path(place) / DATABASE).is_file() or Path(place).is_file():
-        return DirectorySource(Path(place))
-    try:
-        return ArchiveSource(place_at(place), place)
-    except PlaceUnusable as error:
-        raise SourceUnusable(str(error)) from error
-
-
-def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> Exit:
-    """Restore, and print what was restored. Raises Failure."""
-    try:
-        until = None if to is None else from_text(to)
-    except ValueError:
-        raise Failure(Exit.USAGE, f"--to: expected an instant such as 2026-01-31T12:00:00Z, not {to!r}") from None
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        advice = "Name a directory that is empty or not there yet."
-        raise Failure(Exit.USAGE, f"{destination} exists already", advice)
-    check_directory(destination, "DIR", beside=True)
-    try:
-        with made_beside(destination) as beside:
-            restored = restore_into(source_at(place), until, beside, partial(open_follower, options=_OPTIONS))
-            renew(beside / DATABASE)
-            with bar() as advance:
-                report = check_database(beside / DATABASE, advance, is_owner=True)
-    except SourceUnusable as error:
-        raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}") from None
-    except (NotOurs, SchemaRefused, SqliteTooOld) as error:
-        raise Failure(Exit.DIRECTORY, str(error)) from None
-    except (OSError, DatabaseFailed, DatabaseUnusable, StoreError) as error:
-        raise Failure(Exit.STORE, f"nothing was restored: {error}", "Is there space for the data?") from None
-    if as_json:
-        content = {"directory": str(destination.absolute())} | msgspec.to_builtins(restored)
-        print(json.dumps(content | {"check": msgspec.to_builtins(report)}))
-    else:
-        print(_restored(restored, report, destination))
-    return Exit.WRONG if restored.damaged or report.problems_count else Exit.DONE
-
-
-def _shown_place(place: str) -> str:
-    """Without a password."""
-    return "the cluster" if _CLUSTER.match(place) else place
-
-
-def _restored(restored: Restored, report: Report, destination: Path) -> str:
-    lines = [f"restored the state of {instant(restored.clock)}"]
-    if restored.lsn:
-        begun = f"the snapshot of record {restored.snapshot}" if restored.snapshot else "nothing"
-        lines[0] += f", record {restored.lsn}: {restored.records} records after {begun}"
-        goes_on = restored.goes_on
-        lines.append("the source ends there" if goes_on is None else f"the next record is of {instant(goes_on)}")
-    lines += [f"damaged: {each}" for each in restored.damaged]
-    lines.append(f"{report.messages} messages and {report.leases} leases in {report.queues} queues")
-    lines += [f"not in order: {each.kind}: {each.text}" for each in report.problems]
-    lines.append("receipt handles from before are void, and the history has a new epoch")
-    lines.append(f"serve it with: veilmq serve --data {destination}")
-    return "\n".join(lines)

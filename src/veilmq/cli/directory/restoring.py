@@ -1,0 +1,129 @@
+"""`veilmq restore`: the state at an instant, from a cluster, an archive or a backup, in a new directory.
+
+Strategy: what a restore makes takes its name when it is complete, checked, and has a secret of its own. So nothing is
+written over, and a restore that fails leaves nothing.
+"""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from veilmq.cli.failures import Exit, Failure, check_directory
+from veilmq.cli.output import bar, instant
+from veilmq.engine.directory import open_follower, renew
+from veilmq.model.errors import StoreError
+from veilmq.model.instant import Instant, from_text
+from veilmq.store import Options
+from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at
+from veilmq.store.directory import (
+    DATABASE,
+    DatabaseFailed,
+    DatabaseUnusable,
+    NotOurs,
+    Report,
+    SchemaRefused,
+    SqliteTooOld,
+)
+from veilmq.store.files import made_beside
+from veilmq.store.log import Diverged, Entry, Held, Point, Position, Restored, Source, SourceUnusable
+from veilmq.store.log import restore as restore_into
+from veilmq.store.sqlite.tools import check as check_database
+from veilmq.store.sqlite.tools.backup import copy_checked
+
+_CLUSTER: Final = re.compile(r"postgres(ql)?://|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.ASCII)
+"""Either form of a connection string of PostgreSQL."""
+_OPTIONS: Final = Options(reserve_bytes=0, migrates=False)
+
+
+class DirectorySource:
+    """A backup, or any data directory: one snapshot."""
+
+    def __init__(self, directory: Path) -> None:
+        """directory: a data directory, or the database in one."""
+        self._database = directory if directory.is_file() else directory / DATABASE
+
+    def snapshots(self) -> list[Held]:
+        """See `Source.snapshots`. Its instant is known when it was copied."""
+        return [Held(Point(Position(0, 0, 0), Instant(0)), self._fetch)]
+
+    def _fetch(self, file: Path) -> Point:
+        try:
+            return copy_checked(self._database, file)
+        except (Diverged, NotOurs, SchemaRefused, DatabaseFailed) as error:
+            raise SourceUnusable(str(error)) from error
+
+    def records(self, after: Position) -> list[Entry]:
+        """See `Source.records`. There are none."""
+        return []
+
+
+def source_at(place: str) -> Source:
+    """What a user names. Raises SourceUnusable."""
+    if _CLUSTER.match(place):
+        from veilmq.cluster.moving import PostgresSource
+
+        return PostgresSource(place)
+    try:
+        is_directory = (Path(place) / DATABASE).is_file() or Path(place).is_file()
+    except PermissionError as error:
+        raise SourceUnusable(f"{error.strerror} ({place})") from error
+    if is_directory:
+        return DirectorySource(Path(place))
+    try:
+        return ArchiveSource(place_at(place), place)
+    except PlaceUnusable as error:
+        raise SourceUnusable(str(error)) from error
+
+
+def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> Exit:
+    """Restore, and print what was restored. Raises Failure."""
+    try:
+        until = None if to is None else from_text(to)
+    except ValueError:
+        raise Failure(Exit.USAGE, f"--to: expected an instant such as 2026-01-31T12:00:00Z, not {to!r}") from None
+    check_directory(destination, "DIR", beside=True)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        advice = "Name a directory that is empty or not there yet."
+        raise Failure(Exit.USAGE, f"{destination} exists already", advice)
+    try:
+        with made_beside(destination) as beside:
+            restored = restore_into(source_at(place), until, beside, partial(open_follower, options=_OPTIONS))
+            renew(beside / DATABASE)
+            with bar() as advance:
+                report = check_database(beside / DATABASE, advance, is_owner=True)
+    except SourceUnusable as error:
+        raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}") from None
+    except (NotOurs, SchemaRefused, SqliteTooOld) as error:
+        raise Failure(Exit.DIRECTORY, str(error)) from None
+    except (OSError, DatabaseFailed, DatabaseUnusable, StoreError) as error:
+        raise Failure(Exit.STORE, f"nothing was restored: {error}", "Is there space for the data?") from None
+    if as_json:
+        content = {"directory": str(destination.absolute())} | msgspec.to_builtins(restored)
+        print(json.dumps(content | {"check": msgspec.to_builtins(report)}))
+    else:
+        print(_restored(restored, report, destination))
+    return Exit.WRONG if restored.damaged or report.problems_count else Exit.DONE
+
+
+def _shown_place(place: str) -> str:
+    """Without a password."""
+    return "the cluster" if _CLUSTER.match(place) else place
+
+
+def _restored(restored: Restored, report: Report, destination: Path) -> str:
+    lines = [f"restored the state of {instant(restored.clock)}"]
+    if restored.lsn:
+        begun = f"the snapshot of record {restored.snapshot}" if restored.snapshot else "nothing"
+        lines[0] += f", record {restored.lsn}: {restored.records} records after {begun}"
+        goes_on = restored.goes_on
+        lines.append("the source ends there" if goes_on is None else f"the next record is of {instant(goes_on)}")
+    lines += [f"damaged: {each}" for each in restored.damaged]
+    lines.append(f"{report.messages} messages and {report.leases} leases in {report.queues} queues")
+    lines += [f"not in order: {each.kind}: {each.text}" for each in report.problems]
+    lines.append("receipt handles from before are void, and the history has a new epoch")
+    lines.append(f"serve it with: veilmq serve --data {destination}")
+    return "\n".join(lines)
