@@ -66,6 +66,19 @@ def all_failures(http: httpx.Client, **members: Any) -> dict[str, Any]:
     return got(http, "/api/v1/failures", **members)
 
 
+def test_only_queues_that_failed_are_counted(server: Any, http: httpx.Client) -> None:
+    """151 sends: the number has the byte by which rows with causes are looked for."""
+    for name in ("jobs", "mails"):
+        assert http.put(f"/api/v1/queues/{ACCOUNT}/us-east-1/{name}").status_code == 201
+    fail(server, http, "no such shop")
+    for count in (100, 51):
+        messages = {"messages": [{"body": "x"}] * count}
+        http.post(f"/api/v1/queues/{ACCOUNT}/us-east-1/mails/messages", json=messages)
+    for _ in range(3):
+        assert http.post("/api/v1/clock", json={"advance_us": MINUTE}).status_code == 200
+    assert all_failures(http)["queues"] == 1
+
+
 def test_causes_over_all_queues(server: Any, http: httpx.Client) -> None:
     assert all_failures(http)["causes"] == []
     for name in ("jobs", "mails"):

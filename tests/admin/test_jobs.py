@@ -135,6 +135,8 @@ def test_what_cannot_be_is_refused(orders: httpx.Client) -> None:
         ({"act": "move"}, 400, "destination"),
         ({"act": "delete", "rate": 0}, 400, "rate"),
         ({"act": "delete", "filter": {"colour": "red"}}, 400, "filter.colour"),
+        ({"act": "delete", "filter": {"age_us_min": 10**30}}, 400, "filter.age_us_min"),
+        ({"act": "delete", "filter": {"receives_min": 10**30}}, 400, "filter.receives_min"),
         ({"act": "purge", "filter": {"type": "a"}}, 400, "filter"),
         ({"act": "redrive"}, 400, "queue"),
         ({"act": "delete", "queue": "none"}, 404, None),

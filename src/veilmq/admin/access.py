@@ -221,7 +221,7 @@ class Access:
         if path != "/metrics" or any(each in headers for each in _FORWARDED) or not _is_loopback(scope.get("client")):
             return False
         # A page whose name points at loopback comes from a loopback peer, too.
-        return is_loopback_name(headers.get(b"host", b"").decode("latin-1"), self._suffixes)
+        return is_loopback_name(headers.get(b"host", b"").decode("latin-1"))
 
 
 def _check_hosts(scope: Scope, headers: dict[bytes, bytes]) -> None:

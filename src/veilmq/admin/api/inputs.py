@@ -318,8 +318,8 @@ class FilterInput(_Input, omit_defaults=True):
 
     type: str | None = None
     group: str | None = None
-    age_us_min: Annotated[int, Meta(ge=0)] = 0
-    receives_min: Annotated[int, Meta(ge=0)] = 0
+    age_us_min: Annotated[int, Meta(ge=0, le=INSTANT_MAX)] = 0
+    receives_min: Annotated[int, Meta(ge=0, le=INSTANT_MAX)] = 0
     text: Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)] | None = None
     """In the body."""
 

@@ -93,7 +93,7 @@ class RevertInput(inputs.Nothing, kw_only=True):
     """Why the plan in force is taken back, and which: nothing is changed if another is in force by now."""
 
     why: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
-    made: int | None = None
+    made: Annotated[int, msgspec.Meta(ge=0, le=inputs.INSTANT_MAX)] | None = None
 
 
 class Operation(NamedTuple):

@@ -407,6 +407,9 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
 
     working = asyncio.ensure_future(in_turn())
     working.add_done_callback(lambda _: steps.put_nowait(None))
-    while (shown := await steps.get()) is not None:
-        yield msgspec.json.encode(shown) + b"\n"
-    yield msgspec.json.encode(await working) + b"\n"
+    try:
+        while (shown := await steps.get()) is not None:
+            yield msgspec.json.encode(shown) + b"\n"
+        yield msgspec.json.encode(await working) + b"\n"
+    finally:
+        working.cancel()  # whose client is gone waits for its turn no longer

@@ -100,6 +100,8 @@ class Timeouts:
     ) -> dict[str, Any]:
         """{at, queues}: when queues were looked at last, and those whose timeout is clearly wrong, as far as the caller
         may see them. Call on the loop."""
+        if wanted.look and self._look is not None and not self._look.done():
+            await shield(self._look)  # perhaps it looks at a few only
         is_due = wanted.look or self._looked is None or not 0 <= now - self._looked < EVERY_US
         if is_due and (self._look is None or self._look.done()):
             self._look = ensure_future(self._looking(now, None if wanted.look else A_LOOK_MAX))

@@ -258,6 +258,7 @@ class AdminPort:
             http=Connection,
             ws="none",
             proxy_headers=False,
+            timeout_keep_alive=int(HEAD_S),
         )
         config.load()
         if service.certificate is not None:

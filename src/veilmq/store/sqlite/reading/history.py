@@ -160,7 +160,9 @@ def failing(connection: apsw.Connection, first: int, last: int, rows_max: int, l
     """See `View.failing_rollups`."""
     bound = {"first": row_id(first, 0), "end": row_id(last + 1, 0), "rows": rows_max, "limit": limit}
     rows: list[Any] = connection.execute(_FAILING, bound).fetchall()
-    found = {(id_ >> PERIOD_SHIFT, id_ & INCARNATION): unpacked(packed) for id_, packed in rows}
+    unpacked_rows = ((id_, unpacked(packed)) for id_, packed in rows)
+    # Other numbers may have the byte, too.
+    found = {(id_ >> PERIOD_SHIFT, id_ & INCARNATION): each for id_, each in unpacked_rows if each.causes.found}
     stop: Any = connection.execute(_ROW_BEHIND, bound).get if len(rows) < limit else rows[-1][0]
     return FailingRollups(found, None if stop is None else stop >> PERIOD_SHIFT)
 
