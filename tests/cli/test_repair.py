@@ -34,6 +34,20 @@ def test_a_directory_in_order_is_copied_and_the_json_says_all(tmp_path: Path, ru
     assert kept == len(lived.there)
 
 
+def test_a_damaged_backup_is_named(tmp_path: Path, run: Run) -> None:
+    lived, backup = live(tmp_path / "data"), tmp_path / "backup"
+    assert run("backup", str(backup), "--data", str(lived.directory)).code == Exit.DONE
+    os.truncate(lived.directory / "veilmq.db-wal", 400_000)
+    with (backup / "veilmq.db").open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(8_192)
+        file.write(bytes(size - 8_192))
+    arguments = ("--data", str(lived.directory), "--repair", str(tmp_path / "new"))
+    ended = run("check", *arguments, "--backup", str(backup))
+    assert (ended.code, f"the backup {backup} cannot be read" in ended.err) == (Exit.STORE, True), ended.err
+    assert run("check", *arguments).code == Exit.WRONG, "without it something can be had"
+
+
 def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:
     lived = live(tmp_path / "data")
     data, new = str(lived.directory), str(tmp_path / "new")

@@ -77,6 +77,39 @@ def test_a_lost_lease_is_learnt(client: EmbeddedClient, fifo: Queue) -> None:
     assert plan._duplicates > 0
 
 
+def test_a_plan_that_raises_at_a_lost_lease_keeps_no_other_from_being_extended(
+    client: EmbeddedClient, fifo: Queue
+) -> None:
+    def tell(timeout: float) -> None:
+        raise RuntimeError
+
+    plan = ThresholdTimeout(30, failures=1, margin=10, tell=tell, clock=client.clock)
+    with LeaseKeeper(fifo, plan=plan, clock=client.clock) as keeper:
+        fifo.send(job())
+        fifo.send(Message("other", group="h", deduplication_id="h"))
+        (message,) = fifo.receive(lease=5)
+        lost = keeper.register(message, lease=5)
+        (message,) = fifo.receive(lease=15)
+        kept = keeper.register(message, lease=15)
+        client.pass_time(6)
+        keeper.extend_due()
+        assert lost.lost.is_set()
+        assert kept.remaining() > 10, "extended"
+        kept.delete()
+
+
+def test_a_message_that_is_deleted_twice_is_learnt_once(client: EmbeddedClient) -> None:
+    client.account.create("jobs")
+    plan = AdaptiveTimeout()
+    with LeaseKeeper(client.account.queue("jobs"), plan=plan, clock=client.clock) as keeper:
+        keeper.queue.send("x")
+        lease = keeper.register(keeper.queue.receive(lease=30)[0])
+        lease.delete()
+        learnt = plan._attempts
+        lease.delete()
+        assert plan._attempts == learnt
+
+
 @pytest.mark.parametrize(("margin", "extended"), [(0, False), (10, True)])
 def test_the_documents_rule_is_told_of_what_came_back(
     client: EmbeddedClient, fifo: Queue, margin: float, extended: bool

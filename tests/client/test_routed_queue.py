@@ -177,12 +177,13 @@ class TestRouting:
         one = queue.capabilities
         other = msgspec.structs.replace(
             one, protocol="sqs", receive_messages_max=10, lease_total_max=43_200, receipts_rotate=True, peek=False,
-            handle_on_send=HandleOnSend.DELAYED, base64_body=True, lease_min=1,
+            handle_on_send=HandleOnSend.DELAYED, base64_body=True, lease_min=1, release_min=1,
         )  # fmt: skip
         able = weakest([one, other])
         assert (able.protocol, able.receive_messages_max, able.lease_total_max) == ("embedded+sqs", 10, 43_200)
         assert (able.receipts_rotate, able.peek, able.base64_body, able.lease_min) == (True, False, True, 1)
         assert able.handle_on_send is HandleOnSend.DELAYED
+        assert able.release_min == 1
 
 
 class TestFairness:
@@ -368,6 +369,20 @@ class TestWaiting:
 
         with pytest.raises(TransportError):
             RoutedQueue({"a": Broken(queues[0])}, queues[1]).receive(wait=20)
+
+    def test_what_ends_a_poll_s_thread_is_raised_where_somebody_waits(
+        self, embedded: EmbeddedClient, queues: list[Counting]
+    ) -> None:
+        class Exiting(Wrapping):
+            def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+                if wait:
+                    raise SystemExit
+                return []
+
+        routed = RoutedQueue({"a": Exiting(queues[0])}, queues[1])
+        with pytest.raises(SystemExit):
+            routed.receive(wait=20)
+        assert routed._parked.polls <= 1, "its own poll is over"
 
     def test_closing_ends_a_wait(self, routed: RoutedQueue) -> None:
         with ThreadPoolExecutor(1) as pool:

@@ -142,6 +142,37 @@ async def test_what_may_have_been_carried_out_is_unknown_if_it_fails_the_second_
     await front.close()
 
 
+@on_a_loop
+async def test_a_call_does_not_go_round_for_ever(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a server that owns the shard no more, where nobody can learn who does."""
+    monkeypatch.setattr(room, "HELD_SECONDS", 0.3)
+    owner = await peers.owner()
+    front = Front(StillClock(), lambda at, returned: Caller(at, OTHER, SECRET, StillClock(), returned))
+    front.follow(owner.port.address)
+    caller = front.caller
+    assert caller is not None
+    await peers.until(lambda: caller.connected)
+    owner.port.follow(None)
+    asked = Asked(DescribeQueue(queue=QUEUE, origin=TESTER))
+    front.submit(asked, front.now())
+    assert type((await asked.answered())[0]) is StoreFailed
+    await front.close()
+
+
+def test_a_peek_waits_for_an_owner_and_looks_there(tmp_path: Path) -> None:
+    async def scene(front: Front, shell: Shell) -> Any:
+        await shell.call(sending(QUEUE))
+        looking = asyncio.create_task(front.query(Peek(queue=QUEUE, origin=TESTER)))
+        gone = asyncio.create_task(front.query(Peek(queue=QUEUE, origin=TESTER)))
+        await asyncio.sleep(0)
+        assert front.held == 2
+        front.lead(shell)
+        gone.cancel()
+        return await looking
+
+    assert len(play(tmp_path / "data", scene).messages) == 1
+
+
 def test_clients_that_go_while_they_wait_for_an_owner_leave_nothing(tmp_path: Path) -> None:
     """One hangs up; another ends its input, and gets an empty answer."""
 

@@ -3,10 +3,12 @@
 import errno
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from veilmq.store.directory import DataDirectory
 from veilmq.store.files import durable_write, make_directory, take_name
 
 
@@ -63,6 +65,15 @@ def test_an_exclusive_write_is_synced_and_replaces_nothing(
     with pytest.raises(FileExistsError):
         durable_write(path, b"second", exclusive=True)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"state": b"first"}
+
+
+def test_a_copy_that_a_kill_left_is_removed(tmp_path: Path) -> None:
+    for name in (".copy-abc", "backup-of-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "veilmq.db.part").write_bytes(b"x")
+    tmp_path.chmod(0o700)
+    with closing(DataDirectory(tmp_path, 0, 0)):
+        assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"backup-of-mine"}
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -37,7 +37,7 @@ from veilmq.server.auth import DevelopmentKeyring, Hosts, Keys
 from veilmq.server.auth.tokens import IssuerTokens, tokens_of
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.cluster import Cluster, ClusterRefused, Following
-from veilmq.server.config import queues_file
+from veilmq.server.config import FileInvalid, queues_file
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.connection import OVERFLOW_MAX
 from veilmq.server.http.intake import HeaderCaseIntake, Intake
@@ -342,7 +342,12 @@ class Service:
         await watch.start()
         self.shell, self.store, self.refused_waits = shell, store, refused_waits
         if self._declared is not None:
-            await queues_file.declare(self._declared, shell.call)
+            try:
+                await queues_file.declare(self._declared, shell.call)
+            except FileInvalid as error:
+                if cluster is None:
+                    raise
+                log.error("what %s declares: %s", self._declared.path, error)
         if cluster is not None:
             for begin in self.first:
                 await begin()

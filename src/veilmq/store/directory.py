@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
+from shutil import rmtree
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -126,6 +127,8 @@ DATABASE: Final = "veilmq.db"
 REDO: Final = "redo"
 COMMITTED: Final = "committed"
 _LOCK: Final = "lock"
+COPY_PREFIX: Final = ".copy-"
+"""Of directories in which a copy is made while the database is served."""
 _RESERVE: Final = "reserve"
 _LOOKERS_MAX: Final = 10_000
 
@@ -193,6 +196,8 @@ class DataDirectory:
         if path.stat().st_mode & 0o077:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
         self._lock = _take_lock(path)
+        for left in path.glob(f"{COPY_PREFIX}*"):  # of a kill
+            rmtree(left, ignore_errors=True)
         try:
             self._own = _take_directory(path)
         except BaseException:
@@ -241,7 +246,7 @@ class DataDirectory:
 
     def _has_reserve(self) -> bool:
         try:
-            return not self._reserve_bytes or self._reserve.stat().st_size == self._reserve_bytes
+            return not self._reserve_bytes or self._reserve.stat().st_size >= self._reserve_bytes
         except FileNotFoundError:
             return False
 

@@ -25,8 +25,9 @@ from veilmq.admin.answers import JSON_LINES, caller_of, scope_of, stream
 from veilmq.admin.api import Refused
 from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.admin.service import Service
-from veilmq.model.errors import DiskLow
+from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.settings.access import Action
+from veilmq.store.directory import DatabaseFailed, NotOurs
 from veilmq.store.files import SyncedInPieces, let_go
 
 COPIES_MAX: Final = 4
@@ -129,7 +130,10 @@ class Copies:
         size_bytes = reader.database_bytes()
         if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
             raise DiskLow(free_bytes=reader.directory.free_bytes())
-        copy = await self.make(reader.backup)
+        try:
+            copy = await self.make(reader.backup)
+        except (DatabaseFailed, NotOurs) as error:
+            raise StoreFailed(reason=f"no backup could be made: {error}") from error
         headers = {"content-length": str(os.fstat(copy.file.fileno()).st_size)}
         return stream(copy.parts(), "application/vnd.sqlite3", headers)
 

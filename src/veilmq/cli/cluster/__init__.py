@@ -177,8 +177,10 @@ def _export(
 @contextmanager
 def _moving(directory: Path) -> Iterator[None]:
     """Raises Failure with what is wrong with the directory."""
+    from veilmq.model.errors import StoreError
     from veilmq.store.directory import (
         DatabaseFailed,
+        DatabaseUnusable,
         DestinationTaken,
         DirectoryHeld,
         DirectoryUnsafe,
@@ -198,7 +200,7 @@ def _moving(directory: Path) -> Iterator[None]:
     except Diverged as error:
         advice = f"See what can be had: veilmq check --data {directory} --repair NEW"
         raise Failure(Exit.DIRECTORY, f"{directory}: {error}", advice) from None
-    except (DatabaseFailed, OSError) as error:
+    except (DatabaseFailed, DatabaseUnusable, StoreError, OSError) as error:
         raise Failure(Exit.STORE, f"nothing was moved: {error}", "Is there space for a copy of the data?") from None
 
 

@@ -33,6 +33,7 @@ from veilmq.store.directory import (
     SchemaRefused,
     SqliteTooOld,
 )
+from veilmq.store.sqlite.disk import MISMATCH
 from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 
@@ -69,6 +70,8 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         advice = _closed(data) if access is None else ""
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
+        elif isinstance(error, DatabaseFailed) and str(error) == MISMATCH:
+            asked = _RESTORE
         else:
             asked = "Is there space at the destination, and where the data is?"
         raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None

@@ -26,6 +26,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from veilmq.client.errors import may_have_happened
 from veilmq.client.keeper.lease import (
     LATENESS_BOUNDS,
     REFUSALS,
@@ -36,7 +37,6 @@ from veilmq.client.keeper.lease import (
     Plan,
     Reason,
     State,
-    may_have_happened,
     reason_of,
 )
 from veilmq.client.messages import Received

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Final, Self
 
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
+from veilmq.client.errors import may_have_happened
 from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, batch_size, check_lease
-from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State, may_have_happened
+from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
@@ -200,10 +201,10 @@ class LeaseKeeper(Closing, OfProcess):
 
     def delete(self, message: Lease | Received) -> None:
         """Delete the message. Raises like `Lease.delete`; ParameterInvalid if it is not held."""
-        lease = self._held(message)
+        held = (lease := self._held(message)).status is not State.DONE
         before = self.clock.monotonic()
         self._end(lease, lambda: self._delete(lease))
-        if self._learner is not None and lease.status is State.DONE:
+        if self._learner is not None and held and lease.status is State.DONE:
             self._learner.finished(lease.message, before - lease.registered)
 
     def forget(self, message: Lease | Received) -> None:
@@ -450,7 +451,10 @@ class LeaseKeeper(Closing, OfProcess):
             if self._on_lost is not None:
                 calls.append(partial(self._on_lost, lease))
             if self._learner is not None and lease.reason in (Reason.EXPIRED, Reason.TAKEN):
-                self._learner.lost(lease.message, self.clock.monotonic() - lease.registered)
+                try:
+                    self._learner.lost(lease.message, self.clock.monotonic() - lease.registered)
+                except Exception:
+                    log.exception("queue %s: the plan failed at a lost lease", self.queue.name)
         if not self.renews:
             for call in calls:
                 call()

@@ -19,7 +19,6 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from veilmq.client.clock import Clock
-from veilmq.client.errors import ServiceError
 from veilmq.client.messages import Received
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, QueueMissing, ReceiptInvalid, VeilError
 from veilmq.model.messages import Failure
@@ -97,13 +96,6 @@ def reason_of(error: VeilError) -> Reason:
     if isinstance(error, MessageGone):
         return Reason.GONE
     return Reason.TAKEN if isinstance(error, LeaseError) else Reason.INVALID
-
-
-def may_have_happened(error: VeilError) -> bool:
-    """Whether a call that failed with this error may have taken effect."""
-    if isinstance(error, ServiceError):
-        return error.status >= 500
-    return bool(getattr(error, "may_have_happened", False))
 
 
 LATENESS_BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

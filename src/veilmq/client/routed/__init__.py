@@ -396,6 +396,7 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
         batch_messages_max=min(each.batch_messages_max for each in all_of),
         receive_messages_max=min(each.receive_messages_max for each in all_of),
         lease_min=max(each.lease_min for each in all_of),
+        release_min=max(each.release_min for each in all_of),
         lease_max=min(each.lease_max for each in all_of),
         lease_total_max=min(caps) if caps else None,
         wait_max=min(each.wait_max for each in all_of),

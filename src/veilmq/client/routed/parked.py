@@ -31,7 +31,7 @@ Lease = float | None
 class _Arrived(msgspec.Struct):
     lease: Lease
     messages: list[Received]
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Parked:
@@ -138,7 +138,7 @@ class Parked:
         try:
             # A thread may be so late that nobody waits any more.
             came.messages = self._poll(name, lease, wait) if wait > 0 else []
-        except Exception as error:  # noqa: BLE001 raised in the waiting thread: a user's policy may raise anything
+        except BaseException as error:  # noqa: BLE001 raised in the waiting thread: a user's policy may raise anything
             came.error = error
         now = self._clock.monotonic()
         with self._changed:

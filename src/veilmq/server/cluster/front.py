@@ -13,7 +13,7 @@ from typing import Final
 from veilmq.cluster import Calls, Clock, Ticket, move_arrival
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.model.commands import Peek, Receive, Send
-from veilmq.model.errors import Overloaded, StoreFailed, StoreUnknown
+from veilmq.model.errors import DiskLow, Overloaded, StoreFailed, StoreUnknown
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 
@@ -21,6 +21,8 @@ HELD_SECONDS: Final = 10.0
 """How long a call waits for an owner; then StoreFailed, which clients may try again."""
 AGAIN_SECONDS: Final = 0.03
 """When a call that came back is passed on again to the same server, which may be taking over."""
+AT_ONCE_SECONDS: Final = 1.0
+"""A call that comes back so soon was not carried out in between: it goes on waiting, and does not begin to."""
 RETIRE_SECONDS: Final = 3.0
 """How long calls that are under way to a server may still be answered by it when it owns the shard no more."""
 HELD_MAX: Final = 50_000
@@ -54,11 +56,11 @@ class _Again:
         """See `Ticket`."""
         self._again.pop(self.ticket, None)
         self.ticket.answer(
-            [_unknown(each) if isinstance(each, StoreFailed | Overloaded) else each for each in outcomes]
+            [_unknown(each) if isinstance(each, StoreFailed | Overloaded | DiskLow) else each for each in outcomes]
         )
 
 
-def _unknown(error: StoreFailed | Overloaded) -> StoreUnknown:
+def _unknown(error: StoreFailed | Overloaded | DiskLow) -> StoreUnknown:
     return StoreUnknown(reason=error.reason if isinstance(error, StoreFailed) else str(error))
 
 
@@ -75,6 +77,11 @@ class Front(Calls):
         self._caller: Caller | None = None
         self._retiring: dict[asyncio.Future[None], Caller] = {}
         self._held: dict[Ticket, _Held] = {}
+        self._passed: dict[Ticket, _Held] = {}
+        """What was passed on last, at `_passed_s`. What comes back at once has waited since before."""
+        self._passed_s = 0.0
+        self._looks: dict[Ticket, asyncio.Future[None]] = {}
+        """Peeks at the own store."""
         self._repeated: dict[Ticket, _Again] = {}
         """By the ticket that was submitted here."""
         self._timer: asyncio.TimerHandle | None = None
@@ -150,15 +157,31 @@ class Front(Calls):
 
     def submit(self, ticket: Ticket, now: Instant) -> None:
         if self._shell is not None:
-            self._shell.submit(ticket, now)
+            self._carry_out(self._shell, ticket, now)
         elif self._caller is not None:
             self._caller.submit(ticket, now)
         else:
             self._hold(ticket, now)
 
+    def _carry_out(self, shell: Calls, ticket: Ticket, now: Instant) -> None:
+        command = ticket.commands[0]
+        if isinstance(command, Peek):  # which is no command of a batch
+            self._looks[ticket] = asyncio.ensure_future(self._look_up(shell, ticket, command))
+        else:
+            shell.submit(ticket, now)
+
+    async def _look_up(self, shell: Calls, ticket: Ticket, command: Peek) -> None:
+        try:
+            ticket.answer([await shell.query(command)])
+        finally:
+            self._looks.pop(ticket, None)
+
     def cancel(self, ticket: Ticket) -> None:
         ticket = self._repeated.pop(ticket, ticket)
-        if self._held.pop(ticket, None) is None:
+        look = self._looks.get(ticket)
+        if look is not None:
+            look.cancel()
+        elif self._held.pop(ticket, None) is None:
             self._of(ticket).cancel(ticket)
 
     def answer_soon(self, ticket: Ticket) -> None:
@@ -177,7 +200,7 @@ class Front(Calls):
 
     async def query(self, command: Peek) -> Outcome:
         carrier = self._shell or self._caller
-        return StoreFailed(reason=_NOBODY) if carrier is None else await carrier.query(command)
+        return (await self.call(command))[0] if carrier is None else await carrier.query(command)
 
     def _of(self, ticket: Ticket) -> Calls:
         """Who has a call that is not held."""
@@ -190,23 +213,28 @@ class Front(Calls):
 
     # What waits for an owner.
 
-    def _hold(self, ticket: Ticket, submitted: Instant) -> None:
+    def _hold(self, ticket: Ticket, submitted: Instant, since_s: float | None = None) -> None:
+        """since_s: it has waited since then; None: it begins to."""
         if len(self._held) >= HELD_MAX:
             ticket.answer([StoreFailed(reason=_NOBODY)] * len(ticket.commands))
             return
         loop = asyncio.get_running_loop()
-        self._held[ticket] = _Held(self._clock.now() - submitted, loop.time())
+        time_s = loop.time()
+        since_s = time_s if since_s is None else since_s
+        self._held[ticket] = _Held(self._clock.now() - submitted - int((time_s - since_s) * 1e6), since_s)
         if self._timer is None:
-            self._timer = loop.call_later(HELD_SECONDS, self._look)
+            self._timer = loop.call_later(max(0.0, since_s + HELD_SECONDS - time_s), self._look)
 
     def _returned(self, ticket: Ticket, submitted: Instant, _owner: str | None, perhaps_done: bool) -> None:
         """A call came back from a caller: whom it called owns the shard no more, or not yet."""
         if perhaps_done and type(ticket) is not _Again and isinstance(ticket.commands[0], Send):
             ticket = _Again(ticket, self._repeated)
         if self._shell is not None:
-            self._shell.submit(ticket, submitted)
+            self._carry_out(self._shell, ticket, submitted)
             return
-        self._hold(ticket, submitted)
+        before = self._passed.get(ticket)
+        is_at_once = asyncio.get_running_loop().time() - self._passed_s < AT_ONCE_SECONDS
+        self._hold(ticket, submitted, before.since_s if before is not None and is_at_once else None)
         if not self._again:
             self._again = True
             asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._try_again)
@@ -219,7 +247,8 @@ class Front(Calls):
     def _release(self) -> None:
         """Pass on what was held. The clock may have been set since: only the age of a call counts."""
         held, self._held = self._held, {}
-        time_s = asyncio.get_running_loop().time()
+        self._passed, self._passed_s = held, asyncio.get_running_loop().time()
+        time_s = self._passed_s
         for ticket, each in held.items():
             self.submit(ticket, Instant(self._clock.now() - each.age_us - int((time_s - each.since_s) * 1e6)))
 

@@ -10,6 +10,7 @@ Before changing it: a record is uploaded only after its COMMIT, and the copy of 
 redo log has: that comes with a later record.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -37,6 +38,7 @@ from veilmq.store.archive import (
     upload,
 )
 from veilmq.store.directory import DATABASE, DatabaseFailed
+from veilmq.store.files import REAL
 from veilmq.store.log import Diverged, Entry, Point, Position, checksum
 
 EPOCH_MIN: Final = 1 << 40
@@ -251,6 +253,10 @@ class Archive:
             if str(error) != self.trouble:
                 log.warning("the archive lags: %s", error)
             self.trouble = str(error)
+        except Exception as error:
+            if (told := f"{type(error).__name__}: {error}") != self.trouble:
+                log.exception("the archive lags")
+            self.trouble = told
 
     def step(self) -> None:
         """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,
@@ -321,6 +327,9 @@ class Archive:
 
     def _snapshot(self) -> None:
         state, since = self._state, (self._state.bytes, self._state.segments)
+        needed_bytes, free_bytes = self._database.stat().st_size + _ROOM_BYTES, REAL.space(self._folder)[0]
+        if free_bytes < needed_bytes:
+            raise OSError(errno.ENOSPC, f"a snapshot needs {needed_bytes} bytes of space, and {free_bytes} are free")
         with TemporaryDirectory(dir=self._folder, prefix="copy-") as place:
             copy = Path(place, DATABASE)
             point = self._copying(self._database, copy, self._go_on)
@@ -353,3 +362,7 @@ class Archive:
     def _go_on(self, seconds: float = 0.0) -> None:
         if not self._patient and (self._ending.wait(seconds) if seconds else self._ending.is_set()):
             raise Stopped
+
+
+_ROOM_BYTES: Final = 64 * 1024 * 1024
+"""Left on the disk beside a snapshot, for what is written meanwhile."""

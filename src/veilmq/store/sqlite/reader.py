@@ -11,7 +11,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
-from veilmq.store.directory import DataDirectory, Progress, Report
+from veilmq.store.directory import COPY_PREFIX, DataDirectory, Progress, Report
 from veilmq.store.reader import AccountCounts
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite import tools
@@ -132,7 +132,7 @@ class SqliteReader:
 
     def backup(self) -> IO[bytes]:
         """See `Reader.backup`."""
-        with tempfile.TemporaryDirectory(prefix="backup-", dir=self.directory.path) as directory:
+        with tempfile.TemporaryDirectory(prefix=COPY_PREFIX, dir=self.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
             self._apply_log()
             backup.backup(self.directory.database, copy, is_owner=True)

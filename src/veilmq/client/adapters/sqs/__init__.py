@@ -25,7 +25,7 @@ from veilmq.client.adapters.cloud import (
 )
 from veilmq.client.adapters.sqs.calls import Calls, Entry, entry_error, entry_of, member, new_client, received_of
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.errors import entry_unanswered
+from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities
 from veilmq.client.shared import batched, checks, in_requests
@@ -171,17 +171,14 @@ class SqsQueue(CloudQueue["SqsAccount"]):
             results = self.extend_batch(hinted)
         except VeilError as error:
             results = [error] * len(hinted)
-        leases = {
-            extension.handle: started + extension.lease
-            for extension, result in zip(hinted, results, strict=True)
-            if isinstance(result, str)
-        }
-        return [
-            Received(**{**_fields(message), "lease_end": leases[message.handle]})
-            if message.handle in leases
-            else message
-            for message, _ in received
-        ]
+        ends = {message.handle: message.lease_end for message, _ in received}
+        for extension, result in zip(hinted, results, strict=True):
+            end = started + extension.lease
+            if isinstance(result, str):
+                ends[extension.handle] = end
+            elif may_have_happened(result):
+                ends[extension.handle] = min(end, ends[extension.handle])
+        return [Received(**{**_fields(message), "lease_end": ends[message.handle]}) for message, _ in received]
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """ChangeMessageVisibility."""

@@ -41,7 +41,7 @@ from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import check_version, connect, open_reader, schema, trust_pages
+from veilmq.store.sqlite.disk import check_version, connect, open_reader, reason_of, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
@@ -452,7 +452,11 @@ class _Work:
         if self._backup_database is None:
             yield None
             return
-        with closing(open_reader(self._backup_database, Options())) as connection:
-            schema.check_ours(connection)
-            connection.execute("BEGIN")
-            yield Backup(connection, self._backup_database)
+        try:
+            with closing(open_reader(self._backup_database, Options())) as connection:
+                schema.check_ours(connection)
+                connection.execute("BEGIN")
+                yield Backup(connection, self._backup_database)
+        except (apsw.Error, msgspec.MsgspecError) as error:
+            what = f"the backup {self._backup_database.parent} cannot be read ({reason_of(error)})"
+            raise DatabaseFailed(f"{what}: name another one, or none") from error
