@@ -361,13 +361,10 @@ def is_held(lock: int) -> bool:
 def holder_of(path: Path) -> Holder | None:
     """The process that holds the directory; None if nobody does, or this user cannot see it."""
     try:
-        lock = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        with (path / _LOCK).open("rb") as lock:
+            return (read_holder(path) or Holder(0)) if is_held(lock.fileno()) else None
     except OSError:
         return None
-    try:
-        return (read_holder(path) or Holder(0)) if is_held(lock) else None
-    finally:
-        os.close(lock)
 
 
 def holds_database(path: Path) -> bool:
