@@ -65,13 +65,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """For several workers: the largest groups first, then files with slow tests, then the others, mixed, so that not
     all workers wait for the same kind of thing; at the end the tests that are alone, because for each of them the
     others wait until the longest one that runs is over."""
     if not hasattr(config, "workerinput"):
         return
+    for item in items:
+        if item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.xdist_group("alone"))
     sizes = Counter(mark.args for item in items for mark in item.iter_markers("xdist_group"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 

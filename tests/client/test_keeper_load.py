@@ -63,7 +63,6 @@ def test_two_thousand_messages_over_a_slow_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.xdist_group("alone")
 def test_handlers_that_burn_the_cpu(tmp_path: Path) -> None:
     stop = threading.Event()
 

@@ -44,11 +44,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all that need PostgreSQL, so that one pair is enough; another at the end those that are alone."""
+    """One worker runs all that need PostgreSQL, so that one pair is enough, but for those that are alone."""
     for item in items:
-        if "tests/cluster/" in item.nodeid and "/test_peer_" not in item.nodeid:
-            group = "alone" if item.get_closest_marker("alone") else "cluster"
-            item.add_marker(pytest.mark.xdist_group(group))
+        needs_pair = "tests/cluster/" in item.nodeid and "/test_peer_" not in item.nodeid
+        if needs_pair and not item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
 class Clock:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from veilmq.pipeline.errors import SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.reading import TOKEN_MEND, authorization, connection_to, message_of, no_url, path_below
+from veilmq.pipeline.jobs.attempts import KEYS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,13 +39,12 @@ def floors(events: "DataFrame", earlier: "DataFrame | None" = None) -> "DataFram
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    names = ("account", "region", "queue", "incarnation", "sequence", "attempt")
-    signs = events.where(f.col("kind").isin(*SIGNS)).select(*names, "offset", "kind", "at")
+    signs = events.where(f.col("kind").isin(*SIGNS)).select(*KEYS, "offset", "kind", "at")
     if earlier is not None:
         at, before = f.greatest("granted", "last_extension"), f.lit(-1).cast("long")
-        last = earlier.select(*names, before.alias("offset"), f.lit(SIGNS[0]).alias("kind"), at.alias("at"))
+        last = earlier.select(*KEYS, before.alias("offset"), f.lit(SIGNS[0]).alias("kind"), at.alias("at"))
         signs = last.unionByName(signs)
-    lease = Window.partitionBy("incarnation", "sequence", "attempt").orderBy("offset")
+    lease = Window.partitionBy(*KEYS).orderBy("offset")
     gaps = signs.withColumn("gap_us", f.col("at") - f.lag("at").over(lease)).where(f.col("kind") == "extended")
     return gaps.groupBy("account", "region", "queue").agg((f.max("gap_us") * 2).cast("bigint").alias("floor_us"))
 

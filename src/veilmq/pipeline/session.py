@@ -146,11 +146,11 @@ def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    _reach(remote)
     if fixed := [key for key in settings if not key.startswith("spark.sql.")]:
         raise OptionInvalid(
             f"{fixed[0]} cannot be set over Spark Connect.", "Set it where the server is started; spark.sql. can be."
         )
+    _reach(remote)
     builder: Any = SparkSession.builder.remote(remote)
     for key, value in settings.items():
         builder = builder.config(key, value)

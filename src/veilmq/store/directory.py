@@ -196,13 +196,13 @@ class DataDirectory:
         if path.stat().st_mode & 0o077:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
         self._lock = _take_lock(path)
-        for left in path.glob(f"{COPY_PREFIX}*"):  # of a kill
-            rmtree(left, ignore_errors=True)
         try:
             self._own = _take_directory(path)
         except BaseException:
             os.close(self._lock)
             raise
+        for left in path.glob(f"{COPY_PREFIX}*"):  # of a kill
+            rmtree(left, ignore_errors=True)
         try:
             self.announce({})
         except BaseException:  # a full disk

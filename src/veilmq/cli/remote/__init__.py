@@ -272,8 +272,11 @@ def _ids(given: str | None, wanted: Id) -> Iterator[str] | None:
     Failure."""
     if given is None and wanted is not Id.ALWAYS:
         return None
-    if given is not None and not re.fullmatch(r"[!-~]{1,128}", given):
-        raise Failure(Exit.USAGE, "--id: expected 1 to 128 visible ASCII characters")
+    if given is not None:
+        from veilmq.model.commands import COMMAND_ID_CHARACTERS_MAX as MOST
+
+        if not re.fullmatch(f"[!-~]{{1,{MOST}}}", given):
+            raise Failure(Exit.USAGE, f"--id: expected 1 to {MOST} visible ASCII characters")
     first = secrets.token_hex(16) if given is None else given
     return chain([first], (f"{first}.{number}" for number in count(2)))
 

@@ -159,11 +159,12 @@ class Loop:
             until = last_instant(history, start, bounds.following)
             if until is not None:
                 events = _events(spark, options, attempts.KINDS, start, bounds.following)
-                settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
+                earlier = None if left is None else _pending(spark, left)
+                settled, waiting = self._take_in(events, earlier, state, start, bounds.following, until)
                 changed = helped.changes(_events(spark, options, [helped.KIND], start, bounds.following)).toArrow()
                 self._add(_CHANGES, changed, start, bounds.following, until)
                 _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
-                _raise_floors(state, publish.floors(events, None if left is None else _pending(spark, left)))
+                _raise_floors(state, publish.floors(events, earlier))
             planned, groups, left_out = self._plan(spark, state, costs, lambda: lock.save(before))
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             # Once it is durable, the files of the previous state may be removed.
@@ -180,15 +181,13 @@ class Loop:
         return ran
 
     def _take_in(
-        self, spark: "SparkSession", events: "DataFrame", state: _State, start: int, stop: int, until: int
+        self, events: "DataFrame", earlier: "DataFrame | None", state: _State, start: int, stop: int, until: int
     ) -> tuple[int, int]:
         from pyspark.sql import functions as F
 
         leases = attempts.partials(events)
-        before = self._left(state)
-        if before is not None:
+        if earlier is not None:
             # An earlier release had fewer columns.
-            earlier = _pending(spark, before)
             leases = attempts.merged(leases.unionByName(earlier, allowMissingColumns=True))
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:

@@ -179,7 +179,7 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
     for kind, seconds in wanted.by_type_s.items():
         timeouts = np.where(facts.types[facts.type_of] == kind, seconds, timeouts)
     extend = timeouts * facts.renewed_share if wanted.extend_s is None else np.full(facts.messages, wanted.extend_s)
-    # Whoever extends only after the lease has ended extends nothing.
+    # An extension after the lease's end has no effect.
     extend = np.where(extend < timeouts, extend, np.inf)
     own = first.get("own_workers", np.nan)
     workers = wanted.workers if own != own else int(own)

@@ -78,9 +78,8 @@ class Front(Calls):
         self._retiring: dict[asyncio.Future[None], Caller] = {}
         self._held: dict[Ticket, _Held] = {}
         self._passed: dict[Ticket, _Held] = {}
-        """What was passed on last, at `_passed_s`. What comes back at once has waited since before."""
-        self._passed_s = 0.0
-        self._looks: dict[Ticket, asyncio.Future[None]] = {}
+        """What was passed on a moment ago: what comes back of it has waited since before."""
+        self._peeks: dict[Ticket, asyncio.Future[None]] = {}
         """Peeks at the own store."""
         self._repeated: dict[Ticket, _Again] = {}
         """By the ticket that was submitted here."""
@@ -166,21 +165,21 @@ class Front(Calls):
     def _carry_out(self, shell: Calls, ticket: Ticket, now: Instant) -> None:
         command = ticket.commands[0]
         if isinstance(command, Peek):  # which is no command of a batch
-            self._looks[ticket] = asyncio.ensure_future(self._look_up(shell, ticket, command))
+            self._peeks[ticket] = asyncio.ensure_future(self._peek(shell, ticket, command))
         else:
             shell.submit(ticket, now)
 
-    async def _look_up(self, shell: Calls, ticket: Ticket, command: Peek) -> None:
+    async def _peek(self, shell: Calls, ticket: Ticket, command: Peek) -> None:
         try:
             ticket.answer([await shell.query(command)])
         finally:
-            self._looks.pop(ticket, None)
+            self._peeks.pop(ticket, None)
 
     def cancel(self, ticket: Ticket) -> None:
         ticket = self._repeated.pop(ticket, ticket)
-        look = self._looks.get(ticket)
-        if look is not None:
-            look.cancel()
+        peek = self._peeks.get(ticket)
+        if peek is not None:
+            peek.cancel()
         elif self._held.pop(ticket, None) is None:
             self._of(ticket).cancel(ticket)
 
@@ -233,8 +232,7 @@ class Front(Calls):
             self._carry_out(self._shell, ticket, submitted)
             return
         before = self._passed.get(ticket)
-        is_at_once = asyncio.get_running_loop().time() - self._passed_s < AT_ONCE_SECONDS
-        self._hold(ticket, submitted, before.since_s if before is not None and is_at_once else None)
+        self._hold(ticket, submitted, None if before is None else before.since_s)
         if not self._again:
             self._again = True
             asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._try_again)
@@ -246,9 +244,11 @@ class Front(Calls):
 
     def _release(self) -> None:
         """Pass on what was held. The clock may have been set since: only the age of a call counts."""
+        loop = asyncio.get_running_loop()
         held, self._held = self._held, {}
-        self._passed, self._passed_s = held, asyncio.get_running_loop().time()
-        time_s = self._passed_s
+        self._passed = held
+        loop.call_later(AT_ONCE_SECONDS, held.clear)
+        time_s = loop.time()
         for ticket, each in held.items():
             self.submit(ticket, Instant(self._clock.now() - each.age_us - int((time_s - each.since_s) * 1e6)))
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
 _DAY_US: Final = 86_400_000_000
-_STEPS_US: Final = {"minute": 60_000_000, "hour": 3_600_000_000}
 _COUNTS: Final = {
     "sent": "sent",
     "received": "received",
@@ -70,7 +69,8 @@ def rates(
 
     last_us = duration_us("--last", last)
     unit = step or (Step.MINUTE if last_us <= _DAY_US else Step.HOUR)
-    limit, most = max(1, ceil(last_us / _STEPS_US[unit])), STEPS[unit][2]
+    step_us, _, most = STEPS[unit]
+    limit = max(1, ceil(last_us / step_us))
     if limit > most:
         raise Failure(Exit.USAGE, f"--last: at most {most} {unit}s are shown at once")
     shown = asked.access.rollups(asked.queue(queue), {"step": unit.value, "limit": limit})
