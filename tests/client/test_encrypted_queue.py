@@ -319,6 +319,23 @@ class TestWhatIsNotOurs:
             queue.receive(10)
         assert (plain.stats().visible, plain.stats().in_flight) == (6, 1)
 
+    def test_keys_that_cannot_be_had_leave_no_message_leased(self, plain: Queue) -> None:
+        class Remote(Keys):
+            calls = 0
+
+            def find(self, key_id: str) -> Key | None:
+                self.calls += 1
+                if self.calls == 2:
+                    raise ConnectionError("the key service does not answer")
+                return super().find(key_id)
+
+        queue = EncryptedQueue(plain, Remote(KEY), unreadable=keep)
+        queue.send_batch(["good"] * 4)
+        with pytest.raises(ConnectionError):
+            queue.receive(10)
+        stats = plain.stats()
+        assert (stats.visible, stats.delayed, stats.in_flight) == (0, 4, 0), "they come back after a pause"
+
     def test_peek_leaves_it_out(self, plain: Queue, queue: EncryptedQueue) -> None:
         plain.send("plain")
         queue.send("good")

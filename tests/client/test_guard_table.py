@@ -98,6 +98,37 @@ def test_an_error_of_the_system_does_not_stop_the_close(tmp_path: Path) -> None:
     guard.close()
 
 
+class Unheard(sqlite3.Connection):
+    """Loses the connection after the commits that `lose` counts, before anybody hears of them."""
+
+    lose = 0
+
+    def commit(self) -> None:
+        super().commit()
+        if Unheard.lose:
+            Unheard.lose -= 1
+            self.close()
+            raise sqlite3.OperationalError("the server closed the connection")
+
+
+def test_a_commit_whose_answer_was_lost_is_the_guards_own(tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "guard.db", factory=Unheard)
+
+    class Losing(TableRecords):
+        def replace(self, key: str, before: bytes | None, after: bytes, fence: int) -> bool:
+            Unheard.lose = 1
+            return super().replace(key, before, after, fence)
+
+    with Losing(connect, "veilmq_guard", None, owner="guard") as records:
+        guard = RecordGuard(records)
+        assert guard.begin("k", CLAIM) == Begun(1), "the row was new"
+        guard.abandon("k", 1)
+        assert guard.begin("k", CLAIM) == Begun(2), "the row was changed"
+        guard.finish("k", 2, "ours")
+        assert guard.begin("k", CLAIM) == Done("ours")
+
+
 def test_what_is_no_connection_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterInvalid, match="no DB-API driver"):
         TableGuard(lambda: tmp_path)

@@ -69,7 +69,7 @@ class Table(LeaseDecisions[Hold]):
 
     def extend(self, hold: Hold, now: float, answer: str | VeilError | None = None) -> float:
         """Its extension leaves and is answered at once; what it asked for."""
-        assert self.begin(hold)
+        assert self.begin(hold, now)
         seconds = self.length(hold, now)
         self.extended(hold, hold.newest + "'" if answer is None else answer, seconds, now, now)
         return seconds
@@ -113,7 +113,7 @@ def test_the_lease_counts_from_before_the_call() -> None:
     table = Table()
     hold = table.hold(1_000, left=6)
     assert table.extends(1_000) == [hold]
-    assert table.begin(hold)
+    assert table.begin(hold, 1_000)
     table.extended(hold, "next", 30, before=1_000.5, now=1_004)
     assert hold.deadline == 1_030.5
     assert hold.newest == "next"
@@ -132,11 +132,22 @@ def test_what_was_deleted_while_it_was_queued_is_not_extended() -> None:
     hold = table.hold(1_000, left=14)
     assert table.extends(1_000) == [hold]
     table.claim(hold, "end")
-    assert not table.begin(hold)
+    assert not table.begin(hold, 1_000)
     table.ended(hold, True, None, 1_000)
     assert hold.status is State.DONE
-    assert not table.begin(hold)
+    assert not table.begin(hold, 1_000)
     assert table.next_look() == math.inf
+
+
+def test_a_users_extension_while_it_was_queued_is_not_cut_short() -> None:
+    table = Table()
+    hold = table.hold(1_000, left=14)
+    assert table.extends(1_000) == [hold]
+    table.claim(hold, "extend")
+    table.extended(hold, "mine", 300, before=1_001, now=1_001, own=False)
+    assert not table.begin(hold, 1_001)
+    assert hold.deadline == 1_301
+    assert 284 <= table.next_extension(1_001) - 1_001 <= 285
 
 
 def test_a_users_own_extension_is_not_overwritten() -> None:
@@ -189,7 +200,7 @@ def test_a_lease_that_may_have_been_shortened_counts_as_shortened(
     table = Table()
     hold = table.hold(1_000)
     if own:
-        assert table.begin(hold)
+        assert table.begin(hold, hold.renew_at)
     else:
         table.claim(hold, "extend")
     table.extended(hold, answer, seconds, before=1_000, now=1_000, own=own)
@@ -237,7 +248,7 @@ def test_a_call_that_never_returns_does_not_keep_the_loss_from_being_told(extend
     table = Table(extends_late=extends_late)
     hold = table.hold(1_000, left=14)
     table.extends(1_000)
-    assert table.begin(hold)
+    assert table.begin(hold, 1_000)
     now = 1_000.0
     while not table.losses:
         now = table.next_look()
@@ -253,7 +264,7 @@ def test_an_extension_that_is_answered_after_the_lease_holds_it_again() -> None:
     table = Table()
     hold = table.hold(1_000, left=14)
     table.extends(1_000)
-    assert table.begin(hold)
+    assert table.begin(hold, 1_000)
     assert table.extends(1_014) == []
     table.extended(hold, "late", 30, before=1_000, now=1_016)
     assert (hold.status, hold.deadline, hold.newest) == (State.HELD, 1_030, "late")
@@ -503,9 +514,10 @@ class Keeping(RuleBasedStateMachine):
     @rule()
     def leave(self) -> None:
         hold = self.queued.pop(0)
-        was_free = hold.status is State.HELD and not hold.busy
-        assert self.table.begin(hold) == was_free
-        if was_free:
+        is_free = hold.status is State.HELD and not hold.busy
+        is_due = hold.late_until is not None or hold.renew_at <= self.now + self.table.schedule.width
+        assert self.table.begin(hold, self.now) == (is_free and is_due)
+        if is_free and is_due:
             assert hold not in self.ended, "nothing is extended after a delete or release"
             self.sent.append((hold, self.table.length(hold, self.now), self.now))
 

@@ -25,11 +25,11 @@ from veilmq.client.errors import (
     Unreadable,
 )
 from veilmq.client.large import LargeMessageQueue, ObjectStore
-from veilmq.client.large.pointer import BEGINNING, PAUSE_SECONDS
+from veilmq.client.large.pointer import BEGINNING
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.records import is_key
-from veilmq.client.unreadable import DeadLetters, keep
+from veilmq.client.unreadable import PAUSE_SECONDS, DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (
     LeaseTaken,
@@ -482,6 +482,37 @@ class TestStoreTrouble:
         assert (message.body, message.receive_count) == (LARGE, 1)
         assert plain.receive() == [], "80 s later nobody else got it"
         queue.delete(message.handle)
+
+    @for_each(("lease", "asked"), [(30, 30), (None, 60)])
+    def test_after_a_long_poll_an_extension_is_as_long_as_the_lease(
+        self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore, lease: float | None, asked: float
+    ) -> None:
+        lengths: list[float] = []
+
+        class Polled(Wrapping):
+            """Counts a lease from the beginning of the poll, as the adapters of SQS and MNS do."""
+
+            def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+                end = embedded.clock.monotonic() + (60 if lease is None else lease)
+                embedded.pass_time(40)
+                came = self.inner.receive(count_max, lease=lease)
+                return [msgspec.structs.replace(each, lease_end=end) for each in came]
+
+            def extend_batch(self, extensions: Any) -> Any:
+                lengths.extend(each.lease for each in extensions)
+                return self.inner.extend_batch(extensions)
+
+        class Slow(ObjectStore):
+            def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+                embedded.pass_time(20)
+                return super().get(key, start, stop)
+
+        queue = LargeMessageQueue(Polled(plain), Slow(store.url), unreadable=keep, clock=embedded.clock)
+        queue.send_batch([LARGE] * 4)
+        came = queue.receive(10, lease=lease)
+        assert [message.body for message in came] == [LARGE] * 4
+        assert set(lengths) == {asked}
+        assert plain.receive(10) == [], "80 s later nobody else got one"
 
     def test_a_message_lost_meanwhile_is_not_given(
         self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore

@@ -1,8 +1,11 @@
 """Strict order over queues that are not: numbers without gap or double, each message until it is acknowledged."""
 
 import errno
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -558,6 +561,18 @@ def test_a_hand_out_whose_message_comes_again_ends_when_it_would_have(place: Pla
     assert again.body == "1"
     with pytest.raises(LeaseTaken):
         receiver.delete(first.handle)
+
+
+def test_a_wait_without_end_for_a_place_in_hand(place: Place) -> None:
+    sender, receiver = place.sender(), place.receiver(in_hand_max=1)
+    sender.send("1")
+    (first,) = receiver.receive()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(receiver.receive, wait=math.inf)
+        time.sleep(0.1)  # it waits
+        sender.send("2")
+        receiver.delete(first.handle)
+        assert [message.body for message in waiting.result(20)] == ["2"]
 
 
 def test_receivers_in_threads_get_each_message_once(place: Place) -> None:

@@ -288,6 +288,18 @@ def test_a_look_meets_the_error_and_never_waits_for_a_pause() -> None:
     assert again.outcome == []
 
 
+def test_a_look_that_cannot_be_made_again_at_once_does_not_wait_for_a_parked_poll() -> None:
+    at, other = exchange(polls=1), Place()
+    wishes(at, 1)
+    (poll,) = taken(at, 0)
+    (own,) = wishes(at, 1, until=None)
+    (foreign,) = wishes(at, 1, until=None, seat=other)
+    (call,) = taken(at, 0)
+    at.ended(call, UNREACHABLE, 1)
+    assert (own.outcome, foreign.outcome) == (UNREACHABLE, [])
+    assert list(at.calls) == [poll]
+
+
 def test_close_wakes_everyone_and_releases_what_still_comes() -> None:
     at = exchange(polls=1)
     waiting = wishes(at, 200)

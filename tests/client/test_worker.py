@@ -423,6 +423,27 @@ class TestStopping:
         for each in held:
             stage.queue.delete(each.handle)
 
+    def test_a_message_that_is_given_back_while_its_result_is_told_is_not_done_too(self, stage: Stage) -> None:
+        stage.send("a")
+        told, may = threading.Event(), threading.Event()
+
+        def tell(*_: Any) -> None:
+            told.set()
+            may.wait(WAIT_S)
+
+        worker = stage.worker(stage.note, drain=0.1, on_result=tell)
+        worker.start()
+        assert told.wait(WAIT_S)
+        worker.stop()
+        assert worker.join(WAIT_S)
+        assert worker.counts is not None
+        assert worker.counts.outcomes == {"stopped": 1}
+        (again,) = stage.queue.receive(wait=5)
+        may.set()
+        time.sleep(0.3)  # the late thread goes on
+        assert worker.counts.outcomes == {"stopped": 1}
+        stage.queue.delete(again.handle)
+
     def test_a_second_stop_does_not_wait_for_the_drain(self, stage: Stage) -> None:
         stage.send("a")
         gate = Gate(stage)

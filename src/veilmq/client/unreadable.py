@@ -25,6 +25,8 @@ REASON_ATTRIBUTE: Final = "veilmq.unreadable"
 SOURCE_ATTRIBUTE: Final = "veilmq.source"
 ROUNDS_MAX: Final = 1_000
 """Receives in one call that return nothing readable before the call returns empty."""
+PAUSE_SECONDS: Final = 10.0
+"""Delay in seconds before a message is visible again if what is needed to read it cannot be reached."""
 _REASON_CHARACTERS_MAX: Final = 200
 
 log = logging.getLogger("veilmq.client")
@@ -129,7 +131,8 @@ def read_each(
 ) -> list[Received]:
     """The result of `read` for each message, except those for which it raises Unreadable.
 
-    If a policy raises anything but a VeilError, the messages of this receive are released and the exception is raised.
+    If `read` raises anything else (a key service cannot be reached), all messages of this receive come back after
+    PAUSE_SECONDS; if a policy raises anything but a VeilError, the other ones do at once. Both are raised here.
     """
     found = []
     for place, message in enumerate(messages):
@@ -141,6 +144,11 @@ def read_each(
             except BaseException:
                 give_back(queue, [each.handle for each in found] + [each.handle for each in messages[place + 1 :]])
                 raise
+        except BaseException:
+            give_back(
+                queue, [each.handle for each in found] + [each.handle for each in messages[place:]], PAUSE_SECONDS
+            )
+            raise
     return found
 
 

@@ -278,10 +278,13 @@ class LeaseDecisions(Generic[H]):
         # The protocol counts whole seconds. Round up: a longer lease is safe, a shorter one is not.
         return seconds if self.capabilities.lease_min < 1 else math.ceil(seconds)
 
-    def begin(self, hold: H) -> bool:
-        """A sender is about to extend this lease. False if it must not."""
+    def begin(self, hold: H, now: float) -> bool:
+        """A sender is about to extend this lease. False if it must not, or need not: the user has extended it since."""
         hold.queued = False
         if hold.status is not State.HELD or hold.busy:
+            return False
+        if hold.late_until is None and hold.renew_at > now + self.schedule.width:
+            self._plan_look(hold, now)
             return False
         hold.status = STEPS[State.HELD, "extend"]
         hold.busy = True

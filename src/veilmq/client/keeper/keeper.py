@@ -383,9 +383,9 @@ class LeaseKeeper(Closing, OfProcess):
         return batches
 
     def _send(self, batch: list[Lease]) -> None:
-        with self._lock:
-            begun = [lease for lease in batch if self._decisions.begin(lease)]
         before = self.clock.monotonic()
+        with self._lock:
+            begun = [lease for lease in batch if self._decisions.begin(lease, before)]
         # If the plan or the adapter breaks, these values remain: no length, no answer.
         lengths: list[float] = [math.inf] * len(begun)
         answers: Sequence[str | VeilError | None] = [None] * len(begun)

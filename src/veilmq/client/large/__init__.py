@@ -170,7 +170,7 @@ class LargeMessageQueue(Wrapping):
         """
         return receive_readable(
             lambda left: self.inner.receive(count_max, lease=lease, wait=left),
-            self._fetcher.received,
+            lambda came: self._fetcher.received(came, lease),
             wait,
             self._clock,
         )

@@ -27,7 +27,9 @@ import binascii
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,7 +39,7 @@ from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed
 from veilmq.client.messages import AttributeValue, Extension, Message, Peeked, Received
 from veilmq.client.queue import Queue
 from veilmq.client.records import ObjectStore, is_key
-from veilmq.client.unreadable import Policy, give_back, log, set_aside
+from veilmq.client.unreadable import PAUSE_SECONDS, Policy, give_back, log, set_aside
 from veilmq.model.errors import LeaseError, ParameterInvalid, ReceiptInvalid, VeilError
 
 BEGINNING: Final = '{"veilmq.pointer":'
@@ -224,16 +226,15 @@ def _split_aws(handle: str, store: ObjectStore) -> HandleParts:
 
 
 PIECE_BYTES: Final = 8 << 20
-PAUSE_SECONDS: Final = 10.0
-"""Delay in seconds before a message is visible again after the store could not be reached."""
 
 
 class _Waiting:
     """A message that is still to be read, or is done and waits for the others."""
 
-    def __init__(self, message: Received, lease: float) -> None:
+    def __init__(self, message: Received, left: float) -> None:
         self.message = message
-        self.lease = lease
+        self.left = left
+        """Seconds that its lease had when it came, or was last extended."""
         self.done: Received | None = None
         self.is_lost = False
 
@@ -248,23 +249,25 @@ class Fetcher:
         self._body_bytes_max = body_bytes_max
         self._policy, self._clock = policy, clock
 
-    def received(self, came: list[Received]) -> list[Received]:
+    def received(self, came: list[Received], lease: float | None) -> list[Received]:
         """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
 
-        Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
+        lease: what they were received with; None: the queue's own. Extensions are for as long: what is left of a lease
+        when the message comes is less, or nothing, where it is counted from the beginning of a long poll. Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
         """
         now = self._clock.monotonic()
         waiting = [_Waiting(message, message.lease_end - now) for message in came]
+        keep = partial(self._keep, waiting, lease)
         failure: ObjectStoreFailed | None = None
         try:
             for each in waiting:
-                self._keep(waiting)
+                keep()
                 if each.is_lost:
                     continue
                 try:
                     if failure is not None and not failure.refused and self._points(each.message):
                         raise failure
-                    each.done = self._whole(each.message, waiting)
+                    each.done = self._whole(each.message, keep)
                 except Unreadable as error:
                     self._set_aside(each, error)
                 except ObjectStoreFailed as error:
@@ -280,7 +283,7 @@ class Fetcher:
 
     def peeked(self, message: Peeked) -> Peeked:
         """A message without a lease, with its body. Raises Unreadable, ObjectStoreFailed."""
-        whole: Peeked = self._whole(message, [])
+        whole: Peeked = self._whole(message, lambda: None)
         return whole
 
     def _set_aside(self, each: _Waiting, error: Unreadable) -> None:
@@ -302,11 +305,11 @@ class Fetcher:
         handle = join(each.message.handle, found, self._store, self._form)
         return msgspec.structs.replace(done, handle=handle, lease_end=each.message.lease_end)
 
-    def _whole(self, message: Any, waiting: list[_Waiting]) -> Any:
+    def _whole(self, message: Any, keep: Callable[[], None]) -> Any:
         found = read(message, self._store, self._form)
         if found is None:
             return message
-        raw = self._content(message.id, found, waiting)
+        raw = self._content(message.id, found, keep)
         try:
             body = raw.decode()
         except UnicodeError:
@@ -314,7 +317,7 @@ class Fetcher:
         attributes = without_reserved(message.attributes, self._form)
         return msgspec.structs.replace(message, body=body, attributes=attributes)
 
-    def _content(self, message: str, found: Pointer, waiting: list[_Waiting]) -> bytes:
+    def _content(self, message: str, found: Pointer, keep: Callable[[], None]) -> bytes:
         if found.size_bytes is not None:
             self._check_size(message, found.size_bytes)
         size_bytes = self._store.size_bytes(found.key)
@@ -332,7 +335,7 @@ class Fetcher:
                 raise ObjectMissing(message=message, key=found.key)
             pieces.append(piece)
             digest.update(piece)
-            self._keep(waiting)
+            keep()
         if found.sha256 is not None and digest.hexdigest() != found.sha256:
             raise ObjectDamaged(message=message, key=found.key, reason="its SHA-256 is not the pointer's")
         return b"".join(pieces)
@@ -341,20 +344,27 @@ class Fetcher:
         if size_bytes > self._body_bytes_max:
             raise PointerRefused(message=message, reason=f"its {size_bytes} bytes exceed {self._body_bytes_max}")
 
-    def _keep(self, waiting: list[_Waiting]) -> None:
+    def _keep(self, waiting: list[_Waiting], lease: float | None) -> None:
         """Extend the leases that are half over."""
         now = self._clock.monotonic()
-        due = [each for each in waiting if not each.is_lost and each.message.lease_end - now < each.lease / 2]
+        due = [each for each in waiting if not each.is_lost and each.message.lease_end - now < each.left / 2]
         if not due:
             return
         try:
-            answers = self._inner.extend_batch([Extension(each.message.handle, each.lease) for each in due])
+            if lease is None:
+                lease = self._inner.stats().visibility_timeout
+            lengths = [each.left if lease is None else lease for each in due]
+            now = self._clock.monotonic()
+            answers = self._inner.extend_batch(
+                [Extension(each.message.handle, length) for each, length in zip(due, lengths, strict=True)]
+            )
         except VeilError as error:
             log.warning("queue %s: leases could not be extended: %s", self._inner.name, error)
             return
-        for each, answer in zip(due, answers, strict=True):
+        for each, length, answer in zip(due, lengths, answers, strict=True):
             if isinstance(answer, LeaseError):
                 each.is_lost = True
                 log.warning("queue %s: message %s was lost: %s", self._inner.name, each.message.id, answer)
             elif isinstance(answer, str):
-                each.message = msgspec.structs.replace(each.message, handle=answer, lease_end=now + each.lease)
+                each.left = length
+                each.message = msgspec.structs.replace(each.message, handle=answer, lease_end=now + length)

@@ -233,6 +233,11 @@ class Exchange:
             self._failed(call, answer, now)
         else:
             self._succeeded(call, len(messages), now)
+        if self._failures and self._requests():
+            # One request at a time now: a look that would be made again would wait for the end of a parked poll.
+            for wish in [*call.looks, *self._looking]:
+                if wish.outcome is None:
+                    self._resolve(wish, [])
         if self.closed:
             return list(messages)
         rest = deque(messages)

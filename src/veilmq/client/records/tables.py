@@ -326,13 +326,15 @@ class TableRecords(Closing):
                 return True
             statement = f"UPDATE {self._table} SET fence = ?, record = ? WHERE name = ? AND record = ?"
             changed: int = self._run(statement, fence, after.decode(), _name(key), before.decode())
-            return changed == 1
+            # A commit whose answer was lost: the second try met what the first one wrote.
+            return changed == 1 or self._content(key) == after
         except self._error:
             # An IntegrityError (if the driver follows PEP 249), a deadlock, or a serialization failure: what matters is
             # whether another process changed the row.
-            if self._content(key) == before:
+            found = self._content(key)
+            if found == before:
                 raise
-            return False
+            return found == after
 
     def close(self) -> None:
         """See `ThreadConnections.close`."""

@@ -380,7 +380,7 @@ class OrderedReceiver(Side):
         due = self._reorder.due()
         if due is not None and due in self._reorder.held:
             ends.append(self._reorder.held[due].not_before)
-        return max(_REST_SECONDS_MIN, min([end - now for end in ends], default=_REST_SECONDS_MAX))
+        return min([end - now for end in ends if end > now] + [_REST_SECONDS_MAX])
 
     def _hand_out(self, count_max: int, lease: float | None) -> list[Ordered]:
         """With the lock held: hand out the messages that may go out now."""

@@ -393,6 +393,8 @@ class Hand:
         """Notifies the handler before its time is over."""
         self.settled = False
         """It has its outcome."""
+        self.abandoned = False
+        """A shutdown gives it back: whatever still becomes of it comes too late."""
         self._capabilities = capabilities
         self._stop_before = stop_before
         self._checkpoints = checkpoints

@@ -101,7 +101,8 @@ class AsyncRunners:
         task = self._loop.create_task(_coroutine(self._handler(list(jobs) if batch else jobs[0])))
 
         def stop() -> None:
-            if all(hand.cancelled for hand in hands):
+            # The keeper of a user outlives the worker, and may lose what a shutdown left to its lease.
+            if all(hand.cancelled for hand in hands) and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(task.cancel)
 
         for hand in hands:

@@ -334,6 +334,7 @@ class Flow:
             left, self._running = self._running, set()
         for hand in sorted(left, key=lambda hand: hand.key):
             if not hand.lost:
+                hand.abandoned = True
                 self._settling.give_back(hand)
         return len(left)
 

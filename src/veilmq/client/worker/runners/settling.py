@@ -11,6 +11,7 @@ leave out `poison_after`.
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -104,6 +105,7 @@ class Settling:
         self._dead_letters = dead_letters
         self._longest = queue.capabilities.lease_max
         self._over = Stop(clock)
+        self._lock = threading.Lock()
 
     def give_up(self) -> None:
         """Shutdown: try each action only once from now on."""
@@ -160,8 +162,11 @@ class Settling:
         self.end(hand, self._release(hand, delay, outcome, Failure(outcome) if delay else None))
 
     def end(self, hand: Hand, outcome: str, seconds: float = 0.0) -> None:
-        """Count its outcome: it is finished."""
-        hand.settled = True
+        """Count its outcome: it is finished. The first one counts, if a shutdown gives back what is being settled."""
+        with self._lock:
+            if hand.settled:
+                return
+            hand.settled = True
         if outcome in _LEFT:
             hand.lease.forget()  # if the keeper went on extending, it would come back only after max_hold
         self._counts.ended(outcome, seconds)
@@ -240,6 +245,8 @@ class Settling:
                 return self._release(hand, delay, "failed", self._failure(failed))
         if self._options["on_result"] is not None:
             self.tell(self._options["on_result"], hand.message, result.value)
+            if hand.abandoned:
+                return "stopped"
         return self._delete(hand)
 
     def _abandon(self, hand: Hand) -> None:
