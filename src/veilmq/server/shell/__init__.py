@@ -9,16 +9,16 @@ written.
 less each costs, and right after a commit the next calls of the clients just answered are on their way. So the shell
 waits while turns of the loop bring more calls, for a few turns that bring none, and never beyond a full batch or a few
 milliseconds (docs/decisions/0012-gathering.md). A commit to a log takes longer, so there it waits longer for as many
-calls as may come from the clients just answered. After a stall it waits longer, too: commands that arrived during the
-stall must run before leases that ended during it are granted anew, and a loop runs its timers before it reads its
-sockets.
+calls as may come from the clients just answered, and gives the processor away meanwhile. After a stall it waits
+longer, too: commands that arrived during the stall must run before leases that ended during it are granted anew, and a
+loop runs its timers before it reads its sockets.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 from typing import Final, Protocol
 
 from veilmq.cluster import Calls, Clock, Ticket
@@ -36,8 +36,10 @@ _GATHER_US: Final = 5_000
 """No call waits longer for others."""
 _CALLS_MAX: Final = 128
 """So many calls do not wait for more."""
-_COMMIT_PART: Final = 8
-"""After the last call that came, an eighth of the time of a commit to a log is waited for those that are expected."""
+_COMMIT_PART: Final = 4
+"""After the last call that came, a quarter of the time of a commit to a log is waited for those that are expected."""
+_REST_S: Final = 20e-6
+"""Sleep between two looks at the sockets in that time; the kernel makes it some 70 us. A timer of uvloop has whole ms."""
 _QUIET_TURNS_AFTER_STALL: Final = 8
 """The same after a stall; by then all that arrived during it is read. A new connection takes four turns."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
@@ -46,9 +48,11 @@ _TURNS_AFTER_STALL_MAX: Final = 2_000
 class Gathering:
     """How long one shell waits for the calls of its next batch."""
 
-    __slots__ = ("_backlog", "_came", "_expected", "_patience_us", "_quiet", "_since", "_turns")
+    __slots__ = ("_backlog", "_came", "_expected", "_patience_us", "_quiet", "_since", "_turns", "rests")
 
     def __init__(self) -> None:
+        self.rests = False
+        """After `goes_on`: whether the next turn is only for calls that are expected, so there is time to sleep."""
         self._since = self._came = Instant(0)
         self._expected = self._patience_us = 0
         self._end()
@@ -72,15 +76,15 @@ class Gathering:
             self._quiet, self._came = 0, now
         else:
             self._quiet += 1
-        self._backlog = backlog
+        self._backlog, self.rests = backlog, False
         if stalled:
             more = self._quiet < _QUIET_TURNS_AFTER_STALL and self._turns < _TURNS_AFTER_STALL_MAX
         elif full or backlog >= _CALLS_MAX or now - self._since >= _GATHER_US:
             more = False
         else:
-            more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1) or (
-                0 < backlog < self._expected and now - self._came < self._patience_us
-            )
+            more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1)
+            self.rests = not more and 0 < backlog < self._expected and now - self._came < self._patience_us
+            more = more or self.rests
         if not more:
             self._end()
         return more
@@ -324,7 +328,10 @@ class Shell(Calls):
         stalled = now - self._turned > _STALL_US and not self._moved
         if not stalled:
             self._turned = now
-        if self._gathering.goes_on(now, engine.backlog, full=engine.fills_a_batch, stalled=stalled):
+        gathering = self._gathering
+        if gathering.goes_on(now, engine.backlog, full=engine.fills_a_batch, stalled=stalled):
+            if gathering.rests:
+                sleep(_REST_S)
             self._soon()
             return
         self._turned = now
