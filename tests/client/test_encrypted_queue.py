@@ -6,6 +6,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from veilmq.client.encrypted import ALGORITHMS, Cipher, EncryptedQueue, Key, Key
 from veilmq.client.errors import Undecryptable, Unreadable
 from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
-from veilmq.client.unreadable import DeadLetters, keep
+from veilmq.client.unreadable import PAUSE_SECONDS, DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.testing.client_contract import for_each
@@ -329,12 +330,18 @@ class TestWhatIsNotOurs:
                     raise ConnectionError("the key service does not answer")
                 return super().find(key_id)
 
-        queue = EncryptedQueue(plain, Remote(KEY), unreadable=keep)
+        released: list[float] = []
+
+        class Watched(Wrapping):
+            def release(self, handle: str, delay: float = 0, **options: Any) -> None:
+                released.append(delay)
+                self.inner.release(handle, delay, **options)
+
+        queue = EncryptedQueue(Watched(plain), Remote(KEY), unreadable=keep)
         queue.send_batch(["good"] * 4)
         with pytest.raises(ConnectionError):
             queue.receive(10)
-        stats = plain.stats()
-        assert (stats.visible, stats.delayed, stats.in_flight) == (0, 4, 0), "they come back after a pause"
+        assert released == [PAUSE_SECONDS] * 4
 
     def test_peek_leaves_it_out(self, plain: Queue, queue: EncryptedQueue) -> None:
         plain.send("plain")

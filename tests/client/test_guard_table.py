@@ -120,7 +120,7 @@ def test_a_commit_whose_answer_was_lost_is_the_guards_own(tmp_path: Path) -> Non
             Unheard.lose = 1
             return super().replace(key, before, after, fence)
 
-    with Losing(connect, "veilmq_guard", None, owner="guard") as records:
+    with Losing(connect, "veilmq_guard", "qmark", owner="guard") as records:
         guard = RecordGuard(records)
         assert guard.begin("k", CLAIM) == Begun(1), "the row was new"
         guard.abandon("k", 1)

@@ -513,6 +513,7 @@ class TestStoreTrouble:
         assert [message.body for message in came] == [LARGE] * 4
         assert set(lengths) == {asked}
         assert plain.receive(10) == [], "80 s later nobody else got one"
+        queue.delete_batch([message.handle for message in came])
 
     def test_a_message_lost_meanwhile_is_not_given(
         self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore

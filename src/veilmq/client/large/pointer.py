@@ -252,8 +252,10 @@ class Fetcher:
     def received(self, came: list[Received], lease: float | None) -> list[Received]:
         """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
 
-        lease: what they were received with; None: the queue's own. Extensions are for as long: what is left of a lease
-        when the message comes is less, or nothing, where it is counted from the beginning of a long poll. Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
+        lease: what they were received with; None: the queue's own. Extensions are for as long. What is left of a lease
+        when its message comes is less, or nothing, where it is counted from the beginning of a long poll.
+
+        Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
         """
         now = self._clock.monotonic()
         waiting = [_Waiting(message, message.lease_end - now) for message in came]

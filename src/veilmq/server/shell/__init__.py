@@ -39,7 +39,7 @@ _CALLS_MAX: Final = 128
 _COMMIT_PART: Final = 4
 """After the last call that came, a quarter of the time of a commit to a log is waited for those that are expected."""
 _REST_S: Final = 20e-6
-"""Sleep between two looks at the sockets in that time; the kernel makes it some 70 us. A timer of uvloop has whole ms."""
+"""Sleep between two looks at the sockets in that time; the kernel makes it 70 us. uvloop's timers have whole ms."""
 _QUIET_TURNS_AFTER_STALL: Final = 8
 """The same after a stall; by then all that arrived during it is read. A new connection takes four turns."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
