@@ -320,14 +320,15 @@ class TestWhatIsNotOurs:
             queue.receive(10)
         assert (plain.stats().visible, plain.stats().in_flight) == (6, 1)
 
-    def test_keys_that_cannot_be_had_leave_no_message_leased(self, plain: Queue) -> None:
+    @pytest.mark.parametrize("error", [ConnectionError, ValueError], ids=["unreachable", "no JSON"])
+    def test_keys_that_cannot_be_had_leave_no_message_leased(self, plain: Queue, error: type[Exception]) -> None:
         class Remote(Keys):
             calls = 0
 
             def find(self, key_id: str) -> Key | None:
                 self.calls += 1
                 if self.calls == 2:
-                    raise ConnectionError("the key service does not answer")
+                    raise error("what the key service says")
                 return super().find(key_id)
 
         released: list[float] = []
@@ -339,7 +340,7 @@ class TestWhatIsNotOurs:
 
         queue = EncryptedQueue(Watched(plain), Remote(KEY), unreadable=keep)
         queue.send_batch(["good"] * 4)
-        with pytest.raises(ConnectionError):
+        with pytest.raises(error):
             queue.receive(10)
         assert released == [PAUSE_SECONDS] * 4
 

@@ -569,10 +569,13 @@ def test_a_wait_without_end_for_a_place_in_hand(place: Place) -> None:
     (first,) = receiver.receive()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(receiver.receive, wait=math.inf)
-        time.sleep(0.1)  # it waits
-        sender.send("2")
-        receiver.delete(first.handle)
-        assert [message.body for message in waiting.result(20)] == ["2"]
+        try:
+            time.sleep(0.1)  # it waits
+            sender.send("2")
+            receiver.delete(first.handle)
+            assert [message.body for message in waiting.result(20)] == ["2"]
+        finally:
+            receiver.interrupt()
 
 
 def test_receivers_in_threads_get_each_message_once(place: Place) -> None:

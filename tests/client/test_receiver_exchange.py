@@ -300,6 +300,17 @@ def test_a_look_that_cannot_be_made_again_at_once_does_not_wait_for_a_parked_pol
     assert list(at.calls) == [poll]
 
 
+def test_what_a_look_brings_after_its_caller_has_gone_is_for_others() -> None:
+    at = exchange()
+    (look,) = wishes(at, 1, until=None)
+    (call,) = taken(at, 0)
+    assert at.withdraw(look) == []
+    (waiting,) = wishes(at, 1)
+    (message,) = messages(1)
+    at.ended(call, [message], 1)
+    assert (look.outcome, waiting.outcome) == ([], [message])
+
+
 def test_close_wakes_everyone_and_releases_what_still_comes() -> None:
     at = exchange(polls=1)
     waiting = wishes(at, 200)

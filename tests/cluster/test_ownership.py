@@ -91,6 +91,12 @@ class TestLease:
         owner.renew(Instant(2))
         assert owner.holds()
 
+    def test_a_hand_over_that_was_asked_for_is_still_to_come_after_a_fence(self, cluster: Cluster) -> None:
+        owner = cluster.owner("one", Clock())
+        cluster.pair.primary.query("update veilmq.lease set wanted = 'two'")
+        owner.fence(cluster.kept(owner.postgres.connect()))
+        assert owner.renew(Instant(1)) == "two"
+
     @pytest.mark.parametrize("saw_it_before", [True, False], ids=["saw the renewal before", "has just come"])
     def test_how_long_ago_a_renewal_was_whoever_saw_the_one_before_knows_by_its_own_clock(
         self, cluster: Cluster, saw_it_before: bool

@@ -144,10 +144,9 @@ def read_each(
             except BaseException:
                 give_back(queue, [each.handle for each in found] + [each.handle for each in messages[place + 1 :]])
                 raise
-        except BaseException:
-            give_back(
-                queue, [each.handle for each in found] + [each.handle for each in messages[place:]], PAUSE_SECONDS
-            )
+        except BaseException as error:
+            pause = PAUSE_SECONDS if isinstance(error, Exception) else 0.0
+            give_back(queue, [each.handle for each in found] + [each.handle for each in messages[place:]], pause)
             raise
     return found
 

@@ -34,7 +34,7 @@ from veilmq.admin.history.feed import CopiedHistory, Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.service import Keys, Service
 from veilmq.admin.timeouts.kept import Timeouts
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import ParameterInvalid, StoreFailed, VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.settings.access import Action, Share
@@ -256,7 +256,11 @@ class ClusterRoutes:
             request, self._service.shell, asked, [Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)]
         )
         if not headers:
-            await cluster.hand_over(wanted.to)
+            try:
+                await cluster.hand_over(wanted.to)
+            except StoreFailed as error:
+                text = f"{error.reason}; the owner was not asked: ask again, with a new Idempotency-Key"
+                raise StoreFailed(reason=text) from error
         return answers.answer({"asked": True, "to": wanted.to}, headers=headers)
 
     def _cluster(self) -> Cluster:

@@ -139,6 +139,14 @@ class EncryptedQueue(Wrapping):
         return msgspec.structs.replace(message, body=self._cipher.decrypt(message.body, message.id))
 
 
+class _NoKeys(Exception):
+    """The keyring failed, which says nothing about the message."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Cipher:
     """Encrypts for one queue, and decrypts what was encrypted for it. Thread-safe."""
 
@@ -185,7 +193,8 @@ class Cipher:
         return self._encrypt(self._header(key), body, self._joserfc_key(key), registry=self._registry)
 
     def decrypt(self, body: str, message: str) -> str:
-        """The plain body. `message` is the message's id, for the error. Raises Undecryptable."""
+        """The plain body. `message` is the message's id, for the error. Raises Undecryptable, and what the keyring
+        raises."""
         named: list[str] = []
 
         def find(found: Any) -> Any:
@@ -197,6 +206,8 @@ class Cipher:
             plain = self._decrypt(body, find, registry=self._registry).plaintext
             assert plain is not None
             return plain.decode()
+        except _NoKeys as error:
+            raise error.reason from None
         except UnicodeError:
             reason = "what was encrypted is not text"
         except self._errors as error:
@@ -247,7 +258,10 @@ class Cipher:
         if not isinstance(key_id, str):
             raise Undecryptable(message=message, reason="it names no key", key_id=None)
         named.append(key_id)
-        key = self._keys.find(key_id)
+        try:
+            key = self._keys.find(key_id)
+        except Exception as error:
+            raise _NoKeys(error) from error
         if key is None:
             raise Undecryptable(message=message, reason="we do not have its key", key_id=key_id)
         if header.get("alg") != "dir" or header.get("enc") != key.algorithm or key.algorithm not in self._algorithms:

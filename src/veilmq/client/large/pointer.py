@@ -17,8 +17,8 @@ Nothing is remembered, so any process can extend and delete with a handle, and a
 handle keeps the object. Handles come from the caller, so their key is checked like a pointer's.
 
 Reading objects (`Fetcher`): one after the other, in pieces; a piece that fails is read again alone, so that a transfer
-resumes. Between pieces, every message of the receive whose lease is half over is extended by the same length: nobody
-else can do it, because the application does not have the messages yet. An error in one message never stops another. If
+resumes. Between pieces, every message of the receive of which half of what was left of its lease is over is extended:
+nobody else can do it, because the application does not have the messages yet. An error in one message never stops another. If
 the store cannot be reached, that is no fault of the message, so it is released.
 """
 
@@ -29,7 +29,7 @@ import json
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -226,6 +226,8 @@ def _split_aws(handle: str, store: ObjectStore) -> HandleParts:
 
 
 PIECE_BYTES: Final = 8 << 20
+USUAL_LEASE_SECONDS: Final = 30.0
+"""The visibility timeout of a queue that does not tell its own: SQS's, MNS's and Azure's default."""
 
 
 class _Waiting:
@@ -252,14 +254,15 @@ class Fetcher:
     def received(self, came: list[Received], lease: float | None) -> list[Received]:
         """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
 
-        lease: what they were received with; None: the queue's own. Extensions are for as long. What is left of a lease
-        when its message comes is less, or nothing, where it is counted from the beginning of a long poll.
+        lease: what they were received with. Extensions are for as long; with None for the queue's visibility timeout, or
+        longer if a message's own lease is. What is left of it is less, or nothing, where the adapter counts from the
+        beginning of a long poll.
 
         Raises ObjectStoreFailed if the store could not be reached and no message is left to return.
         """
         now = self._clock.monotonic()
         waiting = [_Waiting(message, message.lease_end - now) for message in came]
-        keep = partial(self._keep, waiting, lease)
+        keep = partial(self._keep, waiting, lease, cache(self._usual_lease))
         failure: ObjectStoreFailed | None = None
         try:
             for each in waiting:
@@ -346,16 +349,22 @@ class Fetcher:
         if size_bytes > self._body_bytes_max:
             raise PointerRefused(message=message, reason=f"its {size_bytes} bytes exceed {self._body_bytes_max}")
 
-    def _keep(self, waiting: list[_Waiting], lease: float | None) -> None:
+    def _usual_lease(self) -> float:
+        """The queue's visibility timeout."""
+        try:
+            return self._inner.stats().visibility_timeout or USUAL_LEASE_SECONDS
+        except VeilError as error:
+            log.warning("queue %s: its visibility timeout is not known: %s", self._inner.name, error)
+            return USUAL_LEASE_SECONDS
+
+    def _keep(self, waiting: list[_Waiting], lease: float | None, usual: Callable[[], float]) -> None:
         """Extend the leases that are half over."""
         now = self._clock.monotonic()
         due = [each for each in waiting if not each.is_lost and each.message.lease_end - now < each.left / 2]
         if not due:
             return
         try:
-            if lease is None:
-                lease = self._inner.stats().visibility_timeout
-            lengths = [each.left if lease is None else lease for each in due]
+            lengths = [max(each.left, usual()) if lease is None else lease for each in due]
             now = self._clock.monotonic()
             answers = self._inner.extend_batch(
                 [Extension(each.message.handle, length) for each, length in zip(due, lengths, strict=True)]
@@ -370,3 +379,5 @@ class Fetcher:
             elif isinstance(answer, str):
                 each.left = length
                 each.message = msgspec.structs.replace(each.message, handle=answer, lease_end=now + length)
+            else:
+                log.warning("queue %s: message %s was not extended: %s", self._inner.name, each.message.id, answer)

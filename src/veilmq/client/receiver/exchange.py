@@ -188,9 +188,10 @@ class Exchange:
         if wish.outcome is not None:
             return wish.outcome
         self._forget(wish)
-        if self.error is not None and self._failed_at >= wish.since > self._succeeded_at and self._concerned(wish):
-            return self.error
-        return []
+        told = self.error is not None and self._failed_at >= wish.since > self._succeeded_at and self._concerned(wish)
+        wish.outcome = self.error if told else []  # what its request still brings is for others
+        assert wish.outcome is not None
+        return wish.outcome
 
     def give(self, messages: Sequence[Received], now: float, seat: Seat) -> None:
         """Give messages to the callers, longest wait first; keep the rest for a moment. seat: over whose object they
@@ -233,7 +234,7 @@ class Exchange:
             self._failed(call, answer, now)
         else:
             self._succeeded(call, len(messages), now)
-        if self._failures and self._requests():
+        if self._failures and any(other.wait > 0 for other in self.calls):
             # One request at a time now: a look that would be made again would wait for the end of a parked poll.
             for wish in [*call.looks, *self._looking]:
                 if wish.outcome is None:

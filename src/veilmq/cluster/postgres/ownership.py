@@ -57,7 +57,7 @@ _SEEN_BYTES: Final = 512
 """All are written at once, over those before: a process that is killed leaves the old ones or the new ones."""
 DOUBTED: Final = "?"
 """Behind the name of the server that is wanted as the owner: see `Ownership.doubted`."""
-_BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = null where id = %s"
+_BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = case when %s then wanted end where id = %s"
 
 
 class StillOwned(Exception):
@@ -296,12 +296,17 @@ class Candidate(Connected):
         return self._session
 
 
-def raise_epoch(session: Session, shard: Shard, server: Server | None, owner: str = "") -> int:
-    """In a transaction that has locked the shard's row: make `server` the owner, or nobody, for `owner` to take."""
+def raise_epoch(
+    session: Session, shard: Shard, server: Server | None, owner: str = "", *, goes_on: bool = False
+) -> int:
+    """In a transaction that has locked the shard's row: make `server` the owner, or nobody, for `owner` to take.
+
+    goes_on: it is the owner already; a hand-over that it was asked for is still to come.
+    """
     epoch = shard.epoch + 1
     name, address, holder = (owner, "", None) if server is None else server[:3]
     session.execute(_RAISE, (epoch, holder, name, address, SHARD))
-    session.execute(_BEGIN, (epoch, SHARD))
+    session.execute(_BEGIN, (epoch, goes_on, SHARD))
     return epoch
 
 
@@ -433,7 +438,7 @@ class Ownership(Connected):
         with session.certain(), session.transaction():
             shard = look(session, incarnation=self.shard.incarnation, lock="for update")
             if shard.holder == self.server.holder:
-                epoch = raise_epoch(session, shard, self.server)
+                epoch = raise_epoch(session, shard, self.server, goes_on=True)
             else:
                 lost = owned_by(shard)
         if lost is not None:

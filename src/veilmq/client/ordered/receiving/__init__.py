@@ -157,14 +157,15 @@ class OrderedReceiver(Side):
         while True:
             self._acknowledge_voids()
             with self._changed:
-                ready = [] if self._closed else self._hand_out(count_max, lease)
-                left = deadline - self._clock.monotonic()
+                now = self._clock.monotonic()
+                ready = [] if self._closed else self._hand_out(count_max, lease, now)
+                left = deadline - now
                 if ready or self._closed or self._interrupts != interrupts:
                     return ready
                 if self._intake.busy or not self._wants_more():
                     if left <= 0:
                         return []
-                    self._changed.wait(min(left, self._pause()))
+                    self._changed.wait(min(left, self._pause(now)))
                     continue
                 pause = min(max(0.0, left), self._gaps.wait_max(self._clock.monotonic()))
                 self._intake.begin()
@@ -373,18 +374,16 @@ class OrderedReceiver(Side):
         with self._changed:
             return not self._wants_more()
 
-    def _pause(self) -> float:
+    def _pause(self, now: float) -> float:
         """Seconds until something is due without a new event."""
-        now = self._clock.monotonic()
         ends = [entry.until for entry in self._reorder.out.values()]
         due = self._reorder.due()
         if due is not None and due in self._reorder.held:
             ends.append(self._reorder.held[due].not_before)
         return min([end - now for end in ends if end > now] + [_REST_SECONDS_MAX])
 
-    def _hand_out(self, count_max: int, lease: float | None) -> list[Ordered]:
+    def _hand_out(self, count_max: int, lease: float | None, now: float) -> list[Ordered]:
         """With the lock held: hand out the messages that may go out now."""
-        now = self._clock.monotonic()
         reorder = self._reorder
         for place in [place for place, entry in reorder.out.items() if entry.until <= now]:
             reorder.give_back(place)

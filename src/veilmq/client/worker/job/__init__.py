@@ -393,8 +393,8 @@ class Hand:
         """Notifies the handler before its time is over."""
         self.settled = False
         """It has its outcome."""
-        self.abandoned = False
-        """A shutdown gives it back: whatever still becomes of it comes too late."""
+        self._fate = threading.Lock()
+        self._abandoned = self._deleting = False
         self._capabilities = capabilities
         self._stop_before = stop_before
         self._checkpoints = checkpoints
@@ -408,6 +408,18 @@ class Hand:
     def lost(self) -> bool:
         """Whether its lease is known to be gone."""
         return self.cancelled.cause is Cause.LOST
+
+    def abandon(self) -> bool:
+        """A shutdown gives it back: it is not deleted any more. False if that has begun."""
+        with self._fate:
+            self._abandoned = not self._deleting
+            return self._abandoned
+
+    def may_delete(self) -> bool:
+        """Whether it may be deleted: no shutdown gives it back, and none will."""
+        with self._fate:
+            self._deleting = not self._abandoned
+            return self._deleting
 
     def disarm(self) -> None:
         """Cancel its timer, which would keep the body alive until a deadline that may be hours away."""

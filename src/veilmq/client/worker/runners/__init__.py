@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from veilmq.client.shared.threads import DaemonPool
@@ -101,9 +102,10 @@ class AsyncRunners:
         task = self._loop.create_task(_coroutine(self._handler(list(jobs) if batch else jobs[0])))
 
         def stop() -> None:
-            # The keeper of a user outlives the worker, and may lose what a shutdown left to its lease.
-            if all(hand.cancelled for hand in hands) and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(task.cancel)
+            # A keeper of the user's outlives the worker and its loop, and may lose what a shutdown left to its lease.
+            if all(hand.cancelled for hand in hands):
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(task.cancel)
 
         for hand in hands:
             hand.cancelled.on_set(stop)

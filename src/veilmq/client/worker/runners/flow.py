@@ -333,8 +333,7 @@ class Flow:
         with self._lock:
             left, self._running = self._running, set()
         for hand in sorted(left, key=lambda hand: hand.key):
-            if not hand.lost:
-                hand.abandoned = True
+            if not hand.lost and hand.abandon():
                 self._settling.give_back(hand)
         return len(left)
 

@@ -163,12 +163,12 @@ class Settling:
 
     def end(self, hand: Hand, outcome: str, seconds: float = 0.0) -> None:
         """Count its outcome: it is finished. The first one counts, if a shutdown gives back what is being settled."""
+        if outcome in _LEFT:
+            hand.lease.forget()  # if the keeper went on extending, it would come back only after max_hold
         with self._lock:
             if hand.settled:
                 return
             hand.settled = True
-        if outcome in _LEFT:
-            hand.lease.forget()  # if the keeper went on extending, it would come back only after max_hold
         self._counts.ended(outcome, seconds)
 
     def poisoned(self, hand: Hand) -> bool:
@@ -245,8 +245,6 @@ class Settling:
                 return self._release(hand, delay, "failed", self._failure(failed))
         if self._options["on_result"] is not None:
             self.tell(self._options["on_result"], hand.message, result.value)
-            if hand.abandoned:
-                return "stopped"
         return self._delete(hand)
 
     def _abandon(self, hand: Hand) -> None:
@@ -255,6 +253,8 @@ class Settling:
             self.tell(self._options["guard"].abandon, claim.key, claim.fence)
 
     def _delete(self, hand: Hand) -> str:
+        if not hand.may_delete():
+            return "stopped"
         outcome = self._insist("delete", hand, hand.lease.delete) or "done"
         if outcome == "done":
             self.tell(hand.drop_progress)
