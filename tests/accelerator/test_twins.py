@@ -350,7 +350,7 @@ class Played:
     def end(self) -> list[Any]:
         """All that it said, its memtable and its history."""
         memtable = self.store._writer.memtable
-        left = [(each.row, each.leased, each.due, each.granted, each.origin) for each in memtable.messages.values()]
+        left = [(each.row, each.lease) for each in memtable.messages.values()]
         counts = [
             memtable._bytes,
             [(queue.visible, queue.in_flight, queue.next_due) for queue in memtable.queues.values()],

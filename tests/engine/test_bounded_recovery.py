@@ -173,7 +173,7 @@ class Play:
             if found and redrive is not None and found[0].receive_count >= redrive.receive_count_max:
                 continue  # a receive would not get it
             assert found == [], f"{key.name}: somebody waits"
-        assert {ticket for ticket in self.open if ticket not in self.gone} <= engine.waiting._by_ticket.keys()
+        assert {ticket for ticket in self.open if ticket not in self.gone} <= engine.waiting.parked.keys()
         assert engine._gone == set()
 
 

@@ -45,6 +45,8 @@ class Call(msgspec.Struct, gc=False, eq=False):
     submitted: Instant
     waiter: Waiter | None = None
     """Set for a receive that was parked before."""
+    messages: int = 1
+    """How many messages it may touch."""
 
 
 class Batch(msgspec.Struct, gc=False, eq=False):
@@ -64,6 +66,7 @@ class Engine:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.waiting = WaitingRoom(self.limits)
+        self._parked = self.waiting.parked
         self.polls = Polls()
         self.unread = Unread(self.limits.unread_bytes_max)
         self._brake = Brake()
@@ -106,7 +109,7 @@ class Engine:
         """Whether the pending calls fill a whole batch."""
         # Called at each turn of the loop while calls arrive: a call is counted only once.
         for place in range(self._counted, len(self._pending)):
-            self._counted_messages += _messages(self._pending[place])
+            self._counted_messages += self._pending[place].messages
         self._counted = len(self._pending)
         return self._counted_messages >= self._batch_max
 
@@ -117,12 +120,16 @@ class Engine:
             return
         first = commands[0]
         # A repeated attempt id has its messages already, so it does not queue behind others.
-        if type(first) is Receive and first.attempt_id is None and self.waiting:
-            wait_us = self.waiting.wait_behind(first)
-            if wait_us:
-                self._park(ticket, first, now, wait_us, now)
-                return
-        self._pending.append(Call(ticket, commands, now))
+        if type(first) is Receive:
+            if self._parked and first.attempt_id is None:
+                wait_us = self.waiting.wait_behind(first)
+                if wait_us:
+                    self._park(ticket, first, now, wait_us, now)
+                    return
+            messages = first.count_max
+        else:
+            messages = len(first.commands) if type(first) is Operate else len(commands)
+        self._pending.append(Call(ticket, commands, now, None, messages))
 
     def cancel(self, ticket: Any) -> None:
         """The client is gone: forget its parked receive, or release what its running receive gets."""
@@ -168,14 +175,14 @@ class Engine:
         self._last_batch = now
         messages = 0
         apart = self._batch_max < self.limits.batch_messages_max or len(pending) > self.limits.beside_a_sweep_max
-        near = self.unread.near
+        near, gone = self.unread.near, self._gone
         while pending and messages < self._batch_max:
             call = pending.popleft()
             if apart and type(call.commands[0]) is Sweep and calls:
                 pending.appendleft(call)  # and its duration says nothing about other commands
                 break
-            if call.ticket in self._gone:
-                self._gone.discard(call.ticket)
+            if gone and call.ticket in gone:
+                gone.discard(call.ticket)
                 if type(call.commands[0]) is Receive:
                     if call.waiter is not None:
                         self._credit(call.commands[0].queue, call.commands[0].count_max)
@@ -188,7 +195,7 @@ class Engine:
                 continue
             calls.append(call)
             commands += call.commands
-            messages += _messages(call)
+            messages += call.messages
             if apart and type(call.commands[0]) is Sweep:
                 break
         self._batch_messages = 0 if len(calls) == 1 and calls[0].ticket is None else messages
@@ -218,6 +225,7 @@ class Engine:
         for queue, visible in applied.visible.items():
             self._credit(queue, visible)
         at = 0
+        gone = self._gone
         changed, deleted = False, list[QueueKey]()
         for call in batch.calls:
             commands, ticket = call.commands, call.ticket
@@ -229,7 +237,8 @@ class Engine:
             elif ticket is None:
                 self._housekeeping(commands, mine)
             else:
-                self._gone.discard(ticket)
+                if gone:
+                    gone.discard(ticket)
                 answers.append((ticket, mine))
                 if type(first) in _SETTING:
                     changed = True
@@ -297,7 +306,7 @@ class Engine:
     @property
     def waking(self) -> bool:
         """Whether a parked receive is about to try again, or an answer is about to be sent."""
-        return bool(self._credits and self.waiting) or bool(self._ready)
+        return bool(self._credits and self._parked) or bool(self._ready)
 
     def next_wake(self) -> Instant | None:
         """The earliest instant at which a lease, a delay or a wait may end; None if none will."""
@@ -325,7 +334,7 @@ class Engine:
 
     def _received(self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]) -> None:
         (outcome,) = mine
-        gone = call.ticket in self._gone
+        gone = bool(self._gone) and call.ticket in self._gone
         if gone:
             self._gone.discard(call.ticket)
         if type(outcome) is Received and outcome.cut and not gone:
@@ -348,11 +357,12 @@ class Engine:
             if not outcome.messages and not impatient:
                 if self._parks(call, command, outcome, at):
                     return
-            elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
+            elif self._parked and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credit(command.queue, 1)
-            elif outcome.capped and self.waiting:
+            elif outcome.capped and self._parked:
                 self._pass_on(command.queue, at)
-            outcome.waited_us = max(0, at - (call.submitted if call.waiter is None else call.waiter.began))
+            waited_us = at - (call.submitted if call.waiter is None else call.waiter.began)
+            outcome.waited_us = waited_us if waited_us > 0 else 0
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
             # Messages are available: queueing behind parked receives would leave them unclaimed.
@@ -365,7 +375,7 @@ class Engine:
         self.undeliver(command, outcome, at)
         if outcome.cut and call.waiter is not None:
             self._credit(command.queue, command.count_max)
-        elif outcome.capped and self.waiting:
+        elif outcome.capped and self._parked:
             self._pass_on(command.queue, at)
 
     def _parks(self, call: Call, command: Receive, outcome: Received, at: Instant) -> bool:
@@ -459,7 +469,7 @@ class Engine:
 
     def _schedule(self, now: Instant) -> None:
         """Append the maintenance commands that are due."""
-        due = self._store_due is not None and self._store_due <= now and bool(self.waiting) and not self._sweep_failed
+        due = self._store_due is not None and self._store_due <= now and bool(self._parked) and not self._sweep_failed
         if self._sweep_more or due or now - self._swept >= self._sweep_every_us:
             self._swept = now
             self._sweep_more = False
@@ -468,14 +478,6 @@ class Engine:
             self._polled = now
         elif now - self._polled >= self.limits.polls_every_us:
             self.flush_polls(now)
-
-
-def _messages(call: Call) -> int:
-    """How many messages the call may touch."""
-    first = call.commands[0]
-    if type(first) is Receive:
-        return first.count_max
-    return len(first.commands) if type(first) is Operate else len(call.commands)
 
 
 def _deleted_queues(command: AnyCommand, outcome: Outcome) -> list[QueueKey]:
@@ -487,7 +489,7 @@ def _deleted_queues(command: AnyCommand, outcome: Outcome) -> list[QueueKey]:
 
 def _again(waiter: Waiter, now: Instant) -> Call:
     """The parked receive, as a call to try again."""
-    return Call(waiter.ticket, (waiter.command,), now, waiter)
+    return Call(waiter.ticket, (waiter.command,), now, waiter, waiter.command.count_max)
 
 
 def _racers_first(pending: deque[Call]) -> None:

@@ -69,7 +69,8 @@ class WaitingRoom:
         """The `wait_us` of queues where somebody waits, as the store last named it."""
         self._attempts: dict[tuple[QueueKey, str], list[Waiter]] = {}
         """Waiters with an attempt id, by queue and id."""
-        self._by_ticket: dict[Any, Waiter] = {}
+        self.parked: dict[Any, Waiter] = {}
+        """By ticket; to be read only. Always the same dictionary, whose truth costs less than that of this object."""
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
         self._hidden = 0
@@ -78,12 +79,12 @@ class WaitingRoom:
         """Receives that found no room, by queue and limit; a reader may take the counter away."""
 
     def __len__(self) -> int:
-        return len(self._by_ticket)
+        return len(self.parked)
 
     @property
     def clients(self) -> int:
         """How many receives of clients wait; the server's own, for pushes, do not count."""
-        return len(self._by_ticket) - self._hidden
+        return len(self.parked) - self._hidden
 
     def waits_for(self, queue: QueueKey) -> int:
         """How many receives wait for the queue."""
@@ -95,7 +96,7 @@ class WaitingRoom:
 
     def everybody(self) -> list[Origin]:
         """Who waits, for any queue: one for each receive."""
-        return [waiter.command.origin for waiter in self._by_ticket.values()]
+        return [waiter.command.origin for waiter in self.parked.values()]
 
     def wait_behind(self, command: Receive) -> int:
         """How long a receive that comes now waits behind others, in us; 0: none is before it, or it may not wait."""
@@ -143,12 +144,12 @@ class WaitingRoom:
         if waiter.command.attempt_id is not None:
             self._attempts.setdefault((queue, waiter.command.attempt_id), []).append(waiter)
         waiter.parked = True
-        self._by_ticket[waiter.ticket] = waiter
+        self.parked[waiter.ticket] = waiter
         self._count(queue, 1)
         if not waiter.timed:
             waiter.timed = True
             heappush(self._deadlines, (waiter.deadline, waiter.place, waiter))
-            if len(self._deadlines) > 2 * len(self._by_ticket) + _STALE_MAX:
+            if len(self._deadlines) > 2 * len(self.parked) + _STALE_MAX:
                 self._compact()
 
     def take_first(self, queue: QueueKey) -> Waiter | None:
@@ -167,7 +168,7 @@ class WaitingRoom:
 
     def take(self, ticket: Any) -> Waiter | None:
         """Take out the waiter of that ticket; None if it is not parked."""
-        waiter = self._by_ticket.get(ticket)
+        waiter = self.parked.get(ticket)
         return None if waiter is None else self._leave(waiter)
 
     def take_expired(self, now: Instant) -> list[Waiter]:
@@ -218,7 +219,7 @@ class WaitingRoom:
             again.remove(waiter)
             if not again:
                 del self._attempts[queue, waiter.command.attempt_id]
-        del self._by_ticket[waiter.ticket]
+        del self.parked[waiter.ticket]
         self._count(queue, -1)
         waiter.parked = False
         return waiter

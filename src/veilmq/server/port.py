@@ -348,9 +348,13 @@ def _asked(request: Request, keyring: Keyring) -> str:
 
 def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | None:
     """The first action among the commands that the key was not granted."""
+    kind = before = None
     for command in commands:
-        action = ACTIONS[type(command)]
         named = getattr(command, "queue", None) or getattr(command, "topic", None)
+        if named is before and type(command) is kind and kind in _OF_ENTRIES:
+            continue  # the entries of a batch, which were granted with the first
+        kind, before = type(command), named
+        action = ACTIONS[kind]
         if not key.allows(action, None if named is None else named.name):
             return action
         if not may_lead(key, action, command):
@@ -377,6 +381,8 @@ def _redrive_ends(command: CreateQueue | ChangeQueue) -> tuple[QueueKey | None, 
     return () if redrive is None else (redrive.target,)
 
 
+_OF_ENTRIES: Final = frozenset({Send, Delete, Extend})
+"""Commands of which a request may have several, for one queue."""
 _ENDS: Final[dict[type, Callable[[Any], tuple[QueueKey | None, ...]]]] = {
     CreateQueue: _redrive_ends,
     ChangeQueue: _redrive_ends,

@@ -17,9 +17,9 @@ Nothing is remembered, so any process can extend and delete with a handle, and a
 handle keeps the object. Handles come from the caller, so their key is checked like a pointer's.
 
 Reading objects (`Fetcher`): one after the other, in pieces; a piece that fails is read again alone, so that a transfer
-resumes. Between pieces, every message of the receive of which half of what was left of its lease is over is extended:
-nobody else can do it, because the application does not have the messages yet. An error in one message never stops another. If
-the store cannot be reached, that is no fault of the message, so it is released.
+resumes. Between pieces the leases of the receive's messages are extended when half of what was left of them is over:
+nobody else can do it, because the application does not have the messages yet. An error in one message never stops
+another. If the store cannot be reached, that is no fault of the message, so it is released.
 """
 
 import base64
@@ -254,8 +254,8 @@ class Fetcher:
     def received(self, came: list[Received], lease: float | None) -> list[Received]:
         """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
 
-        lease: what they were received with. Extensions are for as long; with None for the queue's visibility timeout, or
-        longer if a message's own lease is. What is left of it is less, or nothing, where the adapter counts from the
+        lease: what they were received with. Extensions are for as long; with None for the queue's visibility timeout,
+        or longer if a message's own lease is. What is left of it is less, or nothing, where the adapter counts from the
         beginning of a long poll.
 
         Raises ObjectStoreFailed if the store could not be reached and no message is left to return.

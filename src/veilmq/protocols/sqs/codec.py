@@ -26,6 +26,7 @@ from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.forms import json_form, query_form
 
 _ACCOUNTS_MAX: Final = 4_096
+_JSON: Final = Form.JSON  # an enum's member costs a search of its class each time
 
 
 class Throttle:
@@ -80,7 +81,8 @@ class Codec:
 
         `wall` is for signatures and policies; `arrived`, on the lease clock, is when the server began to read it.
         """
-        form = form_of(request)
+        target = request.headers.get(b"x-amz-target")
+        form = _JSON if target in json_form.KNOWN else form_of(request)
         try:
             if request.method == "POST":
                 pass
@@ -88,14 +90,14 @@ class Codec:
                 return self._preflight(request)
             elif request.method != "GET":
                 raise Refusal(errors.METHOD_NOT_SUPPORTED, f"The HTTP method {request.method} is not supported.")
-            elif not request.query and (form is not Form.JSON or b"x-amz-target" not in request.headers):
+            elif not request.query and (form is not _JSON or target is None):
                 raise query_form.nothing_asked()  # before any signature: a browser that opens a queue's URL has none
             caller = self._verifier.verify(request, wall)
             asked = Asked(request, caller, arrived, self._endpoint)
             if self._throttle is not None and not self._throttle.takes(caller.key.account, arrived):
                 raise Refusal(errors.REQUEST_THROTTLED, "The request was denied due to request throttling.")
-            if form is Form.JSON:
-                row, given = json_form.read(request.headers.get(b"x-amz-target", b""), request.body)
+            if form is _JSON:
+                row, given = json_form.read(target or b"", request.body)
             else:
                 row, given = query_form.read(request, self._endpoint)
             commands, memo = row.plan(asked, given)
@@ -110,7 +112,7 @@ class Codec:
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The response to a call, from the outcomes of its commands in order; or the call that follows it."""
-        if call.row.json is not None and call.form is Form.JSON:
+        if call.row.json is not None and call.form is _JSON:
             body = call.row.json(call, outcomes)
             if body is not None:
                 return Response(200, json_form.CONTENT_TYPE, body, self._headers(call.request))
@@ -122,7 +124,7 @@ class Codec:
             # It has no command if every entry of a batch was refused: then the engine is not needed.
             return result if result.commands else self.encode(result, ())
         headers = self._headers(call.request)
-        if call.form is Form.JSON:
+        if call.form is _JSON:
             return json_form.write(result, headers)
         return query_form.write(call.operation, result, call.form, call.request.request_id, headers)
 
@@ -151,7 +153,7 @@ class Codec:
 
     def _refused(self, refusal: Refusal, form: Form, request: Request) -> Response:
         headers = self._headers(request)
-        if form is Form.JSON:
+        if form is _JSON:
             return json_form.write_refusal(refusal, headers)
         return query_form.write_refusal(refusal, form, request.request_id, headers)
 
@@ -202,7 +204,7 @@ def form_of(request: Request) -> Form:
         target.startswith(json_form.TARGETS)
         or not headers.get(b"content-type", b"").startswith(query_form.CONTENT_TYPE)
     ):
-        return Form.JSON
+        return _JSON
     if headers.get(b"content-type", b"").startswith(json_form.CONTENT_TYPE):
-        return Form.JSON
+        return _JSON
     return Form.QUERY_JSON if b"application/json" in headers.get(b"accept", b"") else Form.QUERY

@@ -37,6 +37,11 @@ def sends_json(call: Call, outcomes: Sequence[Outcome]) -> bytes | None:
     return None if ENTRIES_JSON is None else ENTRIES_JSON(call.memo.entries, call.commands, outcomes)
 
 
+def deleted_json(call: Call, outcomes: Sequence[Outcome]) -> bytes | None:
+    """The answer of DeleteMessage, which has no result."""
+    return b"" if type(outcomes[0]) is Deleted else None
+
+
 def deletes_json(call: Call, outcomes: Sequence[Outcome]) -> bytes | None:
     """DeleteMessageBatchResult, if all were deleted."""
     return None if ENTRIES_JSON is None else ENTRIES_JSON(call.memo, call.commands, outcomes)

@@ -75,10 +75,12 @@ _PREFIXES_MAX: Final = 256
 class Answers:
     """Writes responses with the current Date; `tick` updates it."""
 
-    __slots__ = ("_date", "_prefixes")
+    __slots__ = ("_begins", "_date", "_prefixes")
 
     def __init__(self) -> None:
         self._date = b""
+        self._begins: dict[bytes, bytes] = {}
+        """By a header's name, of which codecs have a few: what comes before its value."""
         self._prefixes: dict[tuple[int, bytes | None], bytes] = {}
         self.tick()
 
@@ -95,7 +97,12 @@ class Answers:
         if prefix is None:
             prefix = self._prefix(status, response.content_type)
         own = response.headers
-        fields = b"\r\n%b: %b" % own[0] if len(own) == 1 else b"".join([b"\r\n%b: %b" % pair for pair in own])
+        if len(own) == 1:
+            ((name, value),) = own
+            begin = self._begins.get(name) or self._begin(name)
+            fields = begin + value
+        else:
+            fields = b"".join([b"\r\n%b: %b" % pair for pair in own])
         if fields.count(b"\n") != len(own) or fields.count(b"\r") != len(own):
             raise ValueError(f"line break in a header of an answer: {own!r}")
         if form:
@@ -103,7 +110,11 @@ class Answers:
         if status in _BODYLESS:
             return b"%b%b\r\n\r\n" % (prefix, fields)
         body = response.body
-        return b"%b%d%b\r\n\r\n%b" % (prefix, len(body), fields, b"" if form & HEAD else body)
+        return b"".join((prefix, b"%d" % len(body), fields, b"\r\n\r\n", b"" if form & HEAD else body))
+
+    def _begin(self, name: bytes) -> bytes:
+        begin = self._begins[name] = b"\r\n%b: " % name
+        return begin
 
     def _prefix(self, status: int, content_type: bytes | None) -> bytes:
         prefix = b"HTTP/1.1 %d %b\r\nDate: %b" % (status, _PHRASES.get(status, b"Unknown"), self._date)

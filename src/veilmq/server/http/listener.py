@@ -13,8 +13,8 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from itertools import count
-from typing import Any, TypeAlias
+from itertools import chain, count
+from typing import Any, Final, TypeAlias
 
 from veilmq.engine.long_polls import Unread
 from veilmq.model.instant import SECOND_US
@@ -27,6 +27,8 @@ from veilmq.server.logs import RefusalLog
 
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 
+_LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
+"""Of a request id: what comes before them is written once for all."""
 log = logging.getLogger("veilmq.listener")
 
 # Called on the loop when a request is complete; answers through the exchange, now or later.
@@ -122,8 +124,9 @@ class Listener:
         self._empty: asyncio.Future[None] | None = None
         # A random half makes it unique, a counter makes it cheap.
         seed = os.urandom(14).hex()
-        form = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-%012x"
-        self.next_request_id = map(form.__mod__, count(int(seed[18:], 16))).__next__
+        form = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-%09x"
+        blocks = (map((form % number).__add__, _LAST_DIGITS) for number in count(int(seed[18:26], 16)))
+        self.next_request_id = chain.from_iterable(blocks).__next__
 
     async def open(
         self, host: str, port: int, context: ssl.SSLContext | None, opened: socket.socket | None = None

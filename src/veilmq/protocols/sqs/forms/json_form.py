@@ -10,6 +10,7 @@ entry that contains it, by name. Anywhere else the request is refused with the p
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -29,7 +30,7 @@ TARGETS: Final = (TARGET_PREFIX.encode(), VEIL_TARGET_PREFIX.encode())
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-_TARGETS: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
+KNOWN: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
     (prefix + row.name).encode(): (row, msgspec.json.Decoder(row.input_type))
     for prefix, rows in ((TARGET_PREFIX, OPERATIONS), (VEIL_TARGET_PREFIX, VEIL_OPERATIONS))
     for row in rows.values()
@@ -51,11 +52,13 @@ _STARTS: Final = {
 
 def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
     """The operation and its input. Raises Refusal naming the member that does not fit."""
-    found = _TARGETS.get(target)
+    found = KNOWN.get(target)
     if found is None:
         name = target.decode("latin-1")[:256]
         raise Refusal(errors.INVALID_ACTION, f"The action {name} is not valid for this endpoint.")
     row, decoder = found
+    with suppress(Exception):  # what is wrong is said below
+        return row, decoder.decode(body or b"{}")
     try:
         return row, _decoded(row, decoder, body or b"{}")
     except msgspec.ValidationError as wrong:

@@ -28,7 +28,13 @@ _ROWS: Final = (
         messages.answer_receive,
         json=plain.received_json,
     ),
-    Operation("DeleteMessage", forms.DeleteMessageInput, messages.plan_delete, messages.answer_void),
+    Operation(
+        "DeleteMessage",
+        forms.DeleteMessageInput,
+        messages.plan_delete,
+        messages.answer_void,
+        json=plain.deleted_json,
+    ),
     Operation(
         "DeleteMessageBatch",
         forms.DeleteMessageBatchInput,

@@ -398,10 +398,14 @@ def _delete(asked: Asked, queue: QueueKey, late: AfterExpiry, given: DeleteMessa
     )
 
 
+_ALLOW: Final = AfterExpiry.ALLOW
+_REFUSE: Final = AfterExpiry.REFUSE
+
+
 def _after_expiry(queue: QueueKey) -> AfterExpiry:
     """AWS accepts a handle after its lease until the message is granted again, also to extend it; not on a FIFO
     queue."""
-    return AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
+    return _REFUSE if is_fifo(queue.name) else _ALLOW
 
 
 def _report(asked: Asked) -> Report | None:

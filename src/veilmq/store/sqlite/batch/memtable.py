@@ -189,8 +189,7 @@ def replay(
             del found[unflushed.row.sequence]
             continue
         if event.kind == _RECEIVED:
-            unflushed.leased, unflushed.granted, unflushed.origin = True, event.at, event.origin or 0
-            unflushed.due = Instant(event.at + (event.lease_us or 0))
+            unflushed.lease = Instant(event.at + (event.lease_us or 0)), event.at, event.origin or 0
     return found
 
 

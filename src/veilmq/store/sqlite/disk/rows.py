@@ -75,12 +75,34 @@ class Unflushed(msgspec.Struct, gc=False, eq=False):
 
     row: MessageRow
     extras: Extras
-    leased: bool = False
-    """Under its first lease. A message that is given back has been flushed."""
-    due: Instant = Instant(0)
-    granted: Instant = Instant(0)
-    origin: int = 0
-    """The client that holds the lease."""
+    lease: tuple[Instant, Instant, int] | None = None
+    """Its first lease: when it ends, when it was granted, and the client that holds it. The messages of a receive share
+    one. A message that is given back has been flushed."""
+
+    @property
+    def leased(self) -> bool:
+        """Whether it is under its first lease."""
+        return self.lease is not None
+
+    @property
+    def due(self) -> Instant:
+        """When its lease ends."""
+        return self._held[0]
+
+    @property
+    def granted(self) -> Instant:
+        """When its lease was granted."""
+        return self._held[1]
+
+    @property
+    def origin(self) -> int:
+        """The client that holds its lease."""
+        return self._held[2]
+
+    @property
+    def _held(self) -> tuple[Instant, Instant, int]:
+        assert self.lease is not None
+        return self.lease
 
     def expires(self, retention_us: int) -> int:
         """The instant at which the message expires."""

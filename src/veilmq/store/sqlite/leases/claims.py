@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from veilmq.model.commands import SERVER, LeaseSource, Receive
@@ -359,6 +359,7 @@ def lease_unflushed(
     retention_us = queue.settings.retention_us
     terms = Terms(now, queue, command)
     lease_us, source, due = terms.usual
+    lease = (due, now, origin)
     held = memtable.held
     bytes_left = writer.bytes_left
     granted: list[Delivery] = []
@@ -368,7 +369,9 @@ def lease_unflushed(
         sequence, sent, body = row.sequence, row.sent, row.body
         if not terms.named:
             lease_us, source, due = terms.of(row.type, extras)
-        unflushed.leased, unflushed.due, unflushed.granted, unflushed.origin = True, due, now, origin
+            if due != lease[0]:
+                lease = (due, now, origin)
+        unflushed.lease = lease
         handle = seal(incarnation, sequence, 1, 0)
         held[handle] = unflushed
         if due < queue.next_due:
@@ -377,12 +380,12 @@ def lease_unflushed(
             _RECEIVED, now, incarnation, origin, row.id, sequence, 1, 0, lease_us, source, sent, sent, None,
             len(body), None, row.type,
         ))  # fmt: skip
-        expires = sent + retention_us if row.own_expiry is None else row.own_expiry
+        expires: Any = sent + retention_us if row.own_expiry is None else row.own_expiry
         granted.append(Delivery(
             row.id, sequence, body.decode(), row.md5, extras, row.sender, row.priority, sent,
-            Instant(expires), 1, now, handle, due, lease_us,
+            expires, 1, now, handle, due, lease_us,
         ))  # fmt: skip
-        bytes_left -= len(body) + len(row.packed or b"")
+        bytes_left -= len(body) if row.packed is None else len(body) + len(row.packed)
         if bytes_left <= 0:
             break
     writer.bytes_left = bytes_left

@@ -149,7 +149,8 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
             unflushed is None
             or queue is None
             or unflushed.row.generation != queue.generation
-            or now >= unflushed.due
+            or (lease := unflushed.lease) is None
+            or now >= lease[0]
             or expiry_now >= queue.next_expiry
             or (command.message_id is not None and command.message_id != unflushed.row.id)
         ):
@@ -170,7 +171,7 @@ def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[i
         queue.in_flight -= 1
         events.append(Event(
             _DELETED, now, queue.incarnation, origin, row.id, row.sequence, 1, 0, None, None, row.sent,
-            None, now - unflushed.granted, len(row.body), None, row.type,
+            None, now - lease[1], len(row.body), None, row.type,
         ))  # fmt: skip
     return others
 

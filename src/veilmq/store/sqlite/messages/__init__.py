@@ -387,12 +387,12 @@ def _lease(queue: LiveQueue, unflushed: Unflushed, turn: int) -> LeaseRow | None
     """
     row = unflushed.row
     priority = row.priority
-    queue.ready[priority] = queue.ready.get(priority, 0) + (not unflushed.leased)
-    if not unflushed.leased:
+    lease = unflushed.lease
+    queue.ready[priority] = queue.ready.get(priority, 0) + (lease is None)
+    if lease is None:
         return None
     queue.cursors[priority] = max(queue.cursors.get(priority, 0), row.sequence)
-    granted = unflushed.granted
+    due, granted, origin = lease
     return LeaseRow(
-        row.sequence, row.generation, priority, 1, 1, unflushed.due, 1, 0, granted, granted,
-        unflushed.origin, 0 if unflushed.due > granted else turn,
-    )  # fmt: skip
+        row.sequence, row.generation, priority, 1, 1, due, 1, 0, granted, granted, origin, 0 if due > granted else turn
+    )

@@ -216,7 +216,12 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     append, types = appending.append, writer.types
     fifo: list[tuple[LiveQueue, Send]] = []
     outcomes = appending.append_plain(commands)
-    for command in commands[len(outcomes) :]:
+    while (done := len(outcomes)) < len(commands):
+        command, before = commands[done], commands[done - 1]
+        if command.queue is not before.queue or command.origin is not before.origin:  # others begin
+            outcomes += appending.append_plain(commands[done:])
+            if len(outcomes) > done:
+                continue
         queue = writer.queue(command.queue)
         if queue is None:
             outcomes.append(QueueMissing(queue=str(command.queue)))
