@@ -98,6 +98,20 @@ def test_a_plan_that_raises_at_a_lost_lease_keeps_no_other_from_being_extended(
         kept.delete()
 
 
+def test_a_plan_that_raises_when_it_hears_of_lateness_holds_nothing_up(client: EmbeddedClient, fifo: Queue) -> None:
+    class Broken(AdaptiveTimeout):
+        def late(self, seconds: float) -> None:
+            raise RuntimeError
+
+    with LeaseKeeper(fifo, plan=Broken(), clock=client.clock) as keeper:
+        fifo.send(job())
+        lease = keeper.register(fifo.receive(lease=15)[0], lease=15)
+        client.pass_time(12)
+        keeper.extend_due()
+        assert lease.remaining() > 3, "extended"
+        lease.delete()
+
+
 def test_a_message_that_is_deleted_twice_is_learnt_once(client: EmbeddedClient) -> None:
     client.account.create("jobs")
     plan = AdaptiveTimeout()

@@ -643,6 +643,15 @@ class TestBadInput:
                 queue.delete(f"o.{base64.urlsafe_b64encode(key.encode()).decode()}.{inner}")
         assert plain.stats().in_flight == 1
 
+    def test_a_replaced_body_has_what_is_left_of_its_time_to_live(
+        self, embedded: EmbeddedClient, queue: LargeMessageQueue, store: ObjectStore
+    ) -> None:
+        queue.send(Message(LARGE, ttl=10 * 86_400))
+        embedded.pass_time(86_400)
+        queue.extend(queue.receive()[0].handle, 60, body=LARGE + "!")
+        (key,) = keys(store)
+        assert int(key.split("/")[1].split("-")[1]) == pytest.approx(9 * 86_400, abs=5)
+
     def test_a_ttl_that_is_none(self, queue: LargeMessageQueue, store: ObjectStore) -> None:
         for ttl in (float("inf"), float("nan"), -1, "x"):
             with pytest.raises(ParameterInvalid, match="ttl"):

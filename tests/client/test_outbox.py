@@ -211,6 +211,14 @@ def test_the_whole_message_is_kept(place: Place) -> None:
     }
 
 
+def test_a_message_with_ten_attributes_is_sent_without_ours(place: Place) -> None:
+    place.add(Message("full", attributes={str(number): "x" for number in range(10)}))
+    place.relay().run_once()
+    (message,) = place.queue.receive()
+    assert ATTRIBUTE not in message.attributes
+    assert place.rows("failure IS NOT NULL") == 0
+
+
 def test_a_fifo_queue_gets_the_id_for_its_deduplication(place: Place) -> None:
     seen: list[Message] = []
 

@@ -662,6 +662,7 @@ def test_unknown_is_asked_again_and_then_parked(place: Place) -> None:
     assert place.bodies() == []
     assert queue.parked().stats().visible == 1
     assert queue.parked().name == "log-parked"
+    assert queue.parked().stats().retention == 14 * 86_400
     assert queue.settle_parked(lambda prepared: Verdict.UNKNOWN) == 0
     assert queue.parked().stats().visible == 1
     assert queue.settle_parked(lambda prepared: True) == 1

@@ -444,6 +444,24 @@ class TestStopping:
         assert worker.counts.outcomes == {"stopped": 1}
         stage.queue.delete(again.handle)
 
+    def test_the_end_of_a_block_is_no_second_stop(self, stage: Stage) -> None:
+        stage.send("a")
+        gate = Gate(stage)
+        with stage.worker(gate, drain=60) as worker:
+            gate.wait_begun()
+            worker.stop()
+            threading.Timer(0.3, gate.may.set).start()
+        assert worker.counts is not None
+        assert worker.counts.outcomes == {"done": 1}
+
+    def test_what_has_no_time_from_the_start_comes_back_after_a_pause(self, stage: Stage) -> None:
+        stage.send("a")
+        counts = stage.work(
+            stage.note, receives=1, lease=5.0, stop_before_expiry=600.0, keeper={"max_hold": 600.0}, retry=LATE
+        )
+        assert counts.outcomes == {"expired": 1}
+        assert stage.queue.receive() == [], "not at once, over and over"
+
     def test_a_second_stop_does_not_wait_for_the_drain(self, stage: Stage) -> None:
         stage.send("a")
         gate = Gate(stage)

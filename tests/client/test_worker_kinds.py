@@ -407,6 +407,24 @@ class TestTelling:
         assert done.attributes["veilmq.receive_count"] == 2
         assert [link.context.trace_id for link in done.links] == [int(parent, 16)]
 
+    def test_a_rejection_s_text_is_no_type_of_error(self, stage: Stage) -> None:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+        def handler(job: Any) -> None:
+            raise Reject("customer 4711 is unknown")
+
+        stage.send("a")
+        stage.work(handler, receives=1, tracer=provider.get_tracer("test"))
+        (span,) = exporter.get_finished_spans()
+        assert span.attributes is not None
+        assert span.attributes["error.type"] == "rejected"
+
     def test_batches_link(self, stage: Stage) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor

@@ -11,7 +11,8 @@ import pytest
 from tests.admin import server as admin
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, bodiless, hidden
 
-from veilmq.console.showing import shown_body
+from veilmq.console import showing
+from veilmq.console.showing import FormWrong, shown_body
 from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
@@ -198,6 +199,8 @@ def test_bodies_can_be_switched_off(tmp_path: Path) -> None:
         assert visitor.post(f"/console/messages/{message}", data=fields).status_code == 403
         assert "shows no bodies" in visitor.get(f"/console/messages/{message}").text
         assert message in visitor.get(f"{ORDERS}?text=other").text, "no way to search in bodies"
+        job = visitor.post(f"{ORDERS}/job", data=visitor.fields(f"{ORDERS}/job") | {"act": "delete", "text": "needle"})
+        assert (job.status_code, "does not look into bodies" in job.text) == (400, True), "nor to count in them"
         assert "peeked" not in api.kinds()
 
 
@@ -226,6 +229,17 @@ def test_a_body_is_shown_as_what_it_is(body: str, kind: str, shown: str) -> None
     assert found.text.startswith(shown)
     if kind == "JSON":
         assert found.text == shown
+
+
+def test_a_number_has_as_many_digits_as_a_day_in_microseconds() -> None:
+    assert showing.number("age", "86400000000") == 86_400_000_000
+    with pytest.raises(FormWrong):
+        showing.number("age", "9" * 16)
+
+
+def test_of_a_long_body_in_base64_the_beginning_is_said_to_be_one() -> None:
+    assert shown_body(base64.b64encode(b"\xff" * 50_001).decode(), None).is_cut
+    assert not shown_body(base64.b64encode(b"\xff" * 50_000).decode(), None).is_cut
 
 
 def test_base64_and_bytes() -> None:

@@ -128,7 +128,7 @@ def span_us(field: str, text: str) -> int:
 
 def number(field: str, text: str) -> int:
     """A whole number as typed. Raises FormWrong."""
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    if not (text.isascii() and text.isdigit() and len(text) < 16):  # what JSON carries, and no day in us is longer
         raise FormWrong(field, f"expected a whole number, not {text!r}")
     return int(text)
 
@@ -249,27 +249,32 @@ def shown_body(body: str | None, body_base64: str | None) -> Shown:
         raw = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
         return shown
-    kind, decoded = _decoded(raw)
-    return shown._replace(kind="base64", decoded=decoded[:SHOWN_CHARACTERS_MAX], decoded_kind=kind)
+    kind, decoded, is_cut = _decoded(raw)
+    return shown._replace(kind="base64", decoded=decoded, decoded_kind=kind, is_cut=shown.is_cut or is_cut)
 
 
-def _decoded(raw: bytes) -> tuple[str, str]:
+def _decoded(raw: bytes) -> tuple[str, str, bool]:
+    """Kind, beginning, and whether there is more."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return f"{len(raw)} bytes", hexadecimal(raw)
+        return f"{len(raw)} bytes", hexadecimal(raw)[:SHOWN_CHARACTERS_MAX], len(raw) > _HEXADECIMAL_BYTES_MAX
     shown = _indented(text)
-    return ("text", text) if shown is None else ("JSON", shown)
+    kind, text = ("text", text) if shown is None else ("JSON", shown)
+    return kind, text[:SHOWN_CHARACTERS_MAX], len(text) > SHOWN_CHARACTERS_MAX
 
 
 def _cut(kind: str, text: str) -> Shown:
     return Shown(kind, text[:SHOWN_CHARACTERS_MAX], len(text) > SHOWN_CHARACTERS_MAX)
 
 
+_HEXADECIMAL_BYTES_MAX: Final = SHOWN_CHARACTERS_MAX // 4
+
+
 def hexadecimal(raw: bytes) -> str:
     """Rows of 16 bytes: offset, hexadecimal, ASCII."""
     rows = []
-    for at in range(0, min(len(raw), SHOWN_CHARACTERS_MAX // 4), _ROW_BYTES):
+    for at in range(0, min(len(raw), _HEXADECIMAL_BYTES_MAX), _ROW_BYTES):
         row = raw[at : at + _ROW_BYTES]
         plain = "".join(chr(each) if 32 <= each < 127 else "." for each in row)
         rows.append(f"{at:08x}  {row.hex(' '):<47}  {plain}")

@@ -50,7 +50,8 @@ class Disordered(Wrapping):
             return [self._draw() for _ in range(min(count_max, len(self._kept)))]
 
     def close(self) -> None:
-        """Give back the messages kept."""
+        """Give back the messages kept. A receive that waits returns."""
+        self.inner.interrupt()
         with self._lock:
             kept, self._kept = self._kept, []
         for message in kept:

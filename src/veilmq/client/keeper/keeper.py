@@ -398,15 +398,24 @@ class LeaseKeeper(Closing, OfProcess):
             now = self.clock.monotonic()
             with self._lock:
                 for lease, seconds, answer in zip(begun, lengths, answers, strict=True):
-                    if self._learner is not None and isinstance(answer, str):
-                        late = now - max(lease.deadline - lease.lead, lease.registered)
-                        self._learner.late(late if late > LATE_SECONDS and lease.wanted is None else 0.0)
+                    if isinstance(answer, str):
+                        self._tell_late(lease, now)
                     self._decisions.extended(lease, answer, seconds, before, now)
                 self._handed -= 1
                 told = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
             self._tell(told)
+
+    def _tell_late(self, lease: Lease, now: float) -> None:
+        """Tell the plan how late an extension was. Its errors hold nothing up."""
+        if self._learner is None:
+            return
+        late = now - max(lease.deadline - lease.lead, lease.registered)
+        try:
+            self._learner.late(late if late > LATE_SECONDS and lease.wanted is None else 0.0)
+        except Exception:
+            log.exception("queue %s: the plan's `late` failed", self.queue.name)
 
     def _warn(self, leases: list[Lease], lengths: list[float], now: float) -> None:
         """Log which messages are extended for the last time."""

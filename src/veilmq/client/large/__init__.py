@@ -182,7 +182,7 @@ class LargeMessageQueue(Wrapping):
         parts = self._split(handle)
         if body is None:
             return self._joined(parts._replace(handle=self.inner.extend(parts.handle, lease)))
-        prepared, found = self._prepared(body)
+        prepared, found = self._prepared(body, self._life_left(parts))
         try:
             extended = self.inner.extend(parts.handle, lease, body=prepared.body)
         except VeilError as error:
@@ -247,8 +247,13 @@ class LargeMessageQueue(Wrapping):
         life = _longest_life(self.inner, self._retention, dead_letters)
         return _sweep(self.store, self.name, _checked_age(older_than, life), self._clock.wall())
 
-    def _prepared(self, given: str | Message) -> tuple[Message, Pointer | None]:
-        """The message to send, and the pointer to its object if it has one."""
+    def _life_left(self, parts: HandleParts) -> float | None:
+        """What is left of a message's own time to live, which the name of its object tells; None if it has none."""
+        made, life = _made_and_life(parts.key or "") or (0.0, 0.0)
+        return max(made + life - self._clock.wall(), 1.0) if life else None
+
+    def _prepared(self, given: str | Message, life: float | None = None) -> tuple[Message, Pointer | None]:
+        """The message to send, and the pointer to its object if it has one. life: a time to live that is not given."""
         message = as_message(given)
         raw = text_bytes(message.body)
         pointer.check_attributes(message, self._form)
@@ -260,7 +265,7 @@ class LargeMessageQueue(Wrapping):
             return message, None
         if len(raw) > self._body_bytes_max:
             raise MessageTooLarge(size_bytes=len(raw), limit_bytes=self._body_bytes_max)
-        key = f"{self.name}/{_new_stamp(self._clock, message.ttl)}"
+        key = f"{self.name}/{_new_stamp(self._clock, message.ttl if life is None else life)}"
         digest = hashlib.sha256(raw).hexdigest()
         found = Pointer(key, len(raw), digest)
         prepared = pointer.written(found, message, self.store, self._form)

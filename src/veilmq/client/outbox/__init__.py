@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.messages import Message, Sent, from_text, to_text
+from veilmq.client.messages import ATTRIBUTES_MAX, Message, Sent, from_text, to_text
 from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
 from veilmq.client.shared import checks
@@ -309,9 +309,10 @@ class Relay(Closing, Anew):
             return [error] * len(messages)
 
     def _marked(self, row: _Row, message: Message) -> Message:
-        """The message with its id, where the queue can carry it."""
+        """The message with its id, where the queue can carry it and the message has room for it."""
         capabilities = self._queue.capabilities
-        if capabilities.attributes:
+        taken = len(message.attributes) + (message.type is not None) + (message.lease_hint is not None)
+        if capabilities.attributes and taken < ATTRIBUTES_MAX:
             message = replace(message, attributes={**message.attributes, ATTRIBUTE: row.id})
         return replace(message, deduplication_id=row.id) if capabilities.native_fifo else message
 

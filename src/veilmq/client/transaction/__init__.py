@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
-from veilmq.client.messages import Message, Received
+from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
 from veilmq.client.shared.checks import as_message, check_sendable, text_bytes
@@ -43,7 +44,7 @@ from veilmq.client.transaction.logbook import (
     verdict_of,
 )
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import LeaseError, ParameterInvalid, VeilError
+from veilmq.model.errors import LeaseError, ParameterInvalid, QueueExists, VeilError
 
 __all__ = [
     "ATTRIBUTE",
@@ -58,6 +59,8 @@ __all__ = [
 ]
 
 COMMIT_TRIES = 3
+_PARKED_SECONDS: Final = 14 * 86_400.0
+"""Retention of the queue of undecided transactions, where an entry may be the only copy: the longest of all clouds."""
 
 log = logging.getLogger("veilmq.transaction")
 
@@ -149,7 +152,8 @@ class TransactionQueue(Wrapping):
         with self._lock:
             if self._parked is None:
                 name = f"{self.log.name}-parked"
-                self.log.account.create(name)
+                with suppress(QueueExists):  # an earlier release made it, or somebody chose its settings
+                    self.log.account.create(name, Template(retention=_PARKED_SECONDS))
                 self._parked = self.log.account.queue(name)
             return self._parked
 

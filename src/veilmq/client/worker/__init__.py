@@ -93,6 +93,7 @@ class Worker:
         if not isinstance(queue, str):
             check_queue(self.options, queue)
         self._inbox: SimpleQueue[Said | BaseException] = SimpleQueue()
+        self._stopping = False
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -145,7 +146,7 @@ class Worker:
                 run.go()
             return run.counts
         finally:
-            self._inbox = SimpleQueue()
+            self._inbox, self._stopping = SimpleQueue(), False
             if connected:
                 queue.close()
 
@@ -154,12 +155,16 @@ class Worker:
         if self._thread is not None and self._thread.is_alive():
             raise ParameterInvalid(parameter="worker", reason="it runs already")
         self._error = None
-        self._inbox = SimpleQueue()  # a stop that came after the last run's end must not stop this one
+        self._inbox, self._stopping = (
+            SimpleQueue(),
+            False,
+        )  # a stop that came after the last run's end must not stop this one
         self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop with a drain; a second call stops without. Returns at once; safe in a signal handler."""
+        self._stopping = True
         self._inbox.put(Said.STOP)
 
     def join(self, timeout: float | None = None) -> bool:
@@ -183,7 +188,8 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if not self._stopping:  # a second stop would cut the drain short
+            self.stop()
         self.join()
 
     def _run_aside(self) -> None:

@@ -218,5 +218,5 @@ class Spans:
             return
         failed = [result for result in results if result.verdict in _FAILED]
         if failed:
-            self._tracing.failed(span, failed[0].error.partition(":")[0], failed[0].error)
+            self._tracing.failed(span, failed[0].error_type or str(failed[0].verdict), failed[0].error)
         span.set_attribute("veilmq.outcome", ",".join(sorted({str(result.verdict) for result in results})))

@@ -152,7 +152,8 @@ async def send(visit: Visit) -> Response:
         visit.session.keep_sent({name: given[name] for name in _FIELDS if given.get(name)})
         (sent,) = answer["messages"]
         how = "It was there already (deduplication)." if sent["duplicate"] else f"Sent to {key.name}."
-        return Done(how, f"/console/messages/{sent['id']}")
+        shows = visit.may("peek", key.account, key.name) or visit.may("events", key.account, key.name)
+        return Done(how, f"/console/messages/{sent['id']}" if shows else console_path(key))
 
     return await visit.act(work, lambda given, error: _send_page(visit, error, given))
 
@@ -332,6 +333,8 @@ async def begin(visit: Visit) -> Response:
 
     async def work(given: dict[str, str], once: str) -> Done:
         chosen: dict[str, Any] = {name: given[name] for name in FILTERS if given.get(name)}
+        if "text" in chosen and not visit.shows_bodies:
+            raise FormWrong("text", "this server's console does not look into bodies (console_bodies, admin_bodies)")
         for name in ("age_us_min", "receives_min"):
             if name in chosen:
                 chosen[name] = number(name, chosen[name])

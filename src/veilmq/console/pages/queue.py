@@ -26,6 +26,8 @@ from veilmq.model.settings.queue import QueueKey
 PATH: Final = "/console/queues/{account}/{region}/{name}"
 MESSAGES_A_PAGE: Final = 50
 JOBS_SHOWN_MAX: Final = 5
+_JOBS_OF_PREFIX_MAX: Final = 100
+"""Jobs that are asked for: the API finds them by the beginning of a queue's name."""
 HOLDERS_SHOWN_MAX: Final = 10
 BLOCKED_SHOWN_MAX: Final = 10
 """Groups."""
@@ -59,7 +61,7 @@ async def queue(visit: Visit) -> Response:
     found = await visit.api.get(queue_path(key))
     messages = await _messages(visit, key)
     span, rollups, step_us = await _rollups(visit, key)
-    members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": JOBS_SHOWN_MAX}
+    members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": _JOBS_OF_PREFIX_MAX}
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
     holders = await _of_messages(visit, key, "/holders", HOLDERS_SHOWN_MAX)
     is_blocked = found["blocked"] is not None and found["blocked"]["messages"] > 0
@@ -72,7 +74,7 @@ async def queue(visit: Visit) -> Response:
         advice=ADVICE[timeout["advice"]],
         effects=effects(timeout, visit.members.get("step", ""), duration_typed),
         settings=settings_shown(found["settings"]),
-        jobs=[job for job in jobs if job["queue"]["name"] == key.name],
+        jobs=[job for job in jobs if job["queue"]["name"] == key.name][:JOBS_SHOWN_MAX],
         holders=holders,
         blocked=await _of_messages(visit, key, "/blocked", BLOCKED_SHOWN_MAX) if is_blocked else None,
         failures=failures["causes"],

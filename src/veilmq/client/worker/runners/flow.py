@@ -377,7 +377,9 @@ class Flow:
             self._settling.end(hand, "lost" if hand.lost else "expired")
             return False
         if hand.deadline <= self.clock.monotonic():
-            self._settling.give_back(hand, outcome="expired")
+            # With a delay: if `stop_before_expiry` is longer than a lease, it is so each time that it comes.
+            delay = self.options["retry"].delay(hand.message.receive_count, chance())
+            self._settling.give_back(hand, delay, "expired")
             return False
         try:
             # Ask the guard first: a message that is done or being worked elsewhere is not poison, however often it
