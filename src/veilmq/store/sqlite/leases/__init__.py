@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from veilmq.model.commands import Receive
-from veilmq.model.errors import RateExceeded
+from veilmq.model.errors import QueueMissing, RateExceeded
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.batch import Writer
@@ -26,24 +26,23 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     bytes."""
     if writer.bytes_left <= 0:
         return Received([], cut=True)
-    outcome = _receive_at_rate(writer, command)
-    if writer.bytes_left <= 0:
-        queue = writer.queue(command.queue)
-        if queue is not None and queue.visible:
-            queue.woken += 1  # this receive may have got fewer than there are: wake a parked one for the rest
+    queue = writer.queue(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if (rate := queue.settings.receives_per_second_max) is not None:
+        outcome = receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))
+    elif queue.groups is None:
+        outcome = claims.receive(writer, queue, command)
+    else:
+        outcome = _receive(writer, queue, command)
+    if writer.bytes_left <= 0 and queue.visible:
+        queue.woken += 1  # this receive may have got fewer than there are: wake a parked one for the rest
     return outcome
 
 
-def _receive_at_rate(writer: Writer, command: Receive) -> Outcome:
-    queue = writer.queue(command.queue)
-    if queue is not None and (rate := queue.settings.receives_per_second_max) is not None:
-        return receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))
-    return _receive(writer, queue, command)
-
-
-def _receive(writer: Writer, queue: LiveQueue | None, command: Receive) -> Outcome:
-    if queue is None or queue.groups is None:
-        return claims.receive(writer, command)
+def _receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
+    if queue.groups is None:
+        return claims.receive(writer, queue, command)
     if writer.now >= queue.next_due:
         look_for_due(writer, queue, claims.RETURNS_MAX)
     update_rows(writer, queue)

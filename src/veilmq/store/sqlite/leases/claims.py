@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from veilmq.model.commands import SERVER, LeaseSource, Receive
-from veilmq.model.errors import InFlightFull, QueueMissing
+from veilmq.model.errors import InFlightFull
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.messages import Delivery, Extras
@@ -73,11 +73,8 @@ _GRANT_AGAIN: Final = (
 )
 
 
-def receive(writer: Writer, command: Receive) -> Outcome:
+def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     """Lease up to `count_max` messages; empty if none is visible."""
-    queue = writer.queue(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
     if writer.now >= queue.next_due:
         look_for_due(writer, queue, RETURNS_MAX)
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us

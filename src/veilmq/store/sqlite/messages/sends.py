@@ -218,7 +218,7 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     outcomes = appending.append_plain(commands)
     while (done := len(outcomes)) < len(commands):
         command, before = commands[done], commands[done - 1]
-        if command.queue is not before.queue or command.origin is not before.origin:  # others begin
+        if done and (command.queue is not before.queue or command.origin is not before.origin):  # others begin
             outcomes += appending.append_plain(commands[done:])
             if len(outcomes) > done:
                 continue
