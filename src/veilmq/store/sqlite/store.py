@@ -204,7 +204,7 @@ class SqliteStore:
 
     def _apply_kinds(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Apply the commands kind by kind, and return the outcomes in the order of the commands."""
-        kinds = [type(command) for command in commands]
+        kinds = list(map(type, commands))
         there = set(kinds)
         if len(there) == 1:
             return self._handlers[kinds[0]](self._writer, list(commands))
