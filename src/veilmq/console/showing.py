@@ -258,7 +258,9 @@ def _decoded(raw: bytes) -> tuple[str, str, bool]:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return f"{len(raw)} bytes", hexadecimal(raw)[:SHOWN_CHARACTERS_MAX], len(raw) > _HEXADECIMAL_BYTES_MAX
+        rows = hexadecimal(raw)
+        is_cut = len(raw) > _HEXADECIMAL_BYTES_MAX or len(rows) > SHOWN_CHARACTERS_MAX
+        return f"{len(raw)} bytes", rows[:SHOWN_CHARACTERS_MAX], is_cut
     shown = _indented(text)
     kind, text = ("text", text) if shown is None else ("JSON", shown)
     return kind, text[:SHOWN_CHARACTERS_MAX], len(text) > SHOWN_CHARACTERS_MAX

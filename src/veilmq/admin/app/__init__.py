@@ -259,8 +259,8 @@ class ClusterRoutes:
             try:
                 await cluster.hand_over(wanted.to)
             except StoreFailed as error:
-                text = f"{error.reason}; the owner was not asked: ask again, with a new Idempotency-Key"
-                raise StoreFailed(reason=text) from error
+                text = "perhaps the owner was not asked: look who owns the queues, then ask with a new Idempotency-Key"
+                raise StoreFailed(reason=f"{error.reason}; {text}") from error
         return answers.answer({"asked": True, "to": wanted.to}, headers=headers)
 
     def _cluster(self) -> Cluster:

@@ -76,7 +76,8 @@ class Keyring(Protocol):
         ...
 
     def find(self, key_id: str) -> Key | None:
-        """The key with this id."""
+        """The key with this id; None if there is none, also for an id of another form. An error says that no key can be
+        had now: then nothing is received."""
         ...
 
     def __iter__(self) -> Iterator[Key]:

@@ -312,7 +312,7 @@ class Relay(Closing, Anew):
         """The message with its id, where the queue can carry it and the message has room for it."""
         capabilities = self._queue.capabilities
         taken = len(message.attributes) + (message.type is not None) + (message.lease_hint is not None)
-        if capabilities.attributes and taken < ATTRIBUTES_MAX:
+        if capabilities.attributes and (taken < ATTRIBUTES_MAX or ATTRIBUTE in message.attributes):
             message = replace(message, attributes={**message.attributes, ATTRIBUTE: row.id})
         return replace(message, deduplication_id=row.id) if capabilities.native_fifo else message
 

@@ -234,8 +234,8 @@ class Exchange:
             self._failed(call, answer, now)
         else:
             self._succeeded(call, len(messages), now)
-        if self._failures and any(other.wait > 0 for other in self.calls):
-            # One request at a time now: a look that would be made again would wait for the end of a parked poll.
+        if self._failures and self._requests():
+            # One request at a time now: a look that would be made again would wait for the end of the others.
             for wish in [*call.looks, *self._looking]:
                 if wish.outcome is None:
                     self._resolve(wish, [])

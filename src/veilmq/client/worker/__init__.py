@@ -155,10 +155,8 @@ class Worker:
         if self._thread is not None and self._thread.is_alive():
             raise ParameterInvalid(parameter="worker", reason="it runs already")
         self._error = None
-        self._inbox, self._stopping = (
-            SimpleQueue(),
-            False,
-        )  # a stop that came after the last run's end must not stop this one
+        # A stop that came after the last run's end must not stop this one.
+        self._inbox, self._stopping = SimpleQueue(), False
         self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
         self._thread.start()
 

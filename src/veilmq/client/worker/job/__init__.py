@@ -393,8 +393,10 @@ class Hand:
         """Notifies the handler before its time is over."""
         self.settled = False
         """It has its outcome."""
+        self.abandoned = False
+        """A shutdown gives it back."""
         self._fate = threading.Lock()
-        self._abandoned = self._deleting = False
+        self._deleting = False
         self._capabilities = capabilities
         self._stop_before = stop_before
         self._checkpoints = checkpoints
@@ -410,15 +412,15 @@ class Hand:
         return self.cancelled.cause is Cause.LOST
 
     def abandon(self) -> bool:
-        """A shutdown gives it back: it is not deleted any more. False if that has begun."""
+        """A shutdown gives it back: its deletion does not begin any more. False if it has begun."""
         with self._fate:
-            self._abandoned = not self._deleting
-            return self._abandoned
+            self.abandoned = True
+            return not self._deleting
 
     def may_delete(self) -> bool:
-        """Whether it may be deleted: no shutdown gives it back, and none will."""
+        """Whether its deletion may begin, which is noted."""
         with self._fate:
-            self._deleting = not self._abandoned
+            self._deleting = not self.abandoned
             return self._deleting
 
     def disarm(self) -> None:

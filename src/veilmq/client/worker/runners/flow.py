@@ -333,8 +333,12 @@ class Flow:
         with self._lock:
             left, self._running = self._running, set()
         for hand in sorted(left, key=lambda hand: hand.key):
-            if not hand.lost and hand.abandon():
+            if hand.lost:
+                continue
+            if hand.abandon():
                 self._settling.give_back(hand)
+            else:
+                self._settling.await_delete(hand)
         return len(left)
 
     def _snapshot(self) -> list[Hand]:
@@ -377,8 +381,9 @@ class Flow:
             self._settling.end(hand, "lost" if hand.lost else "expired")
             return False
         if hand.deadline <= self.clock.monotonic():
-            # With a delay: if `stop_before_expiry` is longer than a lease, it is so each time that it comes.
-            delay = self.options["retry"].delay(hand.message.receive_count, chance())
+            # Where `stop_before_expiry` is longer than a lease it is so each time that it comes: then with a delay.
+            never = self._stop_before >= hand.seconds
+            delay = self.options["retry"].delay(hand.message.receive_count, chance()) if never else 0
             self._settling.give_back(hand, delay, "expired")
             return False
         try:

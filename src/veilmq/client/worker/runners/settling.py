@@ -161,6 +161,11 @@ class Settling:
         """Give it back unworked."""
         self.end(hand, self._release(hand, delay, outcome, Failure(outcome) if delay else None))
 
+    def await_delete(self, hand: Hand) -> None:
+        """Shutdown: wait for a delete that is under way, and release the message if that failed. Whoever deletes it
+        counts its outcome."""
+        self._release(hand, 0, "stopped")
+
     def end(self, hand: Hand, outcome: str, seconds: float = 0.0) -> None:
         """Count its outcome: it is finished. The first one counts, if a shutdown gives back what is being settled."""
         if outcome in _LEFT:
@@ -269,6 +274,8 @@ class Settling:
 
     def _dead_letter(self, dead_letters: DeadLetters, hand: Hand, reason: str) -> str | None:
         """Dead-letter the message. None if it could not be sent: then it stays in its queue."""
+        if hand.abandoned:
+            return "stopped"
         try:
             dead_letters.send(hand.message, reason)
         except VeilError as error:
