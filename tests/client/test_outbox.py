@@ -305,6 +305,21 @@ def test_rows_of_a_dead_relay_are_taken_over(place: Place) -> None:
     assert place.bodies() == ["1", "2"]
 
 
+def test_rows_behind_those_of_a_dead_relay_wait_for_them(place: Place) -> None:
+    place.embedded.account.create("orders.fifo", Template(fifo=True))
+    place.queue = place.embedded.account.queue("orders.fifo")
+    place.add(Message("a1", group="a"))
+    with pytest.raises(Died):
+        place.relay(Scripted(place.queue, dies)).run_once()
+    place.add(Message("a2", group="a"), Message("b1", group="b"))
+    other = place.relay()
+    assert other.run_once() == 1
+    assert place.bodies() == ["b1"]
+    place.embedded.pass_time(61)
+    assert other.run_once() == 2
+    assert place.bodies() == ["a1", "a2"]
+
+
 def test_a_relay_that_was_too_slow_lets_nothing_go_that_another_one_holds(place: Place) -> None:
     def is_slow(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
         place.embedded.pass_time(61)

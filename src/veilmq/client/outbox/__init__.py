@@ -35,6 +35,8 @@ _POSITIONS: Final = {
 }
 _FREE: Final = "{unsent} AND failure IS NULL AND (holder IS NULL OR held_until < {now})"
 _TRIES: Final = 3
+_HELD_MAX: Final = 10_000
+"""Rows that others hold at a time, at most: some hundred relays' batches."""
 
 Found = TypeVar("Found")
 
@@ -100,6 +102,12 @@ class _Row(NamedTuple):
     position: int
     id: str
     text: str
+
+    @property
+    def group(self) -> str | None:
+        """The message's group; None also if the row holds no message."""
+        message = from_text(self.text)
+        return None if message is None else message.group
 
 
 class Relay(Closing, Anew):
@@ -244,7 +252,8 @@ class Relay(Closing, Anew):
         def look(cursor: Any) -> list[_Row]:
             free = _FREE.format(unsent="sent IS NULL", now=self._now())
             select = f"SELECT position, id, message FROM {table} WHERE {free} ORDER BY position LIMIT {self._batch:d}"
-            return [_Row(*row) for row in self._outbox.run(cursor, select).fetchall()]
+            rows = [_Row(*row) for row in self._outbox.run(cursor, select).fetchall()]
+            return self._in_order(cursor, rows) if rows and self._queue.capabilities.native_fifo else rows
 
         def hold(cursor: Any) -> list[_Row]:
             now = self._now()
@@ -262,6 +271,17 @@ class Relay(Closing, Anew):
         # Two transactions: under a strict isolation level, what the first one saw would block the update.
         found = self._tried(look)
         return self._tried(hold) if found else []
+
+    def _in_order(self, cursor: Any, rows: list[_Row]) -> list[_Row]:
+        """Without the rows that come behind a row of their group that somebody holds: a relay that died, or that could
+        not mark what it sent."""
+        select = (
+            f"SELECT position, id, message FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
+            f" AND holder IS NOT NULL AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
+        )
+        held = [_Row(*row) for row in self._outbox.run(cursor, select, (rows[-1].position,)).fetchall()]
+        first = {group: row.position for row in reversed(held) if (group := row.group) is not None}
+        return [row for row in rows if first.get(row.group, row.position) >= row.position] if first else rows
 
     def _tried(self, work: Callable[[Any], Found]) -> Found:
         """Run `work` in a transaction, and retry after a driver's error: a deadlock, a concurrent change, a lost
