@@ -224,8 +224,7 @@ class Engine:
         self._store_due = applied.next_due
         for queue, visible in applied.visible.items():
             self._credit(queue, visible)
-        at = 0
-        gone = self._gone
+        at, gone = 0, self._gone
         changed, deleted = False, list[QueueKey]()
         for call in batch.calls:
             commands, ticket = call.commands, call.ticket
@@ -361,8 +360,7 @@ class Engine:
                 self._credit(command.queue, 1)
             elif outcome.capped and self._parked:
                 self._pass_on(command.queue, at)
-            waited_us = at - (call.submitted if call.waiter is None else call.waiter.began)
-            outcome.waited_us = waited_us if waited_us > 0 else 0
+            outcome.waited_us = max(0, at - (call.submitted if call.waiter is None else call.waiter.began))
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
             # Messages are available: queueing behind parked receives would leave them unclaimed.

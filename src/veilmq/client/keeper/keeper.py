@@ -62,9 +62,7 @@ class LeaseKeeper(Closing, OfProcess):
         senders: int | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> None:
-        self.queue = queue
-        self.clock = clock
-        self.plan = plan
+        self.queue, self.clock, self.plan = queue, clock, plan
         self.renews = True
         self.parameters = Parameters(
             minimal_life=minimal_life,
@@ -92,8 +90,7 @@ class LeaseKeeper(Closing, OfProcess):
         self._sleeps_until = 0.0
         self._handed = 0
         """Batches that the senders have not finished yet."""
-        self._closing = False
-        self._stopped = False
+        self._closing = self._stopped = False
         self._pid = self._this()
 
     @classmethod
@@ -398,8 +395,9 @@ class LeaseKeeper(Closing, OfProcess):
             now = self.clock.monotonic()
             with self._lock:
                 for lease, seconds, answer in zip(begun, lengths, answers, strict=True):
-                    if isinstance(answer, str):
-                        self._tell_late(lease, now)
+                    if self._learner is not None and isinstance(answer, str):
+                        late = now - max(lease.deadline - lease.lead, lease.registered)
+                        self._learn(self._learner.late, late if late > LATE_SECONDS and lease.wanted is None else 0.0)
                     self._decisions.extended(lease, answer, seconds, before, now)
                 self._handed -= 1
                 told = self._after()
@@ -407,15 +405,12 @@ class LeaseKeeper(Closing, OfProcess):
                     self._wake.notify()
             self._tell(told)
 
-    def _tell_late(self, lease: Lease, now: float) -> None:
-        """Tell the plan how late an extension was. Its errors hold nothing up."""
-        if self._learner is None:
-            return
-        late = now - max(lease.deadline - lease.lead, lease.registered)
+    def _learn(self, tell: Callable[..., object], *values: object) -> None:
+        """Tell the plan. Its errors hold nothing up."""
         try:
-            self._learner.late(late if late > LATE_SECONDS and lease.wanted is None else 0.0)
+            tell(*values)
         except Exception:
-            log.exception("queue %s: the plan's `late` failed", self.queue.name)
+            log.exception("queue %s: the plan failed", self.queue.name)
 
     def _warn(self, leases: list[Lease], lengths: list[float], now: float) -> None:
         """Log which messages are extended for the last time."""
@@ -460,10 +455,7 @@ class LeaseKeeper(Closing, OfProcess):
             if self._on_lost is not None:
                 calls.append(partial(self._on_lost, lease))
             if self._learner is not None and lease.reason in (Reason.EXPIRED, Reason.TAKEN):
-                try:
-                    self._learner.lost(lease.message, self.clock.monotonic() - lease.registered)
-                except Exception:
-                    log.exception("queue %s: the plan failed at a lost lease", self.queue.name)
+                self._learn(self._learner.lost, lease.message, self.clock.monotonic() - lease.registered)
         if not self.renews:
             for call in calls:
                 call()
@@ -478,7 +470,6 @@ class LeaseKeeper(Closing, OfProcess):
 
     def _release_all(self, leases: list[Lease]) -> None:
         """Release as many as possible within RELEASE_SECONDS."""
-        left = math.ceil(len(leases) / self._batch)
         done = threading.Semaphore(0)
 
         def let_go(batch: list[Lease]) -> None:
@@ -499,7 +490,7 @@ class LeaseKeeper(Closing, OfProcess):
             if not self._pool.put(batch[0].deadline, partial(let_go, batch)):
                 let_go(batch)
         end = self.clock.monotonic() + RELEASE_SECONDS
-        for _ in range(left):
+        for _ in range(math.ceil(len(leases) / self._batch)):
             if not done.acquire(timeout=max(end - self.clock.monotonic(), 0.001)):
                 return
 

@@ -276,8 +276,8 @@ class Relay(Closing, Anew):
         """Without the rows that come behind a row of their group that somebody holds: a relay that died, or that could
         not mark what it sent."""
         select = (
-            f"SELECT position, id, message FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
-            f" AND holder IS NOT NULL AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
+            f"SELECT position, id, message FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL AND"
+            f" holder IS NOT NULL AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
         )
         held = [_Row(*row) for row in self._outbox.run(cursor, select, (rows[-1].position,)).fetchall()]
         first = {group: row.position for row in reversed(held) if (group := row.group) is not None}
