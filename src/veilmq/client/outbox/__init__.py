@@ -280,7 +280,9 @@ class Relay(Closing, Anew):
             f" holder IS NOT NULL AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
         )
         held = [_Row(*row) for row in self._outbox.run(cursor, select, (rows[-1].position,)).fetchall()]
-        first = {group: row.position for row in reversed(held) if (group := row.group) is not None}
+        first: dict[str | None, int] = {
+            group: row.position for row in reversed(held) if (group := row.group) is not None
+        }
         return [row for row in rows if first.get(row.group, row.position) >= row.position] if first else rows
 
     def _tried(self, work: Callable[[Any], Found]) -> Found:
