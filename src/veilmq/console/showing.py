@@ -249,34 +249,28 @@ def shown_body(body: str | None, body_base64: str | None) -> Shown:
         raw = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
         return shown
-    kind, decoded, is_cut = _decoded(raw)
-    return shown._replace(kind="base64", decoded=decoded, decoded_kind=kind, is_cut=shown.is_cut or is_cut)
+    inner = _decoded(raw)
+    is_cut = shown.is_cut or inner.is_cut
+    return shown._replace(kind="base64", decoded=inner.text, decoded_kind=inner.kind, is_cut=is_cut)
 
 
-def _decoded(raw: bytes) -> tuple[str, str, bool]:
-    """Kind, beginning, and whether there is more."""
+def _decoded(raw: bytes) -> Shown:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        rows = hexadecimal(raw)
-        is_cut = len(raw) > _HEXADECIMAL_BYTES_MAX or len(rows) > SHOWN_CHARACTERS_MAX
-        return f"{len(raw)} bytes", rows[:SHOWN_CHARACTERS_MAX], is_cut
+        return _cut(f"{len(raw)} bytes", hexadecimal(raw))
     shown = _indented(text)
-    kind, text = ("text", text) if shown is None else ("JSON", shown)
-    return kind, text[:SHOWN_CHARACTERS_MAX], len(text) > SHOWN_CHARACTERS_MAX
+    return _cut("text", text) if shown is None else _cut("JSON", shown)
 
 
 def _cut(kind: str, text: str) -> Shown:
     return Shown(kind, text[:SHOWN_CHARACTERS_MAX], len(text) > SHOWN_CHARACTERS_MAX)
 
 
-_HEXADECIMAL_BYTES_MAX: Final = SHOWN_CHARACTERS_MAX // 4
-
-
 def hexadecimal(raw: bytes) -> str:
-    """Rows of 16 bytes: offset, hexadecimal, ASCII."""
+    """Rows of 16 bytes: offset, hexadecimal, ASCII. Of a longer body more than `SHOWN_CHARACTERS_MAX` characters."""
     rows = []
-    for at in range(0, min(len(raw), _HEXADECIMAL_BYTES_MAX), _ROW_BYTES):
+    for at in range(0, min(len(raw), SHOWN_CHARACTERS_MAX // 4), _ROW_BYTES):
         row = raw[at : at + _ROW_BYTES]
         plain = "".join(chr(each) if 32 <= each < 127 else "." for each in row)
         rows.append(f"{at:08x}  {row.hex(' '):<47}  {plain}")

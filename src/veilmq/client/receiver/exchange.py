@@ -188,9 +188,9 @@ class Exchange:
         if wish.outcome is not None:
             return wish.outcome
         self._forget(wish)
-        told = self.error is not None and self._failed_at >= wish.since > self._succeeded_at and self._concerned(wish)
-        wish.outcome = self.error if told else []  # what its request still brings is for others
-        assert wish.outcome is not None
+        wish.outcome = []  # what its request still brings is for others
+        if self.error is not None and self._failed_at >= wish.since > self._succeeded_at and self._concerned(wish):
+            wish.outcome = self.error
         return wish.outcome
 
     def give(self, messages: Sequence[Received], now: float, seat: Seat) -> None:

@@ -167,7 +167,7 @@ class OrderedReceiver(Side):
                         return []
                     self._changed.wait(min(left, self._pause(now)))
                     continue
-                pause = min(max(0.0, left), self._gaps.wait_max(self._clock.monotonic()))
+                pause = min(max(0.0, left), self._gaps.wait_max(now))
                 self._intake.begin()
             came, early = self._intake.pull(pause)
             if came or self._closed:

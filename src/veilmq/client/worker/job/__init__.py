@@ -423,6 +423,12 @@ class Hand:
             self._deleting = not self.abandoned
             return self._deleting
 
+    def settle(self) -> bool:
+        """Note that it has its outcome. False if it had one."""
+        with self._fate:
+            had, self.settled = self.settled, True
+            return not had
+
     def disarm(self) -> None:
         """Cancel its timer, which would keep the body alive until a deadline that may be hours away."""
         timer, self.timer, self.on_extended = self.timer, None, None

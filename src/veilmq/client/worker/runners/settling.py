@@ -11,12 +11,11 @@ leave out `poison_after`.
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from veilmq.client.clock import Clock, Stop
-from veilmq.client.messages import Message, Received
+from veilmq.client.messages import ATTRIBUTES_MAX, Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
@@ -35,7 +34,6 @@ from veilmq.model.errors import (
 from veilmq.model.messages import Failure, failure_of
 
 PREFIX: Final = "veilmq.dead_letter."
-ATTRIBUTES_MAX: Final = 10
 _REASON_CHARACTERS: Final = 300
 
 
@@ -105,7 +103,6 @@ class Settling:
         self._dead_letters = dead_letters
         self._longest = queue.capabilities.lease_max
         self._over = Stop(clock)
-        self._lock = threading.Lock()
 
     def give_up(self) -> None:
         """Shutdown: try each action only once from now on."""
@@ -170,11 +167,8 @@ class Settling:
         """Count its outcome: it is finished. The first one counts, if a shutdown gives back what is being settled."""
         if outcome in _LEFT:
             hand.lease.forget()  # if the keeper went on extending, it would come back only after max_hold
-        with self._lock:
-            if hand.settled:
-                return
-            hand.settled = True
-        self._counts.ended(outcome, seconds)
+        if hand.settle():
+            self._counts.ended(outcome, seconds)
 
     def poisoned(self, hand: Hand) -> bool:
         """Whether it was received more often than `poison_after` allows: a crash prevented its dead-lettering

@@ -57,10 +57,6 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
         raise Refusal(errors.INVALID_ACTION, f"The action {name} is not valid for this endpoint.")
     row, decoder = found
     try:
-        return row, decoder.decode(body or b"{}")
-    except Exception:  # noqa: BLE001, S110 what is wrong is said below; `suppress` costs as much as the decoding
-        pass
-    try:
         return row, _decoded(row, decoder, body or b"{}")
     except msgspec.ValidationError as wrong:
         words = _misfit(str(wrong)) if target.startswith(TARGETS[0]) else None

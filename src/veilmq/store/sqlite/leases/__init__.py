@@ -31,8 +31,6 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return QueueMissing(queue=str(command.queue))
     if (rate := queue.settings.receives_per_second_max) is not None:
         outcome = receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))
-    elif queue.groups is None:
-        outcome = claims.receive(writer, queue, command)
     else:
         outcome = _receive(writer, queue, command)
     if writer.bytes_left <= 0 and queue.visible:
