@@ -316,8 +316,18 @@ class TestSegments:
         assert cluster.pair.primary.query(exists) == [(False,)]
         log.append(32, b"half of it")
         log.prepare()
-        log.prepare()
         assert cluster.pair.primary.query(exists) == [(True,)]
+
+    def test_the_next_is_asked_for_once(self, cluster: Cluster) -> None:
+        """Each renewal of the lease asks, and each time a new connection would be made."""
+        log = cluster.log()
+        fill(log, 32)
+        log.prepare()
+        cluster.pair.primary.query("drop table veilmq.log_0_1")
+        log.prepare()
+        assert cluster.pair.primary.query("select to_regclass('veilmq.log_0_1')") == [(None,)]
+        for lsn in range(33, 70):
+            log.append(lsn, b"")
 
     def test_the_last_record_is_never_dropped(self, cluster: Cluster) -> None:
         log, reader = cluster.log(), cluster.reader()

@@ -27,7 +27,7 @@ from veilmq.cluster.postgres.schema import LEASE_US, Formats, init
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
-from veilmq.server.clock import LeaseClock
+from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.cluster.member import ClusterServer
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.shell import Shell
@@ -286,9 +286,12 @@ def test_a_follower_whose_disk_is_full_waits_for_space(
 def test_an_owner_whose_disk_is_full_leaves_the_shard_to_others(
     shared_pair: Pair, small: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It opens its store, for which it has no room, and serves once there is some."""
+    """It opens its store, for which it has no room, and serves once there is some. This machine's wall clock is an hour
+    ahead of the lease clock, which nobody sets forward."""
     shared_pair.primary.query("drop schema if exists veilmq cascade")
     init(Postgres(shared_pair.dsn), state_format=STATE_FORMAT, lease_us=SECOND_US)
+    began = Instant(wall() - HOUR_US)
+    shared_pair.primary.query(f"update veilmq.lease set clock = {began}, renewed = clock_timestamp()")
     place = Address("127.0.0.1", 0)
     settings = Settings(data=small / "data", cluster=shared_pair.dsn, cluster_name="one", peer=place)
     server = ClusterServer(settings, LeaseClock(), "1.0")
@@ -316,6 +319,8 @@ def test_an_owner_whose_disk_is_full_leaves_the_shard_to_others(
     with pytest.raises(Enough):
         asyncio.run(play())
     assert f"not the owner: the disk of {small / 'data'} is full: free space" in caplog.messages
+    [(clock,)] = shared_pair.primary.query("select clock from veilmq.lease")
+    assert began < clock < began + HOUR_US // 2
 
 
 if os.geteuid() != 0:  # only root mounts a small disk

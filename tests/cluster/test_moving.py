@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event
 
 import apsw
+import psycopg
 import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.cluster.test_snapshots import LoggedFactory
@@ -236,3 +237,6 @@ class TestRefused:
         finally:
             ended.set()
             renewing.result(10)
+        with psycopg.connect(empty.pair.dsn) as other:
+            other.execute("select from veilmq.shard for update")
+            assert "stop all servers and other exports" in refused()

@@ -1,12 +1,13 @@
 """What must hold on PostgreSQL: each wrong setting, role and place is refused with a sentence that says what to do."""
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.cluster.conftest import Clock, Cluster
 from tests.support.postgres import Pair, until
 
@@ -25,6 +26,8 @@ def as_role(pair: Pair, **changed: str) -> Postgres:
     "make, said",
     [
         (lambda pair: Postgres("postgresql://me:secret@[host"), "no connection string(?!.*secret)"),
+        (lambda pair: Postgres("postgresql://db1,db2/veilmq?port=1,2,3"), "as many ports"),
+        (lambda pair: as_role(pair, sslmode="mostly"), "correct the connection string"),
         (lambda pair: as_role(pair, host="/nowhere"), "cannot be reached"),
         (lambda pair: as_role(pair, user="nobody"), "correct the role"),
         (lambda pair: as_role(pair, dbname="nothing"), "correct the role"),
@@ -195,3 +198,28 @@ def test_of_several_hosts_the_primary_is_taken(shared_pair: Pair) -> None:
         assert session.execute("select pg_is_in_recovery()").fetchone() == (False,)
     with pytest.raises(Unreachable):
         Postgres(make_conninfo(shared_pair.primary.dsn, host="/nowhere,/nor-here")).connect()
+
+
+def test_the_host_that_answered_last_is_asked_first(shared_pair: Pair) -> None:
+    """A first host whose machine is off takes seconds of each new connection, which is longer than a lease."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        asked = []
+
+        def refuse() -> None:
+            while True:
+                connection, _ = gone.accept()
+                asked.append(connection.close())
+
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(refuse)
+            try:
+                primary = shared_pair.primary
+                port = conninfo_to_dict(primary.dsn).get("port", 5432)
+                hosts, ports = f"127.0.0.1,{primary.home}", f"{gone.getsockname()[1]},{port}"
+                postgres = Postgres(make_conninfo(primary.dsn, host=hosts, port=ports))
+                for _ in range(3):
+                    postgres.connect().close()
+            finally:
+                gone.shutdown(socket.SHUT_RDWR)
+                assert isinstance(ended.exception(10), OSError)
+    assert len(asked) == 1

@@ -724,7 +724,7 @@ def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: R
     refused = run("cluster", "handover", *url, "--to", "one")
     assert (refused.code, "server one is drained: name another" in refused.err) == (1, True)
     unknown = run("cluster", "drain", *url, "eleven")
-    assert "there is no server eleven, but one, two" in unknown.err
+    assert "there is no server eleven: name one of one, two" in unknown.err
     shown = run("cluster", "status", *url).out
     assert re.search(
         r"server    one: drained, \d+ records behind, 127.0.0.1:\d+, release \S+, formats \d+( to \d+)?, seen", shown

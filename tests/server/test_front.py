@@ -173,6 +173,22 @@ def test_a_peek_waits_for_an_owner_and_looks_there(tmp_path: Path) -> None:
     assert len(play(tmp_path / "data", scene).messages) == 1
 
 
+def test_a_peek_that_waited_and_fails_is_answered(tmp_path: Path) -> None:
+    """Its owner's store is closed again when the read begins."""
+
+    async def scene(front: Front, _: Shell) -> Any:
+        looking = asyncio.create_task(front.query(Peek(queue=QUEUE, origin=TESTER)))
+        await asyncio.sleep(0)
+        store = SqliteFactory(tmp_path / "closed").open()
+        shell = Shell(Engine(), store, LeaseClock())
+        store.close()
+        front.lead(shell)
+        async with asyncio.timeout(5):
+            return await looking
+
+    assert isinstance(play(tmp_path / "data", scene), StoreFailed)
+
+
 def test_clients_that_go_while_they_wait_for_an_owner_leave_nothing(tmp_path: Path) -> None:
     """One hangs up; another ends its input, and gets an empty answer."""
 
@@ -202,6 +218,8 @@ def test_a_shell_that_was_left_still_answers_what_it_has(tmp_path: Path) -> None
         front.follow(None)
         had.cancel()
         await asyncio.wait([had])
+        front.forget_left()
+        front.cancel(Asked(TAKE))  # one that was answered as its client went
         return len(shell.engine.waiting)
 
     assert play(tmp_path / "data", scene) == 0

@@ -21,10 +21,10 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from veilmq.cluster.member import Copy
-from veilmq.cluster.postgres import ClusterError, Postgres, Session, Unfit
+from veilmq.cluster.postgres import ClusterError, Postgres, Session, Uncertain, Unfit
 from veilmq.cluster.postgres.log import insertion
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed, end_of_log
-from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, raise_epoch
+from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, StillOwned, raise_epoch
 from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, add_segment, drop_segments, look
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, copy_checked, open_follower, set_position
@@ -33,7 +33,7 @@ from veilmq.store import Options
 from veilmq.store.archive.shipping import EPOCH_MIN
 from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
-from veilmq.store.log import Entry, Held, Point, Position, Record, RecordsEnd, SourceUnusable, checksum
+from veilmq.store.log import Entry, Held, NotOwner, Point, Position, Record, RecordsEnd, SourceUnusable, checksum
 
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"
@@ -74,7 +74,7 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
         snapshots = Snapshots(postgres, shard.incarnation)
         snapshot = snapshots.upload(copy, Point(position, found.clock), "", lambda size: None)
         size = copy.stat().st_size
-        with postgres.session(_FAILED) as session, session.certain(), session.transaction():
+        with _committing(), postgres.session(_FAILED) as session, session.certain(), session.transaction():
             now = _empty(session, lock=True)
             if now.epoch != shard.epoch:
                 raise Unfit("a server of the cluster has started meanwhile: stop it, and import again")
@@ -116,7 +116,7 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
         shard = look(session)
         _FORMATS.admit(shard)
         if not end_of_log(session, shard.segment).lsn:
-            raise Unfit("the cluster is empty")
+            raise Unfit("the cluster is empty: there is nothing to export")
     server = Server(_NAME, "", uuid4(), _FORMATS)
     with (
         closing(Candidate(postgres, server, shard.incarnation, read_boot_ns)) as candidate,
@@ -129,7 +129,8 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
         ) as copy:
             copy.catch_up(reader)
             position = copy.follower.position
-        ownership.hand_over("", ownership.before.clock)
+        with _alone():
+            ownership.hand_over("", ownership.before.clock)
         set_position(place / DATABASE, None)
         size = (place / DATABASE).stat().st_size
     return Moved(position, size)
@@ -143,7 +144,29 @@ def _take_over(candidate: Candidate, moves_to: str) -> Ownership:
         sight = candidate.look()
         if (sight.epoch, sight.beat) != (first.epoch, first.beat):
             raise Unfit(f"{sight.owner} serves this cluster: stop all of its servers first")
-    return candidate.take_over(moves_to=moves_to)
+    with _alone():
+        return candidate.take_over(moves_to=moves_to)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Raises Unfit if a server or another export comes in between."""
+    try:
+        yield
+    except (StillOwned, NotOwner) as error:
+        raise Unfit(f"{error}: stop all servers and other exports of this cluster, and export again") from error
+
+
+@contextmanager
+def _committing() -> Iterator[None]:
+    """Raises Uncertain with what to look for."""
+    try:
+        yield
+    except Uncertain as error:
+        raise Uncertain(
+            f"the directory was perhaps imported: look with `veilmq cluster status` before a server starts on it or "
+            f"on the cluster: {error}"
+        ) from error
 
 
 class PostgresSource:

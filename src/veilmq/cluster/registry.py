@@ -259,7 +259,11 @@ def _named(found: Sequence[Registered], name: str) -> Registered:
     for each in found:
         if each.name == name:
             return each
-    raise Unfit(f"there is no server {name}, but {', '.join(each.name for each in found) or 'none at all'}")
+    raise Unfit(
+        f"there is no server {name}: name one of {', '.join(each.name for each in found)}"
+        if found
+        else "no server has joined yet"
+    )
 
 
 class Standby(msgspec.Struct):

@@ -275,7 +275,11 @@ def _wait(postgres: Postgres, failed: str, done: Callable[[Status], bool]) -> St
     end = perf_counter() + _WAIT_SECONDS
     while not done(found := status(postgres)):
         if perf_counter() > end:
-            raise Failure(Exit.WRONG, f"{failed} after {_WAIT_SECONDS} s: see `veilmq cluster status`")
+            raise Failure(
+                Exit.WRONG,
+                f"{failed} after {_WAIT_SECONDS} s",
+                "See what `veilmq cluster status` says: whether the owner is alive, and whether PostgreSQL waits.",
+            )
         sleep(_LOOK_SECONDS)
     return found
 

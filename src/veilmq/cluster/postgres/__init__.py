@@ -219,6 +219,8 @@ class Postgres:
         self.single_copy = single_copy
         self.seconds_max = seconds_max
         self._seen = seen
+        self._answered = ""
+        """The place that answered last. It is asked first: one whose machine is off takes seconds to time out."""
         self._lock = threading.Lock()
         try:
             given = conninfo_to_dict(dsn)
@@ -251,9 +253,10 @@ class Postgres:
         Raises Unreachable, Unfit.
         """
         best: Session | None = None
+        answered = ""
         known = self._seen.timeline > 0
         refusals: list[ClusterError] = []
-        for place in self._places:
+        for place in sorted(self._places, key=lambda place: place != self._answered):
             try:
                 session = self._open(place)
             except ClusterError as error:
@@ -264,13 +267,15 @@ class Postgres:
                 continue
             if best is not None:
                 best.close()
-            best = session
+            best, answered = session, place
             if known and not widely:
                 break
         if best is not None and best.timeline == self._seen.timeline:
+            self._answered = answered
             return best
-        if best is not None:  # a newer one was refused for another reason
+        if best is not None:  # a newer one was refused for another reason, or another thread has seen one meanwhile
             best.close()
+            refusals.append(Unreachable("a standby was promoted meanwhile"))
         # What is wrong with the primary says most, and of several hosts the others are standbys.
         refusals.sort(key=lambda error: (isinstance(error, IsStandby), isinstance(error, Unreachable)))
         raise refusals[0]
@@ -351,11 +356,13 @@ class IsStandby(Unfit):
 
 
 def _hosts(given: dict[str, Any]) -> list[dict[str, str]]:
-    """One connection each for the hosts of a dsn."""
+    """One connection each for the hosts of a dsn. Raises Unfit."""
     lists: dict[str, Sequence[str]] = {
         name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)
     }
     count = max((len(values) for values in lists.values()), default=1)
+    if not {len(values) for values in lists.values()} <= {1, count}:
+        raise Unfit("the connection string names several hosts: name as many ports, or one port for all")
     return [
         {name: values[number if len(values) > 1 else 0] for name, values in lists.items()} for number in range(count)
     ]
@@ -371,6 +378,8 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
         return Unfit(f"correct the role, its password or the database, or create what is missing: {text}")
     if "unsupported startup parameter" in text:
         return Unfit(f"a pooler is in between, connect to PostgreSQL itself: {text}")
+    if any(said in text for said in ("invalid port number", "invalid integer value", "value: ")) and "invalid " in text:
+        return Unfit(f"correct the connection string: {text}")
     return Unreachable(f"PostgreSQL cannot be reached: {text}")
 
 

@@ -209,7 +209,9 @@ def look(session: Session, *, incarnation: UUID | None = None, lock: LiteralStri
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         shard = None
     except psycopg.errors.UndefinedColumn as error:
-        raise Unfit(f"the schema veilmq is not of this release: upgrade ({error.diag.message_primary})") from error
+        raise Unfit(
+            f"the schema veilmq is not of this release: upgrade this server or command ({error.diag.message_primary})"
+        ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise Unfit(
             f"the role {session.info.user!r} may not use the cluster's tables: use the role that created them "

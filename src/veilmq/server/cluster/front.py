@@ -7,6 +7,7 @@ twice; but if that fails later, it may have been carried out the first time, and
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -28,6 +29,8 @@ RETIRE_SECONDS: Final = 3.0
 HELD_MAX: Final = 50_000
 """Calls that may wait for one; beyond, StoreFailed at once."""
 _NOBODY: Final = "nobody owns the queues at present"
+
+log = logging.getLogger("veilmq.cluster")
 
 
 class _Held:
@@ -123,6 +126,10 @@ class Front(Calls):
             self._caller.start()
             self._release()
 
+    def forget_left(self) -> None:
+        """The shell of the last time as the owner has stopped, and has answered everything."""
+        self._left = None
+
     async def close(self) -> None:
         """Answer everything that waits."""
         self._drop_caller()
@@ -171,23 +178,27 @@ class Front(Calls):
 
     async def _peek(self, shell: Calls, ticket: Ticket, command: Peek) -> None:
         try:
-            ticket.answer([await shell.query(command)])
+            outcome = await shell.query(command)
+        except Exception as error:  # the request's edge: nobody else would answer it
+            log.exception("a query failed")
+            outcome = StoreFailed(reason=str(error))
         finally:
             self._peeks.pop(ticket, None)
+        ticket.answer([outcome])
 
     def cancel(self, ticket: Ticket) -> None:
         ticket = self._repeated.pop(ticket, ticket)
         peek = self._peeks.get(ticket)
         if peek is not None:
             peek.cancel()
-        elif self._held.pop(ticket, None) is None:
-            self._of(ticket).cancel(ticket)
+        elif self._held.pop(ticket, None) is None and (carrier := self._of(ticket)) is not None:
+            carrier.cancel(ticket)
 
     def answer_soon(self, ticket: Ticket) -> None:
         ticket = self._repeated.get(ticket, ticket)
-        held = self._held.get(ticket)
-        if held is None:
-            self._of(ticket).answer_soon(ticket)
+        if ticket not in self._held:
+            if (carrier := self._of(ticket)) is not None:
+                carrier.answer_soon(ticket)
         elif isinstance(ticket.commands[0], Receive):
             del self._held[ticket]
             ticket.answer([Received([])])
@@ -201,14 +212,12 @@ class Front(Calls):
         carrier = self._shell or self._caller
         return (await self.call(command))[0] if carrier is None else await carrier.query(command)
 
-    def _of(self, ticket: Ticket) -> Calls:
-        """Who has a call that is not held."""
+    def _of(self, ticket: Ticket) -> Calls | None:
+        """Who has a call that is not held; None: it is answered."""
         for caller in (self._caller, *self._retiring.values()):
             if caller is not None and caller.has(ticket):
                 return caller
-        found = self._shell or self._left
-        assert found is not None
-        return found
+        return self._shell or self._left
 
     # What waits for an owner.
 

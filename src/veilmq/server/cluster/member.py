@@ -283,6 +283,8 @@ class ClusterServer:
                         await self._own(term, ownership, lead)
                 finally:
                     self._throw_away(ownership)
+                    self.front.forget_left()
+                    self._shell = self._vouching = None
             except FOR_GOOD as error:
                 raise ClusterRefused(str(error)) from error
             except (Unreachable, Unfit, NotAppended, AppendUnknown) as error:
@@ -315,19 +317,19 @@ class ClusterServer:
             )
         except (DatabaseDamaged, NotOurs) as error:
             remove_copy(settings.data, str(error))
-            await asyncio.to_thread(self._hand_over, ownership)
+            await asyncio.to_thread(self._hand_over, ownership, begins(Instant(0)))
             raise Unfit("its copy was damaged") from error
         except (DatabaseUnusable, OSError) as error:
             if not is_full(error, settings.data):
                 raise
             self._wanted = ""  # others shall have it
-            await asyncio.to_thread(self._hand_over, ownership)
+            await asyncio.to_thread(self._hand_over, ownership, begins(Instant(0)))
             raise Unfit(f"the disk of {settings.data} is full: free space") from error
         term.callback(store.close)
-        term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
-        self.opened(store.directory)
         was = self._clock.now()
         self._clock.take_over(begins(store.mark))
+        term.push_async_callback(asyncio.to_thread, self._hand_over, ownership)
+        self.opened(store.directory)
         skipped_us = self._clock.now() - ownership.before.clock - (boot_ns() - taken_ns) // 1_000
         if ownership.before.clock and skipped_us > max(ownership.before.seen_us, 0) + AHEAD_US_MAX:
             log.warning(_SKIPPED, skipped_us // SECOND_US)
@@ -375,11 +377,11 @@ class ClusterServer:
             remove_copy(self._settings.data, self._damaged)
             self._damaged, self._wanted = "", self._wanted or ""
 
-    def _hand_over(self, ownership: Ownership) -> None:
-        """Let another server take over at once."""
+    def _hand_over(self, ownership: Ownership, clock: Instant | None = None) -> None:
+        """Let another server take over at once. clock: where its lease clock begins, if this server's was not set."""
         with suppress(NotOwner):
             try:
-                ownership.hand_over(self._wanted or "", self._clock.now())
+                ownership.hand_over(self._wanted or "", self._clock.now() if clock is None else clock)
                 self._handovers += 1
             except (Unreachable, Unfit) as error:
                 log.warning("not handed over, so others wait until the lease has ended: %s", error)

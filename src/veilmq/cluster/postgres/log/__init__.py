@@ -84,6 +84,8 @@ class PostgresLog(Connected):
         self._closing = threading.Event()
         self._ended: AppendUnknown | None = None
         self._sending: _Sending | None = None
+        self._created = 0
+        """The last segment that `prepare` has created."""
         self._prepared: tuple[Session, int, str] | None = None
         """On which session `send` may append, to which segment, and by which statement."""
         self._failed: ClusterError | None = None
@@ -172,10 +174,11 @@ class PostgresLog(Connected):
         Raises Unreachable, Unfit; an append would do it, too.
         """
         number, used = divmod(self._last.lsn, self._segment)
-        if used < self._segment // 2:
+        if used < self._segment // 2 or self._created > number:
             return
         with self._postgres.session("PostgreSQL did not create the next segment") as session:
             add_segment(session, number + 1, self._segment)
+        self._created = number + 1
 
     def close(self) -> None:
         """Let the connection go. An append that is being found out ends as unknown."""
