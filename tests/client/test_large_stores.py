@@ -156,6 +156,7 @@ class TestAws:
         assert kind == JAVA_CLASS
         assert set(place) == {"s3BucketName", "s3Key"}
         assert raw.attributes == {"colour": "red", "ExtendedPayloadSize": len(LARGE.encode())}
+        assert plain.capabilities.attributes_max - queue.capabilities.attributes_max == 1
         found = s3.get_object(Bucket=place["s3BucketName"], Key=place["s3Key"])["Body"].read()
         assert found == LARGE.encode()
 

@@ -178,12 +178,13 @@ class TestRouting:
         other = msgspec.structs.replace(
             one, protocol="sqs", receive_messages_max=10, lease_total_max=43_200, receipts_rotate=True, peek=False,
             handle_on_send=HandleOnSend.DELAYED, base64_body=True, lease_min=1, release_min=1,
+            attributes_max=9,
         )  # fmt: skip
         able = weakest([one, other])
         assert (able.protocol, able.receive_messages_max, able.lease_total_max) == ("embedded+sqs", 10, 43_200)
         assert (able.receipts_rotate, able.peek, able.base64_body, able.lease_min) == (True, False, True, 1)
         assert able.handle_on_send is HandleOnSend.DELAYED
-        assert able.release_min == 1
+        assert (able.release_min, able.attributes_max) == (1, 9)
 
 
 class TestFairness:

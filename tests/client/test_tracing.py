@@ -17,6 +17,8 @@ import veilmq
 from veilmq.client.bridge import Bridge, Options
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent
+from veilmq.client.ordered import LocalFile, OrderedQueue
+from veilmq.client.ordered.numbering import ATTRIBUTE
 from veilmq.client.queue import Queue, identity_of
 from veilmq.client.routed import RoutedQueue
 from veilmq.client.tracing import TracedQueue
@@ -115,6 +117,23 @@ def test_a_context_that_a_message_has_is_kept_and_ten_attributes_stay_ten(queue:
     first, second = queue.receive(2)
     assert first.attributes == {"traceparent": parent}
     assert len(second.attributes) == 10
+
+
+def test_a_message_is_sent_without_the_context_where_a_layer_below_has_no_room_for_it(
+    queue: Queue, traces: Traces, tmp_path: Path
+) -> None:
+    """The number of an `OrderedQueue` is an attribute, too; and attributes count in a message's size."""
+    nine = Message("a", attributes={f"a{number}": number for number in range(9)})
+    largest = "b" * queue.capabilities.body_bytes_max
+    with OrderedQueue(queue, send_storage=LocalFile(tmp_path / "numbers")) as ordered:
+        ordered_and_traced = TracedQueue(ordered, traces.tracer)
+        ordered_and_traced.send(nine)
+        ordered_and_traced.send("c")
+        TracedQueue(queue, traces.tracer).send(largest)
+        first, second, third = queue.receive(3)
+    assert set(first.attributes) == {*nine.attributes, ATTRIBUTE}
+    assert set(second.attributes) == {"traceparent", ATTRIBUTE}
+    assert (third.body, third.attributes) == (largest, {})
 
 
 def test_only_the_trace_travels_and_not_what_else_the_context_holds(queue: Queue, traces: Traces) -> None:

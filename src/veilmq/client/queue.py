@@ -29,7 +29,17 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
 
-from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
+from veilmq.client.messages import (
+    ATTRIBUTES_MAX,
+    Extension,
+    Message,
+    Peeked,
+    Received,
+    Recommended,
+    Sent,
+    Stats,
+    Template,
+)
 from veilmq.model.errors import VeilError
 from veilmq.model.messages import Failure
 
@@ -72,6 +82,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     base64_body: bool = False
     """The adapter encodes bodies: three bytes become four on the wire."""
     attributes: bool = False
+    attributes_max: int = ATTRIBUTES_MAX
+    """Attributes that every message may have, type and lease hint included; a pattern that adds its own leaves
+    fewer."""
     peek: bool = False
     priorities: bool = False
     ttl: bool = False

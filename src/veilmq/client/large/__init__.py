@@ -118,11 +118,16 @@ class LargeMessageQueue(Wrapping):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of `inner`, except the largest body. AWS's pointers need an attribute, which no extend can replace."""
+        """Those of `inner`, except the largest body. AWS's pointers take an attribute, which no extend can replace."""
         inner = self.inner.capabilities
         largest = (self._body_bytes_max + 2) // 3 * 4 if inner.base64_body else self._body_bytes_max
-        replaceable = inner.body_replaceable and self._form is PointerFormat.OWN
-        return msgspec.structs.replace(inner, body_bytes_max=largest, body_replaceable=replaceable)
+        taken = self._form is PointerFormat.AWS
+        return msgspec.structs.replace(
+            inner,
+            body_bytes_max=largest,
+            body_replaceable=inner.body_replaceable and not taken,
+            attributes_max=inner.attributes_max - taken,
+        )
 
     @property
     def identity(self) -> Hashable:

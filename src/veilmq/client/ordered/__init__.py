@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StateInvalid, StorageLost
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
-from veilmq.client.ordered.numbering import marking_of
+from veilmq.client.ordered.numbering import AttributeMarking, marking_of
 from veilmq.client.ordered.receiving import OrderedReceiver
 from veilmq.client.ordered.receiving.reorder import GapPolicy, Ordered
 from veilmq.client.ordered.sender import OrderedSender
@@ -123,9 +123,11 @@ class OrderedQueue(Wrapping):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The queue's, except those that would break the order."""
+        """The queue's, except those that would break the order, and the attribute that carries the number."""
+        inner = self.inner.capabilities
         return replace(
-            self.inner.capabilities,
+            inner,
+            attributes_max=inner.attributes_max - isinstance(self._marking, AttributeMarking),
             receipts_rotate=False,
             handle_on_send=HandleOnSend.NEVER,
             body_replaceable=False,

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.messages import ATTRIBUTES_MAX, Message, Sent, from_text, to_text
+from veilmq.client.messages import Message, Sent, from_text, to_text
 from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
 from veilmq.client.shared import checks
-from veilmq.client.shared.checks import as_message, text_bytes
+from veilmq.client.shared.checks import as_message, attributes_room, text_bytes
 from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
@@ -333,8 +333,7 @@ class Relay(Closing, Anew):
     def _marked(self, row: _Row, message: Message) -> Message:
         """The message with its id, where the queue can carry it and the message has room for it."""
         capabilities = self._queue.capabilities
-        taken = len(message.attributes) + (message.type is not None) + (message.lease_hint is not None)
-        if capabilities.attributes and (taken < ATTRIBUTES_MAX or ATTRIBUTE in message.attributes):
+        if capabilities.attributes and (attributes_room(message, capabilities) or ATTRIBUTE in message.attributes):
             message = replace(message, attributes={**message.attributes, ATTRIBUTE: row.id})
         return replace(message, deduplication_id=row.id) if capabilities.native_fifo else message
 

@@ -408,6 +408,7 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
         retention_below_delay=all(each.retention_below_delay for each in all_of),
         base64_body=any(each.base64_body for each in all_of),
         attributes=all(each.attributes for each in all_of),
+        attributes_max=min(each.attributes_max for each in all_of),
         peek=all(each.peek for each in all_of),
         priorities=all(each.priorities for each in all_of),
         ttl=all(each.ttl for each in all_of),

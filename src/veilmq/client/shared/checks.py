@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.messages import ATTRIBUTES_MAX, Extension, Message, named, size_bytes, with_fields
+from veilmq.client.messages import ATTRIBUTES_MAX, Extension, Message, named, size_bytes, typed, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.messages import first_forbidden_character
@@ -231,6 +231,18 @@ class Sendable(NamedTuple):
 def check_sendable(message: Message, can: Capabilities) -> None:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would."""
     sendable(message, can)
+
+
+def attributes_room(message: Message, can: Capabilities) -> int:
+    """How many attributes a pattern may add to the message, so that every layer below has room for its own."""
+    taken = len(message.attributes) + (message.type is not None) + (message.lease_hint is not None)
+    return max(0, can.attributes_max - taken) if can.attributes else 0
+
+
+def transmitted_bytes(message: Message, can: Capabilities) -> int:
+    """The size that counts at the queue: body and attributes. Raises ParameterInvalid."""
+    attributes = {name: typed(name, value) for name, value in with_fields(message).items()}
+    return can.transmitted_bytes(text_bytes(message.body)) + size_bytes(attributes)
 
 
 def sendable(given: str | Message, can: Capabilities, *, fields_as_attributes: bool = False) -> Sendable:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from veilmq.client.messages import ATTRIBUTES_MAX, Message, Received, Sent, with_fields
+from veilmq.client.messages import Message, Received, Sent
 from veilmq.client.queue import Capabilities, Queue, identity_of
 from veilmq.client.shared import attempt, send_prepared
-from veilmq.client.shared.checks import as_message
+from veilmq.client.shared.checks import as_message, attributes_room, transmitted_bytes
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError
 
@@ -86,25 +86,26 @@ class Tracing:
         span.set_attribute("error.type", error)
 
     def carried(self, message: Message, span: "Span", able: Capabilities) -> Message:
-        """The message with the span's context, if the queue has attributes and there is room for it.
+        """The message with the span's context, if every layer below has room for it.
 
         Only W3C's trace context: the process's own propagators may add baggage, which is the user's and may be large.
         """
-        room = ATTRIBUTES_MAX - len(with_fields(message))
-        if not able.attributes or _PARENT in message.attributes or room <= 0:
+        room = attributes_room(message, able)
+        if not room or _PARENT in message.attributes:
             return message
         fields: dict[str, str] = {}
         self._w3c.inject(fields, context=self.trace.set_span_in_context(span))
         more = {name: fields[name] for name in sorted(fields, key=lambda name: name != _PARENT)[:room] if fields[name]}
-        return msgspec.structs.replace(message, attributes={**message.attributes, **more})
+        grown = msgspec.structs.replace(message, attributes={**message.attributes, **more})
+        return grown if transmitted_bytes(grown, able) <= able.body_bytes_max else message
 
 
 class TracedQueue(Wrapping):
     """A `Queue` whose sends and receives are spans, and whose messages carry the sender's trace context.
 
     tracer: an OpenTelemetry tracer, or True for the global one. A message that has a `traceparent` keeps it; where the
-    queue has no attributes (Azure), or a message has ten, it goes without. Raises CapabilityMissing if
-    opentelemetry-api is not installed.
+    queue has no attributes (Azure), or no room for the context (`Capabilities.attributes_max`, `body_bytes_max`), it
+    goes without. Raises CapabilityMissing if opentelemetry-api is not installed.
     """
 
     changes_bodies = False

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from veilmq.client.clock import Clock, Stop
-from veilmq.client.messages import ATTRIBUTES_MAX, Message, Received
+from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
@@ -57,7 +57,7 @@ class DeadLetters:
         # Replace the marks of an earlier dead-lettering.
         attributes = {name: value for name, value in attributes.items() if not name.startswith(PREFIX)}
         # The type is sent as an attribute too.
-        room = ATTRIBUTES_MAX - len(attributes) - (received.type is not None)
+        room = self.target.capabilities.attributes_max - len(attributes) - (received.type is not None)
         marks = dict(list(marks.items())[: max(0, room)])
         try:
             self.target.send(self._message(received, attributes | marks))
