@@ -3,14 +3,17 @@
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.client.test_forked import code_of, in_child
 from tests.client.worker_stage import WAIT_S, Gate, Stage
 
+import veilmq
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered import LocalFile, OrderedReceiver
+from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 
 
@@ -44,6 +47,18 @@ def test_a_keeper_of_another_queue_is_refused(stage: Stage) -> None:
     with LeaseKeeper(stage.make("other")) as keeper:
         told = refusal(lambda: stage.worker(stage.note, keeper=keeper))
     assert told == ("keeper", "it keeps leases of queue other, not of work")
+
+
+def test_a_keeper_of_a_queue_of_the_same_name_elsewhere_is_refused(stage: Stage, tmp_path: Path) -> None:
+    with veilmq.connect(f"veil://{tmp_path}/elsewhere?queue=work&create=1") as other, LeaseKeeper(other) as keeper:
+        told = refusal(lambda: stage.worker(stage.note, keeper=keeper))
+    assert told == ("keeper", "it keeps leases of another queue work: make it with the worker's queue object")
+
+
+def test_a_keeper_of_another_object_of_the_same_queue_is_taken(stage: Stage) -> None:
+    stage.send("x")
+    with LeaseKeeper(Wrapping(stage.account.queue("work"))) as keeper:
+        assert stage.work(stage.note, keeper=keeper).outcomes == {"done": 1}
 
 
 def test_a_parents_keeper_is_refused(stage: Stage) -> None:

@@ -94,6 +94,13 @@ class Wrapping(Closing):
         self.inner.close()
 
 
+def innermost(queue: Queue) -> Queue:
+    """The queue that all patterns around it wrap."""
+    while isinstance(queue, Wrapping):
+        queue = queue.inner
+    return queue
+
+
 UNDER_WAY_MAX: Final = 2
 """With one, two threads would alternate on a slow connection; with many, requests would go out half empty."""
 PATIENCE_S: Final = 1.0
