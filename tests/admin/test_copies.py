@@ -5,6 +5,8 @@ import io
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from veilmq.admin import app
 from veilmq.admin.history import copies
 from veilmq.admin.history.copies import COPIES_MAX
+from veilmq.cli.access import http as access_http
+from veilmq.cli.access.http import HttpAccess
 from veilmq.model.commands import CreateQueue, Origin, Send
 from veilmq.model.settings.queue import QueueKey
+from veilmq.store.sqlite.reader import SqliteReader
 
 BULKY = 2_000
 TESTER = Origin("admin", "tester")
@@ -176,3 +182,77 @@ def test_a_file_is_closed_beside_the_loop(tmp_path: Path) -> None:
     asyncio.run(run())
     assert closed_by
     assert threading.get_ident() not in closed_by
+
+
+def untouched(step: Callable[..., None], left: threading.Event, *progress: Any) -> Any:
+    """Work that makes no progress until its client has left, for half a minute at most."""
+    for _ in range(3_000):
+        try:
+            step(*progress)
+        except ConnectionAbortedError:
+            left.set()
+            raise
+        time.sleep(0.01)
+    return io.BytesIO()
+
+
+def test_the_work_for_a_client_that_leaves_ends(
+    server: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, left = threading.Event(), {"backup": threading.Event(), "check": threading.Event()}
+
+    def backup(reader: Any, step: Any) -> Any:
+        begun.set()
+        return untouched(step, left["backup"])
+
+    def check(reader: Any, step: Any) -> Any:
+        begun.set()
+        return untouched(step, left["check"], "file", 0, 1)
+
+    monkeypatch.setattr(SqliteReader, "backup", backup)
+    monkeypatch.setattr(SqliteReader, "check", check)
+    for each, is_seen in left.items():
+        begun.clear()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            token = http.headers["authorization"]
+            head = f"POST /api/v1/{each} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n"
+            client.sendall(head.encode() + b"Content-Length: 2\r\n\r\n{}")
+            assert begun.wait(30)
+        assert is_seen.wait(10), each
+
+
+def test_a_command_waits_for_a_copy_and_a_check_as_long_as_the_server_answers(
+    server: Any, http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    enough = threading.Event()
+    look, backup, check = HttpAccess._look_for_life, SqliteReader.backup, SqliteReader.check
+
+    def seen(access: HttpAccess) -> None:
+        looks.append(look(access))
+        if len(looks) == 3:
+            enough.set()
+
+    def late_copy(reader: SqliteReader, step: Any) -> Any:
+        assert enough.wait(30)
+        return backup(reader, step)
+
+    def late_report(reader: SqliteReader, step: Any) -> Any:
+        assert enough.wait(30)
+        return check(reader, step)
+
+    monkeypatch.setattr(access_http, "_WORK_S", 1.0)
+    monkeypatch.setattr(app, "_BEAT_S", 0.1)
+    monkeypatch.setattr(HttpAccess, "_look_for_life", seen)
+    monkeypatch.setattr(SqliteReader, "backup", late_copy)
+    monkeypatch.setattr(SqliteReader, "check", late_report)
+    access = HttpAccess(f"127.0.0.1:{server.port}", http.headers["authorization"].removeprefix("Bearer "))
+    with (tmp_path / "copy").open("wb") as file:
+        access.download("/api/v1/backup", file, lambda done, total: None)
+    assert (tmp_path / "copy").read_bytes().startswith(b"SQLite format 3\0")
+    enough.clear()
+    lines = access.steps("/api/v1/check", {})
+    assert [next(lines), next(lines)] == 2 * [{"stage": "waiting", "done": 0, "total": 0}]
+    enough.set()
+    assert list(lines)[-1]["result"]["problems"] == []
+    access.close()

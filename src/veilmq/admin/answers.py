@@ -64,6 +64,12 @@ async def body_of(request: Request) -> bytes:
     return b"".join(parts)
 
 
+async def gone_of(request: Request) -> None:
+    """Wait until the client hangs up. The body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def members_of(request: Request) -> dict[str, str]:
     """The query string. Raises Refused (400) for a repeated member."""
     pairs = request.query_params.multi_items()

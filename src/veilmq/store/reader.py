@@ -474,9 +474,9 @@ class Reader(Protocol):
         """Approximate size of a backup."""
         ...
 
-    def backup(self) -> IO[bytes]:
-        """The whole database as an unlinked file, with a fresh receipt key and epoch. Raises OSError,
-        DatabaseFailed."""
+    def backup(self, step: Callable[[], None]) -> IO[bytes]:
+        """The whole database as an unlinked file, with a fresh receipt key and epoch. step: called now and then; what
+        it raises ends the work. Raises OSError, DatabaseFailed."""
         ...
 
     def check(self, progress: Progress) -> Report:

@@ -4,13 +4,16 @@ everything, and the clock, whose steps are accepted and which tests may move.
 Strategy: each noun's routes are in its own file; this one adds the middleware and the table of errors. The caller runs
 the application on uvicorn with `proxy_headers=False`: the socket decides who is a loopback peer.
 
-A check is long and runs on a thread. Its response is JSON lines: each line is a step ({stage, done, total}), and the
-last one the result or the error, because the status was sent long before. The clock moves only in development mode.
+A check is long and runs on a thread. Its response is JSON lines: each line is a step ({stage, done, total}), again if
+none comes for a while, and the last one the result or the error, because the status was sent long before. The clock
+moves only in development mode.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -214,6 +217,8 @@ _STEPS_KEPT_MAX: Final = 64
 """Steps kept for a slow reader; further ones are left out."""
 
 _PAUSE_S: Final = 0.001
+_BEAT_S: Final = 10.0
+"""A step that takes longer is shown again, so that the client, and a proxy between, sees that the server is there."""
 
 Step = Callable[[str, int, int], None]
 
@@ -392,8 +397,11 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
     """The steps of `work` while it runs on a thread, then its result. It waits for its turn to read."""
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    left = threading.Event()
 
     def step(stage: str, done: int, total: int) -> None:
+        if left.is_set():
+            raise ConnectionAbortedError("the client hung up")
         if steps.qsize() < _STEPS_KEPT_MAX:
             loop.call_soon_threadsafe(steps.put_nowait, {"stage": stage, "done": done, "total": total})
         # Reading row by row takes the interpreter back before the loop gets it, so yield to the loop.
@@ -407,13 +415,23 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
 
     async def in_turn() -> dict[str, Any]:
         async with copies.reading():
-            return await run_in_threadpool(run)
+            reading = asyncio.ensure_future(run_in_threadpool(run))
+            try:
+                return await asyncio.shield(reading)
+            finally:
+                left.set()
+                await asyncio.wait([reading])  # its turn ends when it reads no more
 
     working = asyncio.ensure_future(in_turn())
     working.add_done_callback(lambda _: steps.put_nowait(None))
     try:
-        while (shown := await steps.get()) is not None:
-            yield msgspec.json.encode(shown) + b"\n"
+        shown: dict[str, Any] | None = {"stage": "waiting", "done": 0, "total": 0}
+        while shown is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    shown = await steps.get()
+            if shown is not None:
+                yield msgspec.json.encode(shown) + b"\n"
         yield msgspec.json.encode(await working) + b"\n"
     finally:
-        working.cancel()  # whose client is gone waits for its turn no longer
+        working.cancel()  # if the client is gone

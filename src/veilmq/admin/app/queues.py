@@ -20,6 +20,7 @@ from veilmq.admin.answers import (
     caller_of,
     carry_out,
     command_id_of,
+    gone_of,
     listing_of,
     members_of,
     no_command_id,
@@ -283,7 +284,7 @@ class Queues:
         if not isinstance(first, Receive) or not first.wait_us:
             return await shell.call(*commands)
         call = asyncio.ensure_future(shell.receive(first, request.scope[INPUT_ENDED]))
-        gone = asyncio.ensure_future(_gone(request))
+        gone = asyncio.ensure_future(gone_of(request))
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -309,12 +310,6 @@ class Queues:
         except Refused:
             self._service.shell.undeliver(command, outcome)
             raise
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client hangs up. The body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"

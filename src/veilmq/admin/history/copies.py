@@ -21,7 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import JSON_LINES, caller_of, scope_of, stream
+from veilmq.admin.access import INPUT_ENDED
+from veilmq.admin.answers import JSON_LINES, body_of, caller_of, gone_of, scope_of, stream
 from veilmq.admin.api import Refused
 from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.admin.service import Service
@@ -130,10 +131,21 @@ class Copies:
         size_bytes = reader.database_bytes()
         if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
             raise DiskLow(free_bytes=reader.directory.free_bytes())
+        await body_of(request)
+        gone = asyncio.ensure_future(gone_of(request))
+
+        def step() -> None:
+            if gone.done() or request.scope[INPUT_ENDED].is_set():  # which a client that is killed does, too
+                raise ConnectionAbortedError("the client hung up before its backup was made")
+
         try:
-            copy = await self.make(reader.backup)
+            copy = await self.make(partial(reader.backup, step))
         except (DatabaseFailed, NotOurs) as error:
             raise StoreFailed(reason=f"no backup could be made: {error}") from error
+        except ConnectionAbortedError as error:
+            raise Refused(400, "client_gone", str(error)) from None  # for the log alone
+        finally:
+            gone.cancel()
         headers = {"content-length": str(os.fstat(copy.file.fileno()).st_size)}
         return stream(copy.parts(), "application/vnd.sqlite3", headers)
 

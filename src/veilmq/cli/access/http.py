@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _ANSWER_S: Final = 10.0
 """Timeout of a connection, and of an answer beyond the wait that the command asks for."""
 _WORK_S: Final = 100.0
-"""Timeout of an answer that may need much work, and between the parts of a long one."""
+"""Timeout of an answer that may need much work, and between the parts of a long one. A backup begins when it is made:
+who waits for it looks so often whether the server is alive."""
 _WORKERS_MAX: Final = 10_000
 _MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 _PIECE_BYTES: Final = 256 * 1024
@@ -78,7 +79,7 @@ class HttpAccess:
     """
 
     def __init__(self, admin: str, token: str | None, *, announced: bool = False, source: str = "--admin") -> None:
-        self._admin = admin
+        self._admin, self._announced = admin, announced
         self._is_connected = self._may_be_done = False
         self._command_id: str | None = None
         self.replayed = False
@@ -281,6 +282,7 @@ class HttpAccess:
         self._look_for_life()
         with self._failures(_WORK_S):
             self._request("POST", path, b"{}", self._headers, _WORK_S)
+            self._wait()
             answer = self._answered()
         with answer:
             total, done = self._number(answer, "content-length"), 0
@@ -302,6 +304,17 @@ class HttpAccess:
             with self._answered() as answer:
                 while line := answer.readline():
                     yield self._said(answer.status, line)
+
+    def _wait(self) -> None:
+        """Wait until the answer begins, as long as the server takes other requests. Raises Failure."""
+        asking = self._connection
+        while not select([asking.sock], [], [], _WORK_S)[0]:
+            self._connection = _connection(self._admin, announced=self._announced)
+            try:
+                self._look_for_life()
+            finally:
+                self._connection.close()
+                self._connection = asking
 
     def _answered(self) -> http.client.HTTPResponse:
         """The response, not read yet; leaving it to its finalizer may lose an interrupt. Raises Failure."""

@@ -130,12 +130,12 @@ class SqliteReader:
         """See `Reader.database_bytes`."""
         return self.directory.database.stat().st_size + self._checkpointer.wal_bytes
 
-    def backup(self) -> IO[bytes]:
+    def backup(self, step: Callable[[], None]) -> IO[bytes]:
         """See `Reader.backup`."""
         with tempfile.TemporaryDirectory(prefix=COPY_PREFIX, dir=self.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
             self._apply_log()
-            backup.backup(self.directory.database, copy, is_owner=True)
+            backup.backup(self.directory.database, copy, lambda done, total: step(), is_owner=True)
             return copy.open("r+b")
 
     def check(self, progress: Progress) -> Report:
